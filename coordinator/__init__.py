@@ -1,0 +1,1 @@
+"""The server: enrolment, sessions, store, planning, metrics, and the Flower strategy wrapper."""

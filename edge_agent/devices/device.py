@@ -1,0 +1,106 @@
+"""The seam between the agent and a board."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.errors import WattfleetError
+from wattfleet.modes import ModeArray, PowerMode
+
+Evidence = Literal["simulated", "replayed", "hardware"]
+"""Where a figure comes from; carried by every report."""
+
+
+class ModeNotAppliedError(WattfleetError):
+    """A mode was set but the knobs read back differ."""
+
+
+class Clock(Protocol):
+    """Time as the device sees it; a soft device's clock is virtual."""
+
+    def now_s(self) -> float:
+        """Seconds since some fixed moment."""
+        ...
+
+    def sleep_s(self, seconds: float) -> None:
+        """Let time pass."""
+        ...
+
+
+@dataclass(frozen=True)
+class PowerTrace:
+    """Samples of board power.
+
+    Attributes:
+        at_s: `[m]` device-clock seconds of each sample, ascending.
+        power_mw: `[m]` milliwatts; NaN where a rail could not be read (missing is not zero).
+    """
+
+    at_s: NDArray[np.float64]
+    power_mw: NDArray[np.float64]
+
+
+class PowerMeter(Protocol):
+    """Power being sampled, from the moment the meter was started."""
+
+    def read(self) -> PowerTrace:
+        """What was sampled so far."""
+        ...
+
+    def stop(self) -> PowerTrace:
+        """End sampling and return all of it."""
+        ...
+
+
+class Device(Protocol):
+    """One board with its power modes.
+
+    Attributes:
+        board_kind: kind of board, such as `agx-orin`.
+        evidence: where its figures come from.
+        clock: the time base of everything measured on it.
+        modes: `[n, 4]` modes that can be applied.
+    """
+
+    @property
+    def board_kind(self) -> str: ...  # noqa: D102 - see the class
+    @property
+    def evidence(self) -> Evidence: ...  # noqa: D102
+    @property
+    def clock(self) -> Clock: ...  # noqa: D102
+    @property
+    def modes(self) -> ModeArray: ...  # noqa: D102
+
+    def current_mode(self) -> PowerMode:
+        """The mode in force, read back from the board."""
+        ...
+
+    def apply(self, mode: PowerMode) -> None:
+        """Put a mode in force.
+
+        Raises:
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: it was set, but another one was read back.
+        """
+        ...
+
+    def start_meter(self) -> PowerMeter:
+        """Begin to sample board power."""
+        ...
+
+
+@runtime_checkable
+class SoftDevice(Device, Protocol):
+    """A board that is not there: it has to be told when work is done, so that its clock moves on."""
+
+    def step(self) -> None:
+        """Train one minibatch of the workload at the mode in force."""
+        ...
+
+    def run(self, minibatches: int) -> None:
+        """Train many minibatches in one go."""
+        ...

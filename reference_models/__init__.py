@@ -1,0 +1,1 @@
+"""Reference predictors that ship with Wattfleet, and how they were trained."""

@@ -1,0 +1,86 @@
+"""The boards Wattfleet knows, and the values each of their knobs takes.
+
+Sources: NVIDIA's nvpmodel configurations (see `docs/boards.md`). A real device is always asked for its live
+tables; these serve simulated boards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import ModeSpace
+
+
+@dataclass(frozen=True)
+class Board:
+    """A kind of board.
+
+    Attributes:
+        kind: the name used on command lines, such as `agx-orin`.
+        title: the name people use.
+        space: its power modes.
+    """
+
+    kind: str
+    title: str
+    space: ModeSpace
+
+
+def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
+    """115,200 kHz upwards in steps of 76,800 up to `highest_step`, then the top frequency."""
+    return (*range(115_200, highest_step + 1, 76_800), top)
+
+
+def _mhz(*values: float) -> tuple[int, ...]:
+    return tuple(round(value * 1e6) for value in values)
+
+
+_AGX_ORIN = ModeSpace(
+    cores=tuple(range(1, 13)),
+    cpu_khz=_ladder_khz(2_188_800, 2_201_600),
+    gpu_hz=_mhz(*(114.75 + 102 * k for k in range(12)), 1300.5),
+    mem_hz=_mhz(204, 665.6, 2133, 3199),
+)
+_ORIN_NANO = ModeSpace(
+    cores=tuple(range(1, 7)),
+    cpu_khz=_ladder_khz(1_497_600, 1_510_400),
+    gpu_hz=_mhz(306, 408, 510, 612, 624.75),
+    mem_hz=_mhz(204, 665.6, 2133),
+)
+_ORIN_NX = ModeSpace(
+    cores=tuple(range(1, 9)),
+    cpu_khz=_ladder_khz(1_958_400, 1_984_000),
+    gpu_hz=_mhz(*(306 + 102 * k for k in range(7))),
+    mem_hz=_mhz(204, 665.6, 2133, 3199),
+)
+_XAVIER_AGX = ModeSpace(
+    cores=tuple(range(1, 9)),
+    cpu_khz=tuple(range(115_200, 2_265_601, 76_800)),
+    gpu_hz=_mhz(
+        114.75, 216.75, 318.75, 420.75, 522.75, 624.75, 675.75, 828.75, 905.25, 1032.75, 1198.5, 1236.75, 1338.75, 1377
+    ),
+    mem_hz=_mhz(204, 408, 665.6, 800, 1065.6, 1331.2, 1600, 1866, 2133),
+)
+
+BOARDS: Mapping[str, Board] = {
+    board.kind: board
+    for board in (
+        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN),
+        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO),
+        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX),
+        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX),
+    )
+}
+
+
+def board(kind: str) -> Board:
+    """The board of a kind.
+
+    Raises:
+        InvalidInputError: no such kind.
+    """
+    if kind not in BOARDS:
+        raise InvalidInputError(f"unknown device kind {kind!r}: choose one of {', '.join(BOARDS)}")
+    return BOARDS[kind]

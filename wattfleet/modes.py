@@ -1,0 +1,103 @@
+"""Power modes and the space of modes that a device offers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.errors import InvalidInputError
+
+ModeArray = NDArray[np.float64]
+"""`[n, 4]` power modes: cores, CPU kHz, GPU Hz, memory Hz."""
+
+
+class PowerMode(NamedTuple):
+    """One setting of a board's four knobs.
+
+    Attributes:
+        cores: CPU cores online.
+        cpu_khz: CPU frequency, kHz.
+        gpu_hz: GPU frequency, Hz.
+        mem_hz: memory (EMC) frequency, Hz.
+    """
+
+    cores: int
+    cpu_khz: int
+    gpu_hz: int
+    mem_hz: int
+
+    def label(self) -> str:
+        """The mode as an operator reads it, such as `12c cpu 2.20 gpu 1.30 mem 3.20 GHz`."""
+        return (
+            f"{self.cores}c cpu {self.cpu_khz / 1e6:.2f} gpu {self.gpu_hz / 1e9:.2f}"
+            f" mem {self.mem_hz / 1e9:.2f} GHz"
+        )
+
+
+def as_array(modes: Iterable[PowerMode]) -> ModeArray:
+    """Stack modes into a `[n, 4]` array."""
+    return np.array(list(modes), dtype=np.float64).reshape(-1, 4)
+
+
+def as_modes(array: ModeArray) -> list[PowerMode]:
+    """The rows of a `[n, 4]` array as modes."""
+    return [PowerMode(*(round(value) for value in row)) for row in array.tolist()]
+
+
+@dataclass(frozen=True)
+class ModeSpace:
+    """All modes of a device: every combination of the values that each knob takes.
+
+    Attributes:
+        cores: numbers of CPU cores that can be online.
+        cpu_khz: CPU frequencies, kHz.
+        gpu_hz: GPU frequencies, Hz.
+        mem_hz: memory frequencies, Hz.
+
+    Raises:
+        InvalidInputError: a knob has no value, a repeated one, or one that is not positive.
+    """
+
+    cores: tuple[int, ...]
+    cpu_khz: tuple[int, ...]
+    gpu_hz: tuple[int, ...]
+    mem_hz: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        for knob in PowerMode._fields:
+            values: Sequence[int] = getattr(self, knob)
+            if not values or min(values) <= 0 or len(set(values)) != len(values):
+                raise InvalidInputError(f"{knob}: needs one or more distinct positive values, not {values}")
+            object.__setattr__(self, knob, tuple(sorted(values)))
+
+    def __len__(self) -> int:
+        return len(self.cores) * len(self.cpu_khz) * len(self.gpu_hz) * len(self.mem_hz)
+
+    def __contains__(self, mode: PowerMode) -> bool:
+        return (
+            mode.cores in self.cores
+            and mode.cpu_khz in self.cpu_khz
+            and mode.gpu_hz in self.gpu_hz
+            and mode.mem_hz in self.mem_hz
+        )
+
+    def array(self) -> ModeArray:
+        """All modes, `[n, 4]`, the last knob varying fastest."""
+        return np.array(
+            list(itertools.product(self.cores, self.cpu_khz, self.gpu_hz, self.mem_hz)), dtype=np.float64
+        )
+
+    @property
+    def highest(self) -> PowerMode:
+        """Every knob at its maximum (MAXN)."""
+        return PowerMode(self.cores[-1], self.cpu_khz[-1], self.gpu_hz[-1], self.mem_hz[-1])
+
+    @property
+    def lowest(self) -> PowerMode:
+        """Every knob at its minimum, where a parked device draws least."""
+        return PowerMode(self.cores[0], self.cpu_khz[0], self.gpu_hz[0], self.mem_hz[0])

@@ -1,0 +1,29 @@
+"""What is trained: a network on its data at one minibatch size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattfleet.errors import InvalidInputError
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One training workload; a changed minibatch size is a changed workload (PowerTrain, section 4.3.5).
+
+    Attributes:
+        name: network and data, such as `resnet18-imagenet`.
+        minibatch: samples in a minibatch.
+        minibatches_per_epoch: minibatches in one pass over the device's own data.
+    """
+
+    name: str
+    minibatch: int
+    minibatches_per_epoch: int
+
+    def __post_init__(self) -> None:
+        if not self.name or self.minibatch < 1 or self.minibatches_per_epoch < 1:
+            raise InvalidInputError(
+                f"workload {self.name!r}: needs a name, and at least 1 sample in a minibatch and 1 minibatch in"
+                f" an epoch, not {self.minibatch} and {self.minibatches_per_epoch}"
+            )
