@@ -57,23 +57,27 @@ class PowerMeter(Protocol):
 
 
 class Device(Protocol):
-    """One board with its power modes.
-
-    Attributes:
-        board_kind: kind of board, such as `agx-orin`.
-        evidence: where its figures come from.
-        clock: the time base of everything measured on it.
-        modes: `[n, 4]` modes that can be applied.
-    """
+    """One board with its power modes."""
 
     @property
-    def board_kind(self) -> str: ...  # noqa: D102 - see the class
+    def board_kind(self) -> str:
+        """Kind of board, such as `agx-orin`."""
+        ...
+
     @property
-    def evidence(self) -> Evidence: ...  # noqa: D102
+    def evidence(self) -> Evidence:
+        """Where its figures come from."""
+        ...
+
     @property
-    def clock(self) -> Clock: ...  # noqa: D102
+    def clock(self) -> Clock:
+        """The time base of everything measured on it."""
+        ...
+
     @property
-    def modes(self) -> ModeArray: ...  # noqa: D102
+    def modes(self) -> ModeArray:
+        """`[n, 4]` modes that can be applied."""
+        ...
 
     def current_mode(self) -> PowerMode:
         """The mode in force, read back from the board."""

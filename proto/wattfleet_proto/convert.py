@@ -1,0 +1,107 @@
+"""Conversions between messages and the core's types: the one place where the two meet."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.front import MAX_POINTS, Front
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning import Assignment, Decision, RoundPlan
+from wattfleet_proto.v1 import planning_pb2, power_pb2
+
+
+def mode_to_message(mode: PowerMode) -> power_pb2.PowerMode:
+    """A power mode as it travels."""
+    return power_pb2.PowerMode(
+        cores=mode.cores, cpu_khz=mode.cpu_khz, gpu_hz=mode.gpu_hz, mem_hz=mode.mem_hz
+    )
+
+
+def mode_from_message(message: power_pb2.PowerMode) -> PowerMode:
+    """The power mode that a message holds.
+
+    Raises:
+        InvalidInputError: a knob is unset.
+    """
+    mode = PowerMode(message.cores, message.cpu_khz, message.gpu_hz, message.mem_hz)
+    if min(mode) <= 0:
+        raise InvalidInputError(f"a power mode needs all four knobs, got {tuple(mode)}")
+    return mode
+
+
+def front_to_message(front: Front) -> power_pb2.Front:
+    """A front as it travels."""
+    return power_pb2.Front(
+        points=[
+            power_pb2.FrontPoint(
+                mode=mode_to_message(front.mode(k)),
+                epoch_s=front.epoch_s[k],
+                power_w=front.power_w[k],
+                epoch_log_sd=front.epoch_log_sd[k],
+                power_log_sd=front.power_log_sd[k],
+            )
+            for k in range(len(front))
+        ]
+    )
+
+
+def front_from_message(message: power_pb2.Front) -> Front:
+    """The front that a message holds.
+
+    Raises:
+        InvalidInputError: it is no front (see `Front`).
+    """
+    if len(message.points) > MAX_POINTS:  # before anything is built from them
+        raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {len(message.points)}")
+    columns = np.array(
+        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd] for p in message.points], dtype=np.float64
+    ).reshape(-1, 4)
+    return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
+
+
+def plan_to_message(
+    plan_id: str, plan: RoundPlan, nodes: dict[str, int]
+) -> planning_pb2.PlanRoundResponse:
+    """A round plan as it travels.
+
+    Args:
+        plan_id: its id.
+        plan: the plan.
+        nodes: Flower's node id of every chosen device.
+    """
+    return planning_pb2.PlanRoundResponse(
+        plan_id=plan_id,
+        assignments=[
+            planning_pb2.Assignment(
+                node_id=nodes[assignment.device_id],
+                device_id=assignment.device_id,
+                mode=mode_to_message(assignment.mode),
+                epoch_s=assignment.epoch_s,
+                power_w=assignment.power_w,
+                power_limit_w=assignment.power_limit_w,
+            )
+            for assignment in plan.assignments
+        ],
+        decisions=[
+            planning_pb2.Decision(device_id=d.device_id, selected=d.selected, reason=d.reason)
+            for d in plan.decisions
+        ],
+        duration_s=plan.duration_s,
+        planned_w=plan.planned_w,
+        site_budget_w=plan.site_budget_w,
+    )
+
+
+def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
+    """The round plan that a message holds."""
+    return RoundPlan(
+        assignments=tuple(
+            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w)
+            for a in message.assignments
+        ),
+        decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),
+        duration_s=message.duration_s,
+        planned_w=message.planned_w,
+        site_budget_w=message.site_budget_w,
+    )

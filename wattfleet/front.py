@@ -1,0 +1,111 @@
+"""Fronts: the modes of which none is both slower and hungrier than another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.predictor import Prediction
+
+MAX_POINTS = 64
+"""Points that a reported front holds at most."""
+
+POWER_QUANTILE = 0.95
+"""A mode is planned with the watts that it exceeds with a probability of 5 %."""
+
+Values = NDArray[np.float64]
+
+
+def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
+    """Indices of the points that no other point beats in one measure and matches in the other.
+
+    Args:
+        time: `[n]` times, any unit.
+        power: `[n]` powers, any unit.
+
+    Returns:
+        `[k]` indices by ascending time and strictly descending power; of equal points, the first.
+    """
+    order = np.lexsort((power, time))
+    lowest_before = np.minimum.accumulate(np.concatenate(([np.inf], power[order][:-1])))
+    return np.asarray(order[power[order] < lowest_before])
+
+
+@dataclass(frozen=True)
+class Front:
+    """The predicted Pareto-optimal modes of one device, by ascending time and descending planned watts.
+
+    Attributes:
+        modes: `[k, 4]` power modes.
+        epoch_s: `[k]` median seconds per epoch.
+        power_w: `[k]` median watts while training.
+        epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
+        power_log_sd: `[k]` standard deviation of the logarithm of the power.
+
+    Raises:
+        InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
+    """
+
+    modes: ModeArray
+    epoch_s: Values
+    power_w: Values
+    epoch_log_sd: Values
+    power_log_sd: Values
+
+    def __post_init__(self) -> None:
+        k = len(self.modes)
+        if not 1 <= k <= MAX_POINTS:
+            raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
+        columns = (self.epoch_s, self.power_w, self.epoch_log_sd, self.power_log_sd)
+        if self.modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
+            raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
+        if not all(np.isfinite(values).all() and (values > 0).all() for values in (self.modes, *columns[:2])):
+            raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
+        if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
+            raise InvalidInputError("a front's standard deviations must be finite and not negative")
+        if (np.diff(self.epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
+            raise InvalidInputError(
+                "a front's times must rise and its planned watts fall from point to point"
+            )
+
+    def __len__(self) -> int:
+        return len(self.modes)
+
+    @property
+    def planned_w(self) -> Values:
+        """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
+        return np.asarray(self.power_w * np.exp(ndtri(POWER_QUANTILE) * self.power_log_sd))
+
+    def mode(self, index: int) -> PowerMode:
+        """The power mode of one point."""
+        return PowerMode(*(round(value) for value in self.modes[index].tolist()))
+
+
+def predicted_front(modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int) -> Front:
+    """The front of a whole mode space, thinned to `MAX_POINTS` points evenly spread over its watts.
+
+    Optimality is judged on the median time and the planned watts, which is what a round plan trades.
+
+    Args:
+        modes: `[n, 4]` modes.
+        prediction: what is predicted for each of them.
+        minibatches_per_epoch: minibatches that make an epoch on the device.
+    """
+    planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
+    front = pareto_front(prediction.minibatch_ms, planned_mw)
+    if len(front) > MAX_POINTS:
+        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_POINTS)
+        nearest = np.abs(planned_mw[front][:, None] - wanted_mw[None, :]).argmin(axis=0)
+        front = front[np.unique(nearest)]
+    return Front(
+        modes=modes[front],
+        epoch_s=prediction.minibatch_ms[front] * minibatches_per_epoch / 1e3,
+        power_w=prediction.power_mw[front] / 1e3,
+        epoch_log_sd=prediction.time_log_sd[front],
+        power_log_sd=prediction.power_log_sd[front],
+    )
