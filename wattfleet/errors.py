@@ -2,11 +2,19 @@
 
 
 class WattfleetError(Exception):
-    """Base of every error that Wattfleet raises on purpose; its text says what is wrong and what to do."""
+    """Base of every error that Wattfleet raises on purpose; its text says what is wrong and what to do.
+
+    Attributes:
+        caller_must_correct: trying the same again cannot help, what was given has to change.
+    """
+
+    caller_must_correct = False
 
 
 class InvalidInputError(WattfleetError):
     """What was given cannot be used as it is: correct it and try again."""
+
+    caller_must_correct = True
 
 
 class InfeasibleBudgetError(InvalidInputError):
@@ -15,3 +23,5 @@ class InfeasibleBudgetError(InvalidInputError):
 
 class CorruptReferenceError(WattfleetError):
     """A stored or received predictor is not what its manifest says: fetch it again."""
+
+    caller_must_correct = True

@@ -64,7 +64,11 @@ class Profile:
             raise InvalidInputError("a profile needs [n, 4] modes and n times and powers")
         if len(np.unique(self.modes, axis=0)) != n:
             raise InvalidInputError("a profile holds each mode once; merge repeated measurements first")
-        for name, values in (("modes", self.modes), ("minibatch_ms", self.minibatch_ms), ("power_mw", self.power_mw)):
+        for name, values in (
+            ("modes", self.modes),
+            ("minibatch_ms", self.minibatch_ms),
+            ("power_mw", self.power_mw),
+        ):
             if not (np.isfinite(values).all() and (values > 0).all()):
                 raise InvalidInputError(f"{name}: every value must be finite and above zero")
 
@@ -105,7 +109,9 @@ def read_csv(path: Path) -> Profile:
         raise InvalidInputError(f"{path}: cannot be read as CSV: {error}") from None
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing:
-        raise InvalidInputError(f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
+        raise InvalidInputError(
+            f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}"
+        )
     if table.empty:
         raise InvalidInputError(f"{path}: holds no rows; a profile needs at least one measured mode")
     table = table.loc[:, list(COLUMNS)].apply(pd.to_numeric, errors="coerce")

@@ -1,0 +1,351 @@
+"""The fleet as the coordinator knows it: a pure state machine, driven by the service and by tests alike.
+
+Every change goes through a method here; each returns the record that changed, for the shell to store. Nothing here
+reads a clock, opens a socket or touches a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
+from wattfleet.errors import InvalidInputError
+from wattfleet.front import Front
+from wattfleet.planning import Offer, Policy, RoundPlan, plan_round
+
+
+class DeviceState(str, Enum):
+    """What a device is doing."""
+
+    ENROLLED = "enrolled"
+    PROFILING = "profiling"
+    READY = "ready"
+    TRAINING = "training"
+    DEGRADED = "degraded"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class DeviceRecord:
+    """One device.
+
+    Attributes:
+        device_id: its name.
+        board: kind of board.
+        evidence: simulated, replayed or hardware.
+        mode_count: size of its mode space.
+        state: what it is doing.
+        profiled_modes: modes measured.
+        detail: for people, what it is doing or what is wrong.
+        front: its predicted front; None until it was reported.
+        idle_w: watts while parked; None until it was reported.
+        reference_digest: of the reference predictor that the front came from.
+    """
+
+    device_id: str
+    board: str
+    evidence: str
+    mode_count: int
+    state: DeviceState = DeviceState.ENROLLED
+    profiled_modes: int = 0
+    detail: str = ""
+    front: Front | None = None
+    idle_w: float | None = None
+    reference_digest: str = ""
+
+
+@dataclass(frozen=True)
+class ObservedTraining:
+    """What one device's training in a round was observed to need.
+
+    Attributes:
+        device_id: the device.
+        epoch_s: seconds per epoch.
+        power_w: mean watts while training.
+    """
+
+    device_id: str
+    epoch_s: float
+    power_w: float
+
+    def __post_init__(self) -> None:
+        if not (0 < self.epoch_s < float("inf") and 0 < self.power_w < float("inf")):
+            raise InvalidInputError(
+                f"{self.device_id}: observed seconds and watts must be finite and above zero,"
+                f" not {self.epoch_s} and {self.power_w}"
+            )
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One planned round.
+
+    Attributes:
+        plan_id: its id.
+        run_id: Flower's run.
+        number: from 1.
+        epochs: local epochs of each chosen device.
+        plan: the plan.
+        nodes: Flower's node id of every chosen device.
+        idle_w: watts that the devices which were not chosen idle at.
+        observations: by device id.
+        failed: chosen devices that sent no usable reply.
+        metrics: what the strategy reported for the round, such as accuracy.
+        wall_s: seconds the round took the Flower server; None while it runs.
+    """
+
+    plan_id: str
+    run_id: str
+    number: int
+    epochs: float
+    plan: RoundPlan
+    nodes: dict[str, int]
+    idle_w: float
+    observations: dict[str, ObservedTraining] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    wall_s: float | None = None
+
+    @property
+    def observed_site_w(self) -> float | None:
+        """Observed watts of the chosen devices and the idling ones; None until every chosen one was observed."""
+        if len(self.observations) < len(self.plan.assignments):
+            return None
+        return self.idle_w + sum(observed.power_w for observed in self.observations.values())
+
+    @property
+    def observed_duration_s(self) -> float | None:
+        """Observed seconds of the slowest chosen device; None until every chosen one was observed."""
+        if len(self.observations) < len(self.plan.assignments):
+            return None
+        return self.epochs * max(observed.epoch_s for observed in self.observations.values())
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One Flower run.
+
+    Attributes:
+        run_id: Flower's id.
+        strategy: name of the wrapped strategy.
+        rounds: rounds asked for.
+        initial_metrics: before the first round.
+        error: what ended it early; empty while it runs and when it completed.
+        finished: it is over.
+    """
+
+    run_id: str
+    strategy: str
+    rounds: int
+    initial_metrics: dict[str, float] = field(default_factory=dict)
+    error: str = ""
+    finished: bool = False
+
+
+class Fleet:
+    """All devices, Flower nodes, runs and rounds, and the rules by which they change."""
+
+    def __init__(
+        self,
+        site_budget_w: float,
+        policy: Policy,
+        devices: Sequence[DeviceRecord] = (),
+        nodes: dict[int, str] | None = None,
+        runs: Sequence[RunRecord] = (),
+        rounds: Sequence[RoundRecord] = (),
+    ) -> None:
+        """Start from what a store holds; no device is connected yet.
+
+        Args:
+            site_budget_w: watts for all devices together.
+            policy: who is chosen.
+            devices: known devices.
+            nodes: Flower node id -> device id.
+            runs: known runs, oldest first.
+            rounds: known rounds, oldest first.
+
+        Raises:
+            InvalidInputError: the budget is not above zero.
+        """
+        if not 0 < site_budget_w < float("inf"):
+            raise InvalidInputError(f"a site budget must be finite and above zero watts, not {site_budget_w:g}")
+        self.site_budget_w = site_budget_w
+        self.policy = policy
+        self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
+        self.nodes = dict(nodes or {})
+        self.runs = {record.run_id: record for record in runs}
+        self.rounds = {record.plan_id: record for record in rounds}
+        self._connected: set[str] = set()
+
+    # --- agents -------------------------------------------------------------------------------------------------
+
+    def connect(self, device_id: str, board: str, evidence: str, mode_count: int) -> DeviceRecord:
+        """A device's session begins.
+
+        Raises:
+            InvalidInputError: no id, or the id was enrolled as another kind of board.
+            DuplicateSessionError: a device of this id is connected.
+        """
+        if not device_id or not board or mode_count < 1:
+            raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
+        if device_id in self._connected:
+            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
+        known = self.devices.get(device_id)
+        if known and (known.board, known.evidence) != (board, evidence):
+            raise InvalidInputError(
+                f"{device_id} was enrolled as {known.evidence} {known.board}, not {evidence} {board}:"
+                " give it another id"
+            )
+        self._connected.add(device_id)
+        record = known or DeviceRecord(device_id, board, evidence, mode_count)
+        return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
+
+    def disconnect(self, device_id: str) -> DeviceRecord:
+        """A device's session is gone."""
+        self._connected.discard(device_id)
+        return self._put(replace(self.device(device_id), state=DeviceState.OFFLINE, detail=""))
+
+    def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
+        """A device says what it is doing."""
+        return self._put(replace(self.device(device_id), state=state, profiled_modes=profiled_modes, detail=detail))
+
+    def report_front(
+        self, device_id: str, front: Front, idle_w: float, profiled_modes: int, reference_digest: str
+    ) -> DeviceRecord:
+        """A device reports its front.
+
+        Raises:
+            InvalidInputError: the idle watts are no watts.
+        """
+        Offer(device_id, front, idle_w)  # the planner's own conditions, checked where the report comes in
+        return self._put(
+            replace(
+                self.device(device_id),
+                front=front,
+                idle_w=idle_w,
+                profiled_modes=profiled_modes,
+                reference_digest=reference_digest,
+            )
+        )
+
+    def observe(self, plan_id: str, observed: ObservedTraining) -> RoundRecord:
+        """A device reports what a round needed; the same report again changes nothing.
+
+        Raises:
+            UnknownRecordError: no such plan, or the device is not part of it.
+        """
+        record = self._round(plan_id)
+        if observed.device_id not in record.nodes:
+            raise UnknownRecordError(f"{observed.device_id} is not part of plan {plan_id}")
+        if observed.device_id in record.observations:
+            return record
+        return self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+
+    # --- Flower -------------------------------------------------------------------------------------------------
+
+    def bind_node(self, node_id: int, device_id: str) -> None:
+        """Tie one of Flower's nodes to a device.
+
+        Raises:
+            UnknownRecordError: no such device was ever connected.
+        """
+        self.device(device_id)
+        self.nodes[node_id] = device_id
+
+    def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
+        """A Flower run begins."""
+        return self._put_run(RunRecord(run_id, strategy, rounds))
+
+    def finish_run(self, run_id: str, error: str) -> RunRecord:
+        """A Flower run is over."""
+        return self._put_run(replace(self.run(run_id), error=error, finished=True))
+
+    def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
+        """Plan a round over the devices behind the given nodes that are ready; asked again, the same plan.
+
+        The idle watts of every connected device count against the budget, those of a device that is known but
+        gone do not: nothing is known to draw them.
+
+        Raises:
+            NoDevicesError: none is ready; the text gives every device's state.
+            InfeasibleBudgetError: the site's watts carry none.
+        """
+        self.run(run_id)
+        plan_id = f"{run_id}/{number}"
+        if plan_id in self.rounds:
+            return self.rounds[plan_id]
+        nodes = {self.nodes[node_id]: node_id for node_id in node_ids if node_id in self.nodes}
+        offers, idle_elsewhere_w = [], 0.0
+        for device in self.devices.values():
+            if device.front is None or device.idle_w is None or device.device_id not in self._connected:
+                continue
+            if device.state is DeviceState.READY and device.device_id in nodes:
+                offers.append(Offer(device.device_id, device.front, device.idle_w))
+            else:
+                idle_elsewhere_w += device.idle_w
+        if not offers:
+            states = ", ".join(f"{d.device_id} is {d.state.value}" for d in self.devices.values())
+            raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
+        plan = plan_round(offers, self.policy, self.site_budget_w - idle_elsewhere_w, epochs, number)
+        plan = replace(plan, planned_w=plan.planned_w + idle_elsewhere_w, site_budget_w=self.site_budget_w)
+        chosen = {assignment.device_id for assignment in plan.assignments}
+        idle_w = idle_elsewhere_w + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
+        return self._put_round(
+            RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
+        )
+
+    def finish_round(self, plan_id: str, failed: Sequence[str], wall_s: float) -> RoundRecord:
+        """The Flower server has all replies of a round that it will get."""
+        return self._put_round(replace(self._round(plan_id), failed=tuple(failed), wall_s=wall_s))
+
+    def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
+        """The strategy reports what it evaluated after a round; round 0 is before the first."""
+        if number == 0:
+            return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
+        record = self._round(f"{run_id}/{number}")
+        return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def device(self, device_id: str) -> DeviceRecord:
+        """One device.
+
+        Raises:
+            UnknownRecordError: it never connected.
+        """
+        if device_id not in self.devices:
+            raise UnknownRecordError(f"no device {device_id!r} ever connected; is its agent running?")
+        return self.devices[device_id]
+
+    def run(self, run_id: str) -> RunRecord:
+        """One run.
+
+        Raises:
+            UnknownRecordError: it never started.
+        """
+        if run_id not in self.runs:
+            raise UnknownRecordError(f"run {run_id!r} never started")
+        return self.runs[run_id]
+
+    def rounds_of(self, run_id: str) -> list[RoundRecord]:
+        """The rounds of a run, in the order they were planned."""
+        return [record for record in self.rounds.values() if record.run_id == run_id]
+
+    def _round(self, plan_id: str) -> RoundRecord:
+        if plan_id not in self.rounds:
+            raise UnknownRecordError(f"no round was planned as {plan_id!r}")
+        return self.rounds[plan_id]
+
+    def _put(self, record: DeviceRecord) -> DeviceRecord:
+        self.devices[record.device_id] = record
+        return record
+
+    def _put_run(self, record: RunRecord) -> RunRecord:
+        self.runs[record.run_id] = record
+        return record
+
+    def _put_round(self, record: RoundRecord) -> RoundRecord:
+        self.rounds[record.plan_id] = record
+        return record

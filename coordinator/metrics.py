@@ -1,0 +1,115 @@
+"""Prometheus metrics, read from the fleet's state by one collector.
+
+Missing is not zero: what is not known has no sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http.server import HTTPServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from coordinator.fleet import DeviceState, Fleet, RoundRecord
+from wattfleet.errors import InvalidInputError
+
+
+class FleetCollector(Collector):
+    """The fleet as metric families."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Read from one fleet."""
+        self._fleet = fleet
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """All families, from the state at this moment."""
+        # Copies: the scrape runs in the HTTP server's thread while the event loop goes on.
+        devices = list(self._fleet.devices.values())
+        rounds = list(self._fleet.rounds.values())
+
+        state = GaugeMetricFamily(
+            "wattfleet_device_state", "1 for the state the device is in", labels=["device", "board", "state"]
+        )
+        modes = GaugeMetricFamily("wattfleet_device_profiled_modes", "Power modes measured", labels=["device"])
+        idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Watts while parked", labels=["device"])
+        for device in devices:
+            for possible in DeviceState:
+                state.add_metric([device.device_id, device.board, possible.value], float(device.state is possible))
+            modes.add_metric([device.device_id], device.profiled_modes)
+            if device.idle_w is not None:
+                idle.add_metric([device.device_id], device.idle_w)
+        yield from (state, modes, idle)
+        yield from _device_families(rounds)
+        yield from _round_families(rounds, self._fleet.site_budget_w)
+
+
+def _device_families(rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
+    """What the newest round that took each device predicted and saw."""
+    families = {
+        name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
+        for name, text in (
+            ("budget_watts", "Watts set aside for the device in the newest round that chose it"),
+            ("predicted_epoch_seconds", "Predicted seconds per epoch in that round"),
+            ("observed_epoch_seconds", "Observed seconds per epoch, in the newest round it was observed in"),
+            ("predicted_power_watts", "Predicted watts while training in that round"),
+            ("observed_power_watts", "Observed watts while training, in the newest round it was observed in"),
+        )
+    }
+    newest: dict[tuple[str, str], float] = {}
+    for record in rounds:
+        for chosen in record.plan.assignments:
+            newest["budget_watts", chosen.device_id] = chosen.power_limit_w
+            newest["predicted_epoch_seconds", chosen.device_id] = chosen.epoch_s
+            newest["predicted_power_watts", chosen.device_id] = chosen.power_w
+        for seen in record.observations.values():
+            newest["observed_epoch_seconds", seen.device_id] = seen.epoch_s
+            newest["observed_power_watts", seen.device_id] = seen.power_w
+    for (name, device_id), value in newest.items():
+        families[name].add_metric([device_id], value)
+    yield from families.values()
+
+
+def _round_families(rounds: list[RoundRecord], site_budget_w: float) -> Iterator[GaugeMetricFamily]:
+    """The newest round, and for what is observed the newest that was."""
+    number = GaugeMetricFamily("wattfleet_round_number", "Newest planned round of its run")
+    duration = GaugeMetricFamily(
+        "wattfleet_round_duration_seconds", "Seconds until the slowest chosen device was done", labels=["kind"]
+    )
+    site = GaugeMetricFamily(
+        "wattfleet_site_power_watts", "Watts of the site, idling devices included", labels=["kind"]
+    )
+    accuracy = GaugeMetricFamily("wattfleet_round_accuracy", "Accuracy after the newest evaluated round")
+    site.add_metric(["allowed"], site_budget_w)
+    if rounds:
+        number.add_metric([], rounds[-1].number)
+        duration.add_metric(["predicted"], rounds[-1].plan.duration_s)
+        site.add_metric(["planned"], rounds[-1].plan.planned_w)
+    for record in reversed(rounds):
+        if record.observed_site_w is not None and record.observed_duration_s is not None:
+            site.add_metric(["observed"], record.observed_site_w)
+            duration.add_metric(["observed"], record.observed_duration_s)
+            break
+    for record in reversed(rounds):
+        if "accuracy" in record.metrics:
+            accuracy.add_metric([], record.metrics["accuracy"])
+            break
+    yield from (number, duration, site, accuracy)
+
+
+def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:
+    """Serve `/metrics` over HTTP from a thread of its own; port 0 takes a free one.
+
+    Raises:
+        InvalidInputError: the port cannot be listened on.
+    """
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet))
+    try:
+        server, _thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise InvalidInputError(
+            f"metrics cannot be served on {host}:{port}: {error.strerror}; choose another port"
+        ) from None
+    return server

@@ -1,0 +1,17 @@
+"""Network addresses as people write them."""
+
+from __future__ import annotations
+
+from wattfleet.errors import InvalidInputError
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`.
+
+    Raises:
+        InvalidInputError: it is not of that form, or the port is out of range.
+    """
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdecimal() and int(port) <= 65535):
+        raise InvalidInputError(f"{address!r} is no address: write host:port, such as 127.0.0.1:7070")
+    return host, int(port)

@@ -1,0 +1,69 @@
+"""The `wattfleet` command; its groups come from the packages that are installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+
+import click
+import typer
+
+from wattfleet.errors import WattfleetError
+
+EXIT_BAD_INPUT = 2
+EXIT_FAILED = 1
+
+
+class InstalledCommands(click.Group):
+    """Commands announced by entry points, imported only when they are asked for."""
+
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group="wattfleet.commands")}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Names of all announced commands."""
+        return sorted(self._entry_points())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command; one whose dependencies are not installed says so when it is called."""
+        entry = self._entry_points().get(cmd_name)
+        if entry is None:
+            return None
+        try:
+            command: click.Command = typer.main.get_command(entry.load())
+        except ModuleNotFoundError as error:
+            return _not_installed(cmd_name, error.name or str(error))
+        command.name = cmd_name
+        return command
+
+
+def _not_installed(name: str, module: str) -> click.Command:
+    @click.command(
+        name,
+        help=f"(needs `pip install 'wattfleet[{name}]'`)",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
+    def command() -> None:
+        raise click.ClickException(f"{name} needs {module}: pip install 'wattfleet[{name}]'")
+
+    return command
+
+
+@click.command(cls=InstalledCommands, no_args_is_help=True)
+@click.version_option(package_name="wattfleet")
+def wattfleet() -> None:
+    """Federated learning on a fleet of NVIDIA Jetsons under a power budget."""
+
+
+def main() -> None:
+    """Run the command; bad input ends with 2, anything else that failed with 1, each with one line that says why."""
+    try:
+        wattfleet(prog_name="wattfleet")
+    except WattfleetError as error:
+        click.echo(f"wattfleet: {error}", err=True)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: WattfleetError) -> int:
+    """The exit code for an error: input that has to be corrected, or a failure on the way."""
+    return EXIT_BAD_INPUT if error.caller_must_correct else EXIT_FAILED
