@@ -1,16 +1,11 @@
-"""The one error boundary: domain error -> gRPC status and public message."""
+"""What can go wrong at the coordinator, and the gRPC status that a client sees for it."""
 
 from __future__ import annotations
-
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
 
 import grpc
 
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, WattfleetError
-
-_log = logging.getLogger(__name__)
+from wattfleet_proto.error_boundary import StatusTable
 
 
 class UnknownRecordError(WattfleetError):
@@ -25,7 +20,7 @@ class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or look at the devices' states."""
 
 
-STATUS: dict[type[WattfleetError], grpc.StatusCode] = {
+STATUS: StatusTable = {
     InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
@@ -33,65 +28,3 @@ STATUS: dict[type[WattfleetError], grpc.StatusCode] = {
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
 }
-"""The status of every error that a servicer may raise; the first base class that is listed counts."""
-
-
-def status_of(error: WattfleetError) -> grpc.StatusCode:
-    """The status that a client sees for an error."""
-    for base in type(error).__mro__:
-        if base in STATUS:
-            return STATUS[base]
-    return grpc.StatusCode.UNKNOWN
-
-
-Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
-
-
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Turns domain errors into their status; anything else becomes INTERNAL, and is logged."""
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        """Wrap a method's handler."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
-        method = handler_call_details.method
-
-        async def refuse(error: Exception, context: Any) -> NoReturn:
-            if isinstance(error, WattfleetError):
-                await context.abort(status_of(error), str(error))
-            _log.exception("%s failed", method, exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the coordinator's log has it")
-            raise AssertionError("abort returns never")
-
-        def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
-            async def unary(request: Any, context: Any) -> Any:
-                try:
-                    return await inner(request, context)
-                except (grpc.aio.AbortError, grpc.RpcError):
-                    raise
-                except Exception as error:
-                    await refuse(error, context)
-
-            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
-                try:
-                    async for response in inner(request, context):
-                        yield response
-                except (grpc.aio.AbortError, grpc.RpcError):
-                    raise
-                except Exception as error:
-                    await refuse(error, context)
-
-            return stream if handler.response_streaming else unary
-
-        if handler.request_streaming and handler.response_streaming:
-            wrap, inner = grpc.stream_stream_rpc_method_handler, handler.stream_stream
-        elif handler.response_streaming:
-            wrap, inner = grpc.unary_stream_rpc_method_handler, handler.unary_stream
-        else:
-            wrap, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        return wrap(guarded(inner), handler.request_deserializer, handler.response_serializer)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattfleet.artefact import Artefact, read_directory
-
 import reference_models
 from coordinator.errors import UnknownRecordError
+from wattfleet.artefact import Artefact, read_directory
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
 
-from coordinator.errors import ErrorInterceptor
+from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
 from coordinator.metrics import serve_metrics
 from coordinator.references import open_reference
@@ -22,6 +23,7 @@ from coordinator.store import Store
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Policy
+from wattfleet_proto.error_boundary import ErrorInterceptor
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
@@ -80,12 +82,12 @@ async def serve(
     store = Store(config.store)
     fleet = Fleet(config.site_budget_w, config.policy, store.devices(), store.nodes(), store.runs(), store.rounds())
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor()],
+        interceptors=[ErrorInterceptor(STATUS)],
         # Without it a second coordinator would share the port instead of failing.
         options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
     )
     register(server, fleet, store, reference, config.profile_modes)
-    healthy = health.aio.HealthServicer()
+    healthy = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     host, port = split_address(config.address)
     try:

@@ -209,9 +209,13 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         run_id = request.run_id or next(reversed(self._fleet.runs), "")
         if not run_id:
             return view_pb2.ListRoundsResponse()
+        run = self._fleet.run(run_id)
         return view_pb2.ListRoundsResponse(
+            run_id=run_id,
             rounds=[_round_view(record) for record in self._fleet.rounds_of(run_id)],
-            initial_metrics=self._fleet.run(run_id).initial_metrics,
+            initial_metrics=run.initial_metrics,
+            finished=run.finished,
+            error=run.error,
         )
 
 

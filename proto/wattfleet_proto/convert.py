@@ -13,9 +13,7 @@ from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 def mode_to_message(mode: PowerMode) -> power_pb2.PowerMode:
     """A power mode as it travels."""
-    return power_pb2.PowerMode(
-        cores=mode.cores, cpu_khz=mode.cpu_khz, gpu_hz=mode.gpu_hz, mem_hz=mode.mem_hz
-    )
+    return power_pb2.PowerMode(cores=mode.cores, cpu_khz=mode.cpu_khz, gpu_hz=mode.gpu_hz, mem_hz=mode.mem_hz)
 
 
 def mode_from_message(message: power_pb2.PowerMode) -> PowerMode:
@@ -60,9 +58,7 @@ def front_from_message(message: power_pb2.Front) -> Front:
     return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
 
 
-def plan_to_message(
-    plan_id: str, plan: RoundPlan, nodes: dict[str, int]
-) -> planning_pb2.PlanRoundResponse:
+def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> planning_pb2.PlanRoundResponse:
     """A round plan as it travels.
 
     Args:
@@ -84,8 +80,7 @@ def plan_to_message(
             for assignment in plan.assignments
         ],
         decisions=[
-            planning_pb2.Decision(device_id=d.device_id, selected=d.selected, reason=d.reason)
-            for d in plan.decisions
+            planning_pb2.Decision(device_id=d.device_id, selected=d.selected, reason=d.reason) for d in plan.decisions
         ],
         duration_s=plan.duration_s,
         planned_w=plan.planned_w,

@@ -266,8 +266,16 @@ class ListRoundsResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    RUN_ID_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     INITIAL_METRICS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """empty: no run ever started"""
+    finished: _builtins.bool
+    error: _builtins.str
+    """what ended the run early"""
     @_builtins.property
     def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundView]: ...
     @_builtins.property
@@ -277,12 +285,15 @@ class ListRoundsResponse(_message.Message):
     def __init__(
         self,
         *,
+        run_id: _builtins.str = ...,
         rounds: _abc.Iterable[Global___RoundView] | None = ...,
         initial_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        finished: _builtins.bool = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_metrics", b"initial_metrics", "rounds", b"rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished", b"finished", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,59 @@
+"""`wattfleet agent ...`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
+
+
+@app.callback()
+def group() -> None:
+    """The agent of one device."""
+
+
+@app.command()
+def run(
+    device: Annotated[str, typer.Option(help="The board: simulated:<kind>, or replay:<CSV file>.")],
+    device_id: Annotated[str, typer.Option(help="The device's name, unlike any other in the fleet.")],
+    minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
+    coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")] = "127.0.0.1:7070",
+    state_dir: Annotated[Path, typer.Option(help="Where profile, reference and predictor are kept.")] = Path(
+        "/var/lib/wattfleet"
+    ),
+    socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(
+        "/run/wattfleet/agent.sock"
+    ),
+    seed: Annotated[int, typer.Option(help="Seed of the modes to profile, and of a simulated board.")] = 0,
+) -> None:
+    """Profile the device, report its front, and serve its trainings until stopped."""
+    import logging
+    import signal
+
+    from edge_agent.agent import AgentConfig, run_agent
+    from edge_agent.devices.selection import open_device
+    from wattfleet.addresses import split_address
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    split_address(coordinator)
+    config = AgentConfig(
+        device_id=device_id,
+        coordinator=coordinator,
+        state_directory=state_dir,
+        socket=socket,
+        minibatches_per_epoch=minibatches_per_epoch,
+        seed=seed,
+    )
+    board = open_device(device, seed)
+
+    async def until_stopped() -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        await run_agent(config, board, stop)
+
+    asyncio.run(until_stopped())

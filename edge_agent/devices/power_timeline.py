@@ -1,0 +1,43 @@
+"""What a soft board draws at any moment: levels that it approaches, as heat and regulators let it."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+# The Orin Nano's logs (`orin_nano_resnet18_telemetry`): the first sample after training began, 0.7 s on
+# average, stands at about 60 % of the rise from idle, one at 2 s at about 90 %, one at 3 s at the level.
+_RESPONSE_S = 0.8
+
+
+class PowerTimeline:
+    """Board power over time: piecewise constant targets, each approached exponentially.
+
+    Args:
+        start_s: the moment from which power is known.
+        power_mw: what the board draws then, mW.
+    """
+
+    def __init__(self, start_s: float, power_mw: float) -> None:
+        self._start_s = [start_s]
+        self._target_mw = [power_mw]
+        self._initial_mw = [power_mw]
+
+    def aim(self, from_s: float, target_mw: float) -> None:
+        """From `from_s` on, and until told otherwise, approach `target_mw`; replaces what was to follow."""
+        initial_mw = float(self.at(np.array([from_s]))[0])
+        while self._start_s and self._start_s[-1] >= from_s:
+            self._start_s.pop(), self._target_mw.pop(), self._initial_mw.pop()
+        if self._target_mw and self._target_mw[-1] == target_mw:
+            return
+        self._start_s.append(from_s)
+        self._target_mw.append(target_mw)
+        self._initial_mw.append(initial_mw)
+
+    def at(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Power at `[n]` times from the start on, `[n]` mW."""
+        start_s = np.array(self._start_s)
+        piece = np.maximum(np.searchsorted(start_s, times_s, side="right") - 1, 0)
+        target = np.array(self._target_mw)[piece]
+        initial = np.array(self._initial_mw)[piece]
+        return np.asarray(target + (initial - target) * np.exp(-(times_s - start_s[piece]) / _RESPONSE_S))

@@ -1,0 +1,214 @@
+"""The journal of a profile: every measured mode on disk before the next one begins.
+
+One JSON object a line. The first line says what is measured; the others are measurements. A line counts once it
+ends, so what a power cut leaves of the last one is cut off and measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from edge_agent.devices.device import Evidence
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import PowerMode
+from wattfleet.profile import Measurement
+
+_FORMAT = 1
+
+
+class JournalError(WattfleetError):
+    """A journal cannot be read or written; what it holds so far is safe."""
+
+
+@dataclass(frozen=True)
+class JournalHeader:
+    """What a journal's measurements belong to; they mean nothing for anything else.
+
+    Attributes:
+        device_id: the device.
+        board_kind: its kind of board.
+        evidence: where its figures come from.
+        workload: name of what is trained.
+        minibatch: samples in a minibatch.
+    """
+
+    device_id: str
+    board_kind: str
+    evidence: Evidence
+    workload: str
+    minibatch: int
+
+
+@dataclass(frozen=True)
+class ModeRecord:
+    """A measured mode.
+
+    Attributes:
+        mode: the power mode, read back from the device.
+        minibatch_ms: median time of a minibatch, ms, the first one dropped.
+        power_mw: median board power while training, mW, once it had settled.
+        minibatch_spread: robust standard deviation of a single minibatch's time, as a share.
+        power_spread: the same of a single power sample.
+        minibatches: minibatches that `minibatch_ms` rests on.
+        power_samples: samples that `power_mw` rests on.
+        seconds: what measuring took, device-clock seconds.
+    """
+
+    mode: PowerMode
+    minibatch_ms: float
+    power_mw: float
+    minibatch_spread: float
+    power_spread: float
+    minibatches: int
+    power_samples: int
+    seconds: float
+
+    @property
+    def measurement(self) -> Measurement:
+        """The row of a profile."""
+        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
+
+
+class Journal:
+    """An open journal; use `open`.
+
+    Args:
+        descriptor: of the file, positioned anywhere.
+        path: for messages.
+        records: what the file holds.
+        size: bytes of complete lines.
+        write: how bytes get to a descriptor, `os.write` outside of tests.
+    """
+
+    def __init__(
+        self, descriptor: int, path: Path, records: list[ModeRecord], size: int, write: Callable[[int, bytes], int]
+    ) -> None:
+        self._descriptor = descriptor
+        self._path = path
+        self._records = records
+        self._size = size
+        self._write = write
+
+    @classmethod
+    def open(cls, path: Path, header: JournalHeader, write: Callable[[int, bytes], int] = os.write) -> Journal:
+        """Begin a journal, or go on with the one that is there.
+
+        Args:
+            path: the file; its folder exists.
+            header: what is to be measured.
+            write: how bytes get to a descriptor.
+
+        Raises:
+            InvalidInputError: the file belongs to something else.
+            JournalError: the file cannot be opened or written, or is damaged elsewhere than at its end.
+        """
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise JournalError(f"{path}: cannot be opened: {error.strerror}") from None
+        try:
+            held = path.read_bytes()
+            complete = held[: held.rfind(b"\n") + 1]
+            lines = _parsed(path, complete)
+            journal = cls(descriptor, path, [], len(complete), write)
+            if lines:
+                _require_same(path, lines[0], header)
+                journal._records += [_record(path, line) for line in lines[1:]]
+                os.ftruncate(descriptor, len(complete))
+            else:
+                journal._append({"journal": _FORMAT, **asdict(header)})
+                _sync_folder(path.parent)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return journal
+
+    @property
+    def records(self) -> tuple[ModeRecord, ...]:
+        """What was measured so far, in order."""
+        return tuple(self._records)
+
+    def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
+        """Those of `modes` that are not measured yet, in order."""
+        measured = {record.mode for record in self._records}
+        return [mode for mode in modes if mode not in measured]
+
+    def append(self, record: ModeRecord) -> None:
+        """Put a measurement on disk; it is there when this returns.
+
+        Raises:
+            JournalError: it could not be written; the journal is as it was before.
+        """
+        self._append(asdict(record))
+        self._records.append(record)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, line: dict[str, Any]) -> None:
+        data = json.dumps(line).encode() + b"\n"
+        try:
+            os.ftruncate(self._descriptor, self._size)
+            os.lseek(self._descriptor, self._size, os.SEEK_SET)
+            left = data
+            while left:
+                left = left[self._write(self._descriptor, left) :]
+            os.fsync(self._descriptor)
+        except OSError as error:
+            raise JournalError(
+                f"{self._path}: cannot be written: {error.strerror}; the {len(self._records)} modes it holds are kept"
+            ) from None
+        self._size += len(data)
+
+
+def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
+    lines = []
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            parsed = json.loads(line)
+        except ValueError:
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise JournalError(f"{path}, line {number}: is damaged; move the file away to measure anew")
+        lines.append(parsed)
+    return lines
+
+
+def _require_same(path: Path, line: dict[str, Any], header: JournalHeader) -> None:
+    wanted = {"journal": _FORMAT, **asdict(header)}
+    if line != wanted:
+        differing = [
+            f"{name} {line.get(name)!r}, not {value!r}" for name, value in wanted.items() if line.get(name) != value
+        ]
+        raise InvalidInputError(f"{path}: is the journal of {', '.join(differing)}; name another file")
+
+
+def _record(path: Path, line: dict[str, Any]) -> ModeRecord:
+    try:
+        return ModeRecord(**{**line, "mode": PowerMode(*line["mode"])})
+    except (KeyError, TypeError):
+        raise JournalError(f"{path}: holds a line that is no measurement: {json.dumps(line)[:80]}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    """Put a new file's name on disk, too."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

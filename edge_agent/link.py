@@ -1,0 +1,154 @@
+"""The agent's session with the coordinator: it reconnects by itself and repeats what was not acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 30.0
+_REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+
+
+class Link:
+    """One device's reports on their way to the coordinator.
+
+    The newest state and the newest front replace older ones; observations are kept one by one. All are sent anew
+    after a reconnect until they are acknowledged, and the newest state and front even then: a coordinator that
+    lost its connection knows nothing of what the device is doing.
+    """
+
+    def __init__(
+        self,
+        stub: session_pb2_grpc.SessionServiceAsyncStub,
+        hello: session_pb2.Hello,
+        on_welcome: Callable[[session_pb2.Welcome], Awaitable[None]],
+    ) -> None:
+        """Prepare a session; `run` opens it.
+
+        Args:
+            stub: the coordinator.
+            hello: who this is.
+            on_welcome: called with the answer to every Hello.
+        """
+        self._stub = stub
+        self._hello = hello
+        self._on_welcome = on_welcome
+        self._sequence = 0
+        self._standing: dict[str, session_pb2.SessionRequest] = {}
+        self._unacknowledged: dict[int, session_pb2.SessionRequest] = {}
+        self._wake = asyncio.Event()
+        self._acknowledged = asyncio.Condition()
+
+    def report_state(self, report: session_pb2.StateReport) -> None:
+        """Report what the device is doing."""
+        self._put("state", session_pb2.SessionRequest(sequence=self._next(), state=report))
+
+    def report_front(self, report: session_pb2.FrontReport) -> None:
+        """Report the device's front."""
+        self._put("front", session_pb2.SessionRequest(sequence=self._next(), front=report))
+
+    def report_observation(self, report: session_pb2.Observation) -> None:
+        """Report what a round's training needed."""
+        self._put(None, session_pb2.SessionRequest(sequence=self._next(), observation=report))
+
+    async def flush(self, timeout_s: float) -> bool:
+        """Wait until everything reported so far is acknowledged; False if that takes too long."""
+        last = self._sequence
+
+        async def drained() -> None:
+            async with self._acknowledged:
+                await self._acknowledged.wait_for(lambda: all(sent > last for sent in self._unacknowledged))
+
+        try:
+            await asyncio.wait_for(drained(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Keep the session until cancelled.
+
+        Raises:
+            InvalidInputError: the coordinator refuses this device for good; the text is its reason.
+        """
+        backoff_s, met_before = _FIRST_BACKOFF_S, False
+        while True:
+            try:
+                async for met in self._session():
+                    backoff_s, met_before = _FIRST_BACKOFF_S, met
+            except grpc.aio.AioRpcError as error:
+                code = error.code()
+                # A duplicate on first contact is a mistake; later it is this device's own session not yet lapsed.
+                if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not met_before):
+                    raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
+                _log.warning("coordinator away (%s: %s)", code.name, error.details())
+            # Full jitter, so that a fleet does not come back all at once.
+            await asyncio.sleep(random.uniform(0, backoff_s))
+            backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)
+
+    async def _session(self) -> AsyncIterator[bool]:
+        """One session from Hello to its end; yields once it stands."""
+        call: Any = self._stub.Session(None)
+        sender: asyncio.Task[None] | None = None
+        try:
+            await call.write(session_pb2.SessionRequest(hello=self._hello))
+            async for response in call:
+                if response.HasField("welcome"):
+                    yield True
+                    self._resend()
+                    sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
+                    await self._on_welcome(response.welcome)
+                else:
+                    async with self._acknowledged:
+                        self._unacknowledged.pop(response.ack.sequence, None)
+                        self._acknowledged.notify_all()
+        finally:
+            if sender:
+                sender.cancel()
+            call.cancel()
+
+    def _resend(self) -> None:
+        """Take up again what stands, in the order in which it was reported."""
+        for request in self._standing.values():
+            self._unacknowledged[request.sequence] = request
+        self._unacknowledged = dict(sorted(self._unacknowledged.items()))
+        self._wake.set()
+
+    async def _send(self, call: Any, lease_s: float) -> None:
+        """Write reports as they come, and a lease where there is none for a while."""
+        sent = 0
+        while True:
+            for request in [r for s, r in self._unacknowledged.items() if s > sent]:
+                await call.write(request)
+                sent = request.sequence
+            self._wake.clear()
+            if any(sequence > sent for sequence in self._unacknowledged):
+                continue
+            try:
+                await asyncio.wait_for(self._wake.wait(), lease_s / 2)
+            except asyncio.TimeoutError:
+                await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
+
+    def _next(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _put(self, replaces: str | None, request: session_pb2.SessionRequest) -> None:
+        if replaces:
+            older = self._standing.get(replaces)
+            if older:
+                self._unacknowledged.pop(older.sequence, None)
+            self._standing[replaces] = request
+        self._unacknowledged[request.sequence] = request
+        self._wake.set()

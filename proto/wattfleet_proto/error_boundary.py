@@ -1,0 +1,81 @@
+"""The error boundary of every service: domain error -> gRPC status and public message."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+
+from wattfleet.errors import WattfleetError
+
+_log = logging.getLogger(__name__)
+
+StatusTable = Mapping[type[WattfleetError], grpc.StatusCode]
+"""The status of every error that a servicer may raise; the first base class that is listed counts."""
+
+
+def status_of(error: WattfleetError, table: StatusTable) -> grpc.StatusCode:
+    """The status that a client sees for an error."""
+    for base in type(error).__mro__:
+        if base in table:
+            return table[base]
+    return grpc.StatusCode.UNKNOWN
+
+
+Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
+    """Turns domain errors into their status; anything else becomes INTERNAL, and is logged."""
+
+    def __init__(self, table: StatusTable) -> None:
+        """Use one service's table."""
+        self._table = table
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap a method's handler."""
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            return handler
+        method = handler_call_details.method
+
+        async def refuse(error: Exception, context: Any) -> NoReturn:
+            if isinstance(error, WattfleetError):
+                await context.abort(status_of(error, self._table), str(error))
+            _log.exception("%s failed", method, exc_info=error)
+            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
+            raise AssertionError("abort returns never")
+
+        def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
+            async def unary(request: Any, context: Any) -> Any:
+                try:
+                    return await inner(request, context)
+                except (grpc.aio.AbortError, grpc.RpcError):
+                    raise
+                except Exception as error:
+                    await refuse(error, context)
+
+            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+                try:
+                    async for response in inner(request, context):
+                        yield response
+                except (grpc.aio.AbortError, grpc.RpcError):
+                    raise
+                except Exception as error:
+                    await refuse(error, context)
+
+            return stream if handler.response_streaming else unary
+
+        if handler.request_streaming and handler.response_streaming:
+            wrap, inner = grpc.stream_stream_rpc_method_handler, handler.stream_stream
+        elif handler.response_streaming:
+            wrap, inner = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        else:
+            wrap, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
+        return wrap(guarded(inner), handler.request_deserializer, handler.response_serializer)

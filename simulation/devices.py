@@ -1,0 +1,56 @@
+"""Which devices a simulated fleet has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattfleet.errors import InvalidInputError
+
+DEFAULT_FLEET = "agx-orin:2,orin-nano:2,orin-nx:1,xavier-agx:1"
+
+_MOST_DEVICES = 32
+
+
+@dataclass(frozen=True)
+class SimulatedDevice:
+    """One device of the fleet.
+
+    Attributes:
+        device_id: its name.
+        spec: what stands in for its board, as `wattfleet agent run --device` takes it.
+        seed: of its board's individuality and noise.
+        partition: which part of the data it holds.
+        minibatches_per_epoch: of its own data.
+    """
+
+    device_id: str
+    spec: str
+    seed: int
+    partition: int
+    minibatches_per_epoch: int
+
+
+def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]:
+    """Device ids and specs for a fleet such as `agx-orin:2,orin-nx`, and one device more for every CSV file.
+
+    Raises:
+        InvalidInputError: a count is no count, a kind is listed twice, or there is no device at all or too many.
+    """
+    specs: list[tuple[str, str]] = []
+    listed = [item.strip() for item in kinds.split(",") if item.strip()]
+    names = [item.partition(":")[0] for item in listed]
+    if len(set(names)) != len(names):
+        raise InvalidInputError(f"--devices {kinds!r} lists a kind twice: write it once, with a count")
+    for item, kind in zip(listed, names, strict=True):
+        count = item.partition(":")[2] or "1"
+        if not count.isdecimal():
+            raise InvalidInputError(f"--devices {item!r}: write kind:count, such as agx-orin:2")
+        specs += [(f"{kind}-{k}", f"simulated:{kind}") for k in range(int(count))]
+    specs += [(f"replay-{k}-{path.stem}", f"replay:{path}") for k, path in enumerate(csv_files)]
+    if not 1 <= len(specs) <= _MOST_DEVICES:
+        raise InvalidInputError(
+            f"a fleet on one machine has 1 to {_MOST_DEVICES} devices, not {len(specs)}: see --devices"
+        )
+    return specs

@@ -1,0 +1,35 @@
+"""The server's side. Wattfleet's part is the wrapper around the strategy."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from coordinator.flower import PowerAware
+from simulation.digits_app.task import DigitsNet, evaluate
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train over the fleet, and evaluate the global model on the server after every round."""
+    config = context.run_config
+    torch.manual_seed(int(config["seed"]))
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=int(config["devices"]))
+    strategy = PowerAware(strategy, coordinator=str(config["coordinator"]), local_epochs=float(config["local-epochs"]))
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(DigitsNet().state_dict()),
+        num_rounds=int(config["rounds"]),
+        evaluate_fn=_evaluated,
+    )
+
+
+def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    network = DigitsNet()
+    network.load_state_dict(arrays.to_torch_state_dict())
+    loss, accuracy = evaluate(network)
+    return MetricRecord({"loss": loss, "accuracy": accuracy})

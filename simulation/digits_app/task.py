@@ -1,0 +1,116 @@
+"""The learning task: scikit-learn's digits, split unevenly, and a small convolutional network."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+
+MINIBATCH = 16
+_CLASSES = 10
+_TEST_SHARE = 0.2
+# Lower is more uneven: at 0.5 a device of six typically holds half its samples from three classes.
+_CONCENTRATION = 0.5
+_FEWEST_SAMPLES = 2 * MINIBATCH
+
+
+class DigitsNet(nn.Module):
+    """Two convolutions and a linear layer, for `[n, 1, 8, 8]` images of 10 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, _CLASSES),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits, `[n, 10]`."""
+        logits: Tensor = self.layers(images)
+        return logits
+
+
+@cache
+def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Training and test images and labels; the split is the same everywhere."""
+    data = load_digits()
+    images = (data.images / 16.0).astype(np.float32)[:, None]
+    train_x, test_x, train_y, test_y = train_test_split(
+        images, data.target, test_size=_TEST_SHARE, random_state=0, stratify=data.target
+    )
+    return (torch.from_numpy(train_x), torch.from_numpy(train_y)), (torch.from_numpy(test_x), torch.from_numpy(test_y))
+
+
+def partitions(labels: NDArray[np.int_], devices: int, seed: int) -> list[NDArray[np.intp]]:
+    """Split samples over devices, each class by a Dirichlet draw of its own (Hsu et al., arXiv 1909.06335).
+
+    Args:
+        labels: `[n]` class of each sample.
+        devices: number of parts.
+        seed: of the draw.
+
+    Returns:
+        For each device the indices of its samples; every sample is in one part, and no part is too small to train.
+    """
+    generator = np.random.default_rng(seed)
+    while True:
+        parts: list[list[int]] = [[] for _ in range(devices)]
+        for label in np.unique(labels):
+            members = generator.permutation(np.flatnonzero(labels == label))
+            shares = generator.dirichlet(np.full(devices, _CONCENTRATION))
+            cuts = (np.cumsum(shares)[:-1] * len(members)).astype(int)
+            for part, some in zip(parts, np.split(members, cuts), strict=True):
+                part.extend(some.tolist())
+        if min(map(len, parts)) >= min(_FEWEST_SAMPLES, len(labels) // (2 * devices)):
+            return [np.array(sorted(part), dtype=np.intp) for part in parts]
+
+
+def sample_counts(devices: int, seed: int) -> list[int]:
+    """How many training samples each device holds."""
+    labels = _digits()[0][1].numpy()
+    return [len(part) for part in partitions(labels, devices, seed)]
+
+
+def device_data(partition: int, devices: int, seed: int) -> tuple[Tensor, Tensor]:
+    """One device's images and labels."""
+    images, labels = _digits()[0]
+    index = torch.from_numpy(partitions(labels.numpy(), devices, seed)[partition])
+    return images[index], labels[index]
+
+
+def train(network: nn.Module, data: tuple[Tensor, Tensor], epochs: int, learning_rate: float, seed: int) -> float:
+    """Train in place and return the mean loss of the last epoch."""
+    images, labels = data
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.SGD(network.parameters(), lr=learning_rate, momentum=0.9)
+    network.train()
+    loss_sum = 0.0
+    for _ in range(epochs):
+        loss_sum = 0.0
+        for batch in torch.randperm(len(images), generator=generator).split(MINIBATCH):
+            optimiser.zero_grad()
+            loss = nn.functional.cross_entropy(network(images[batch]), labels[batch])
+            loss.backward()
+            optimiser.step()
+            loss_sum += loss.item() * len(batch)
+    return loss_sum / len(images)
+
+
+def evaluate(network: nn.Module) -> tuple[float, float]:
+    """Loss and accuracy on the test images."""
+    images, labels = _digits()[1]
+    network.eval()
+    with torch.no_grad():
+        logits = network(images)
+        loss = nn.functional.cross_entropy(logits, labels).item()
+    return loss, float((logits.argmax(dim=1) == labels).float().mean())

@@ -1,0 +1,162 @@
+"""How a run looks in a terminal while it goes on, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from simulation.run import Snapshot
+from wattfleet.modes import PowerMode
+from wattfleet_proto.v1 import session_pb2, view_pb2
+
+_STATE_STYLE = {
+    "enrolled": "dim",
+    "profiling": "yellow",
+    "ready": "green",
+    "training": "bold cyan",
+    "degraded": "bold red",
+    "offline": "red",
+}
+
+
+def state_word(state: session_pb2.DeviceState.ValueType) -> str:
+    """A device's state in one word."""
+    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
+
+
+class LiveDisplay:
+    """A table of the fleet that is redrawn as it changes; for terminals."""
+
+    def __init__(self, live: Live) -> None:
+        """Draw into a live display."""
+        self._live = live
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw."""
+        self._live.update(_picture(snapshot))
+
+
+class LineDisplay:
+    """One line for everything that changes; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        """Print to a console."""
+        self._console = console
+        self._phase = ""
+        self._profiled: dict[str, int] = {}
+        self._rounds_done = 0
+        self._rounds_planned = 0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what is new."""
+        stamp = f"[{snapshot.elapsed_s:6.1f} s]"
+        if snapshot.phase != self._phase:
+            self._phase = snapshot.phase
+            self._print(f"{stamp} {snapshot.phase}")
+        for device in snapshot.devices:
+            ready = state_word(device.state) == "ready"
+            if ready and device.device_id not in self._profiled:
+                self._profiled[device.device_id] = device.profiled_modes
+                self._print(
+                    f"{stamp} {device.device_id}: {device.profiled_modes} of {device.mode_count} modes profiled,"
+                    f" a front of {len(device.front.points)}"
+                )
+        for view in snapshot.rounds[self._rounds_planned :]:
+            chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
+            self._print(f"{stamp} round {view.round}: {chosen}; {_watts(view)}")
+            self._rounds_planned += 1
+        for view in snapshot.rounds[self._rounds_done :]:
+            if "accuracy" not in view.metrics:
+                break
+            self._print(f"{stamp} round {view.round} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}")
+            self._rounds_done += 1
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _watts(view: view_pb2.RoundView) -> str:
+    if view.HasField("observed_site_w"):
+        return f"{view.observed_site_w:.1f} of {view.plan.site_budget_w:g} W used, {view.observed_duration_s:.0f} s"
+    return f"{view.plan.planned_w:.1f} of {view.plan.site_budget_w:g} W planned, {view.plan.duration_s:.0f} s"
+
+
+def _picture(snapshot: Snapshot) -> RenderableType:
+    head = Text.assemble(
+        ("Wattfleet ", "bold"), ("simulated fleet  ", "dim"), (snapshot.phase, "bold"), f"  {snapshot.elapsed_s:.0f} s"
+    )
+    fleet = Table(box=None, pad_edge=False)
+    for name in ("device", "state", "modes profiled"):
+        fleet.add_column(name)
+    fleet.add_column("doing", no_wrap=True, overflow="ellipsis")
+    for device in snapshot.devices:
+        word = state_word(device.state)
+        fleet.add_row(
+            device.device_id,
+            Text(word, style=_STATE_STYLE[word]),
+            f"{device.profiled_modes} of {device.mode_count}",
+            device.detail,
+        )
+    parts: list[RenderableType] = [head, Text(), fleet]
+    if snapshot.rounds:
+        parts += [Text(), *(_round_line(view) for view in snapshot.rounds)]
+    return Group(*parts)
+
+
+def _round_line(view: view_pb2.RoundView) -> Text:
+    chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
+    accuracy = f"  accuracy {view.metrics['accuracy']:.1%}" if "accuracy" in view.metrics else ""
+    return Text.assemble((f"round {view.round}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
+
+
+def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
+    """The tables that a run ends with."""
+    devices = Table(title=f"Devices ({report['evidence']})", title_justify="left")
+    for name, justify in (
+        ("device", "left"),
+        ("modes profiled", "right"),
+        ("time MAPE %", "right"),
+        ("power MAPE %", "right"),
+        ("idle W", "right"),
+        ("rounds", "right"),
+    ):
+        devices.add_column(name, justify="right" if justify == "right" else "left")
+    for device_id, device in report["devices"].items():
+        devices.add_row(
+            device_id,
+            f"{device['modes_profiled']} of {device['mode_space']}",
+            f"{device['time_mape_pct']:.1f}",
+            f"{device['power_mape_pct']:.1f}",
+            f"{device['idle_w']:.1f}",
+            str(sum(device_id in one["selected"] for one in report["rounds"])),
+        )
+    rounds = Table(title="Rounds", title_justify="left")
+    for name in ("round", "device", "mode"):
+        rounds.add_column(name)
+    for name in ("epoch s\npredicted", "\nobserved", "watts\npredicted", "\nobserved", "site W\nof budget", "accuracy"):
+        rounds.add_column(name, justify="right")
+    for one in report["rounds"]:
+        for k, part in enumerate(one["assignments"]):
+            first = k == 0
+            rounds.add_row(
+                str(one["round"]) if first else "",
+                part["device"],
+                PowerMode(**part["mode"]).label(),
+                f"{part['predicted_epoch_s']:.1f}",
+                _number(part["observed_epoch_s"]),
+                f"{part['predicted_power_w']:.1f}",
+                _number(part["observed_power_w"]),
+                f"{_number(one['observed_site_w'])} of {one['site_budget_w']:g}" if first else "",
+                f"{one['accuracy']:.1%}" if first else "",
+                end_section=k == len(one["assignments"]) - 1,
+            )
+    return [devices, rounds]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"
