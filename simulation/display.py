@@ -135,26 +135,33 @@ def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
             f"{device['idle_w']:.1f}",
             str(sum(device_id in one["selected"] for one in report["rounds"])),
         )
-    rounds = Table(title="Rounds", title_justify="left")
-    for name in ("round", "device", "mode"):
-        rounds.add_column(name)
-    for name in ("epoch s\npredicted", "\nobserved", "watts\npredicted", "\nobserved", "site W\nof budget", "accuracy"):
+    rounds = Table(title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left")
+    rounds.add_column("round")
+    for name in ("device", "mode"):
+        rounds.add_column(name, no_wrap=True)
+    for name in ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen"):
         rounds.add_column(name, justify="right")
     for one in report["rounds"]:
         for k, part in enumerate(one["assignments"]):
-            first = k == 0
             rounds.add_row(
-                str(one["round"]) if first else "",
+                str(one["round"]) if k == 0 else "",
                 part["device"],
                 PowerMode(**part["mode"]).label(),
-                f"{part['predicted_epoch_s']:.1f}",
+                _number(part["predicted_epoch_s"]),
                 _number(part["observed_epoch_s"]),
-                f"{part['predicted_power_w']:.1f}",
+                _number(part["predicted_power_w"]),
                 _number(part["observed_power_w"]),
-                f"{_number(one['observed_site_w'])} of {one['site_budget_w']:g}" if first else "",
-                f"{one['accuracy']:.1%}" if first else "",
-                end_section=k == len(one["assignments"]) - 1,
             )
+        rounds.add_row(
+            "",
+            f"site, of {one['site_budget_w']:g} W",
+            f"accuracy {one['accuracy']:.1%}",
+            *("", ""),
+            _number(one["planned_site_w"]),
+            _number(one["observed_site_w"]),
+            style="bold",
+            end_section=True,
+        )
     return [devices, rounds]
 
 

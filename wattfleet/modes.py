@@ -32,11 +32,8 @@ class PowerMode(NamedTuple):
     mem_hz: int
 
     def label(self) -> str:
-        """The mode as an operator reads it, such as `12c cpu 2.20 gpu 1.30 mem 3.20 GHz`."""
-        return (
-            f"{self.cores}c cpu {self.cpu_khz / 1e6:.2f} gpu {self.gpu_hz / 1e9:.2f}"
-            f" mem {self.mem_hz / 1e9:.2f} GHz"
-        )
+        """The mode in short: cores, then GHz of CPU, GPU and memory, such as `12c 2.20/1.30/3.20`."""
+        return f"{self.cores}c {self.cpu_khz / 1e6:.2f}/{self.gpu_hz / 1e9:.2f}/{self.mem_hz / 1e9:.2f}"
 
 
 def as_array(modes: Iterable[PowerMode]) -> ModeArray:

@@ -1,0 +1,57 @@
+# `make` lists the targets. `make demo` and `make test` each do all the set-up on a machine that has only Python.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Other versions of torch bring gigabytes; where pip finds a CPU build of this one, it takes it.
+# With an index that has CPU builds: make install TORCH_ARGS="--index-url <that index>"
+TORCH ?= torch==2.13.0
+TORCH_ARGS ?=
+
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test format lint types contracts stubs unit bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(VENV)/.installed ## Set up .venv with pinned dependencies
+
+$(VENV)/.installed: pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed: make PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(TORCH_ARGS) $(TORCH)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+demo: install ## Run federated rounds over a simulated fleet: out/simulate/report.html
+	$(BIN)/wattfleet simulate
+
+test: format lint types contracts stubs unit ## Run every check
+
+format: install
+	$(BIN)/ruff format --check
+lint: install
+	$(BIN)/ruff check
+types: install
+	$(BIN)/mypy
+contracts: install
+	$(BIN)/lint-imports
+stubs: install
+	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
+unit: install
+	$(BIN)/pytest --durations=5
+
+bench: install ## List the benchmarks
+	@for module in benchmarks/[a-z]*.py; do \
+	  grep -q '__main__' $$module || continue; \
+	  name=$$(basename $$module .py); \
+	  printf '  python -m benchmarks.%-16s %s\n' $$name "$$($(BIN)/python -c \
+	    "import ast,sys; print(ast.get_docstring(ast.parse(open('$$module').read())).splitlines()[0])")"; \
+	done
+
+clean: ## Remove .venv, caches and reports
+	rm -rf $(VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
