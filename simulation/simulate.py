@@ -119,9 +119,11 @@ def _prepared(out: Path) -> Path:
 
 def _write(report: dict[str, Any], out: Path) -> None:
     """Write both files beside their places, then move them there: no half of a report is ever seen."""
-    for name, write in ((REPORT_JSON, write_json), (REPORT_HTML, write_html)):
-        draft = out / f".{name}.tmp"
-        write(report, draft)
+    files = {REPORT_JSON: write_json, REPORT_HTML: write_html}
+    drafts = {name: out / f".{name}.tmp" for name in files}
+    for name, write in files.items():
+        write(report, drafts[name])
+    for name, draft in drafts.items():
         os.replace(draft, out / name)
 
 

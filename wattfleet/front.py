@@ -69,9 +69,7 @@ class Front:
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
             raise InvalidInputError("a front's standard deviations must be finite and not negative")
         if (np.diff(self.epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
-            raise InvalidInputError(
-                "a front's times must rise and its planned watts fall from point to point"
-            )
+            raise InvalidInputError("a front's times must rise and its planned watts fall from point to point")
 
     def __len__(self) -> int:
         return len(self.modes)

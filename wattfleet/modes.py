@@ -85,9 +85,7 @@ class ModeSpace:
 
     def array(self) -> ModeArray:
         """All modes, `[n, 4]`, the last knob varying fastest."""
-        return np.array(
-            list(itertools.product(self.cores, self.cpu_khz, self.gpu_hz, self.mem_hz)), dtype=np.float64
-        )
+        return np.array(list(itertools.product(self.cores, self.cpu_khz, self.gpu_hz, self.mem_hz)), dtype=np.float64)
 
     @property
     def highest(self) -> PowerMode:

@@ -34,9 +34,7 @@ class Offer:
 
     def __post_init__(self) -> None:
         if not (np.isfinite(self.idle_w) and self.idle_w >= 0):
-            raise InvalidInputError(
-                f"{self.device_id}: idle watts must be finite and not negative, not {self.idle_w}"
-            )
+            raise InvalidInputError(f"{self.device_id}: idle watts must be finite and not negative, not {self.idle_w}")
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,7 @@ def plan_round(
     if not offers or len(set(ids)) != len(ids):
         raise InvalidInputError("a round needs one or more devices, each once")
     if not (np.isfinite(site_budget_w) and site_budget_w > 0 and np.isfinite(epochs) and epochs > 0):
-        raise InvalidInputError(
-            f"a round needs watts and epochs above zero, not {site_budget_w} and {epochs}"
-        )
+        raise InvalidInputError(f"a round needs watts and epochs above zero, not {site_budget_w} and {epochs}")
     candidates, wanted = chosen_policy.candidates(offers, server_round)
     idle_w = sum(offer.idle_w for offer in offers)
     spare_w = site_budget_w - idle_w
@@ -227,9 +223,7 @@ def plan_round(
     return RoundPlan(
         assignments=assignments,
         decisions=tuple(
-            _decision(
-                offer, offer.device_id in eligible, epoch_limit_s, epochs, chosen_extra_w, (count, wanted)
-            )
+            _decision(offer, offer.device_id in eligible, epoch_limit_s, epochs, chosen_extra_w, (count, wanted))
             for offer in sorted(offers, key=lambda offer: offer.device_id)
         ),
         duration_s=epochs * max(assignment.epoch_s for assignment in assignments),
@@ -268,9 +262,7 @@ def _soonest(candidates: Sequence[Offer], count: int, spare_w: float) -> tuple[f
         if len(costs) < count:
             return np.inf, {}
         costs.sort()
-        return sum(cost for cost, _, _ in costs[:count]), {
-            device: point for _, device, point in costs[:count]
-        }
+        return sum(cost for cost, _, _ in costs[:count]), {device: point for _, device, point in costs[:count]}
 
     limits_s = np.unique(np.concatenate([offer.front.epoch_s for offer in candidates]))
     low, high = 0, len(limits_s) - 1

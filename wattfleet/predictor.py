@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
+
+from wattfleet.modes import ModeArray
 
 Values = NDArray[np.float64]
 
@@ -34,3 +37,23 @@ class Prediction:
     def power_mw_quantile(self, q: float) -> Values:
         """The power that is not exceeded with probability `q`, `[n]` mW."""
         return np.asarray(self.power_mw * np.exp(ndtri(q) * self.power_log_sd))
+
+
+class Predictor(Protocol):
+    """A fitted predictor of one workload on one device.
+
+    How it is fitted is the class's own affair; what it saved, its class's `load` reads.
+    """
+
+    @property
+    def name(self) -> str:
+        """The kind of predictor, as manifests and command lines name it."""
+        ...
+
+    def predict(self, modes: ModeArray) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not."""
+        ...
+
+    def save(self) -> bytes:
+        """The predictor in safetensors format; the same predictor gives the same bytes."""
+        ...

@@ -102,32 +102,40 @@ def read_csv(path: Path) -> Profile:
             finite number or is out of its unit's range, or holds a mode twice.
     """
     try:
-        table = pd.read_csv(path)
+        # Blank lines are read too, so that a row's place tells its line.
+        table = pd.read_csv(path, skip_blank_lines=False)
     except FileNotFoundError:
         raise InvalidInputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise InvalidInputError(f"{path}: cannot be read as CSV: {error}") from None
+        raise InvalidInputError(f"{path}: cannot be read as CSV: {str(error).strip()}") from None
+    if not table.index.equals(pd.RangeIndex(len(table))):  # pandas took the first column for the rows' names
+        raise InvalidInputError(
+            f"{path}: rows hold more values than the header names columns; decimals need a point, lines no comma at"
+            " their end"
+        )
+    table = table.dropna(how="all")
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing:
-        raise InvalidInputError(
-            f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}"
-        )
+        raise InvalidInputError(f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
     if table.empty:
         raise InvalidInputError(f"{path}: holds no rows; a profile needs at least one measured mode")
-    table = table.loc[:, list(COLUMNS)].apply(pd.to_numeric, errors="coerce")
+    cells = table.loc[:, list(COLUMNS)]
+    table = cells.apply(pd.to_numeric, errors="coerce")
+    line = table.index.to_numpy() + 2  # line 1 is the header
     for name, (low, high, unit) in _PLAUSIBLE.items():
         column = table[name].to_numpy(np.float64)
         bad = np.flatnonzero(~((column >= low) & (column <= high)))
         if len(bad):
-            # Line 1 is the header.
+            value, cell = column[bad[0]], cells[name].iloc[bad[0]]
+            shown = cell if np.isnan(value) else f"{value:g}"
             raise InvalidInputError(
-                f"{path}, line {bad[0] + 2}: {name} is {column[bad[0]]:g}, expected {unit} between {low:g} and"
+                f"{path}, line {line[bad[0]]}: {name} is {shown}, expected {unit} between {low:g} and"
                 f" {high:g} ({len(bad)} such rows); correct the value or its unit"
             )
     repeated = np.flatnonzero(table.duplicated(list(PowerMode._fields)).to_numpy())
     if len(repeated):
         raise InvalidInputError(
-            f"{path}, line {repeated[0] + 2}: this mode stands twice ({len(repeated)} such rows); keep one row a mode"
+            f"{path}, line {line[repeated[0]]}: this mode stands twice ({len(repeated)} such rows); keep one row a mode"
         )
     values = table.to_numpy(np.float64)
     return Profile(values[:, :4].copy(), values[:, 4].copy(), values[:, 5].copy())

@@ -1,0 +1,143 @@
+"""How a reference predictor is made from a corpus, and how well it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from wattfleet.artefact import Artefact, pack
+from wattfleet.errors import InvalidInputError
+from wattfleet.profile import Profile
+from wattfleet.roofline import CORPUS_MODES, RooflinePredictor
+from wattfleet.workload import Workload
+
+_FOLDS = 5
+_TRANSFER_MODES = 50
+_TRANSFER_RUNS = 20
+
+_WHAT = {"corpus": "the corpus itself", "held_out": f"the corpus, {_FOLDS}-fold held out"}
+
+Report = Callable[[str], None]
+"""Told, in words, of every step."""
+
+
+def train(
+    corpus: Profile,
+    workload: Workload,
+    board: str,
+    provenance: Mapping[str, str],
+    targets: Mapping[str, Profile],
+    report: Report,
+) -> Artefact:
+    """Fit a reference to a corpus and measure it.
+
+    Args:
+        corpus: many measured modes of one workload on one board.
+        workload: what was trained.
+        board: kind of board it was measured on.
+        provenance: where the measurements come from.
+        targets: further profiles, by name, that transfers to are measured on.
+        report: told of every step.
+
+    Raises:
+        InvalidInputError: the corpus is too small for a reference.
+    """
+    if len(corpus) < CORPUS_MODES:
+        raise InvalidInputError(
+            f"a reference needs a corpus of {CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
+            " transfer a shipped reference instead"
+        )
+    report(f"fitting {len(corpus)} modes")
+    predictor = RooflinePredictor.fit(corpus)
+    figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
+    report(f"holding out each of {_FOLDS} parts")
+    figures["held_out"] = _held_out(corpus)
+    for name, target in targets.items():
+        report(f"transferring to {name}")
+        figures[f"transfer_{name}"] = _transfers(predictor, target)
+    return pack(predictor, workload, board, provenance, figures)
+
+
+def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, float]:
+    """Mean and median absolute percentage errors of time and power."""
+    predicted = predictor.predict(profile.modes)
+    time = 100 * np.abs(predicted.minibatch_ms / profile.minibatch_ms - 1)
+    power = 100 * np.abs(predicted.power_mw / profile.power_mw - 1)
+    return {
+        "time_mape_pct": round(float(time.mean()), 2),
+        "time_median_ape_pct": round(float(np.median(time)), 2),
+        "power_mape_pct": round(float(power.mean()), 2),
+        "power_median_ape_pct": round(float(np.median(power)), 2),
+    }
+
+
+def _held_out(corpus: Profile) -> dict[str, float]:
+    """Errors on modes that were not fitted, over a partition of the corpus."""
+    part = np.random.default_rng(0).permutation(len(corpus)) % _FOLDS
+    folds = [_errors_pct(RooflinePredictor.fit(corpus.rows(part != k)), corpus.rows(part == k)) for k in range(_FOLDS)]
+    return {name: round(float(np.mean([fold[name] for fold in folds])), 2) for name in folds[0]}
+
+
+def _transfers(reference: RooflinePredictor, target: Profile) -> dict[str, float]:
+    """Median errors over random draws of modes to transfer with, on all the other modes."""
+    runs = []
+    for seed in range(_TRANSFER_RUNS):
+        drawn = np.random.default_rng(seed).permutation(len(target)) < _TRANSFER_MODES
+        runs.append(_errors_pct(RooflinePredictor.fit(target.rows(drawn), reference), target.rows(~drawn)))
+    return {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
+
+
+def model_card(artefact: Artefact, name: str, command: str) -> str:
+    """The text of `MODEL_CARD.md`.
+
+    Args:
+        artefact: the reference.
+        name: its name.
+        command: what reproduces it.
+    """
+    details = artefact.details
+    rows = "\n".join(
+        f"| {_WHAT.get(key, key.removeprefix('transfer_') + f', transfer with {_TRANSFER_MODES} modes')}"
+        f" | {value['time_mape_pct']} / {value['time_median_ape_pct']}"
+        f" | {value['power_mape_pct']} / {value['power_median_ape_pct']} |"
+        for key, value in details.figures.items()
+        if isinstance(value, Mapping)
+    )
+    sources = "\n".join(f"- {key}: {value}" for key, value in details.provenance.items())
+    return f"""# {name}
+
+A reference predictor of training time and power over power modes, for transfer to other workloads and devices.
+
+| | |
+|---|---|
+| board | {details.board} |
+| workload | {details.workload.name}, minibatch {details.workload.minibatch}, \
+{details.workload.minibatches_per_epoch} minibatches an epoch |
+| predictor | `{details.predictor}`: physics fitted robustly, and a smooth remainder (see `docs/predicting.md`) |
+| corpus | {details.figures["corpus_modes"]} measured power modes |
+| digest | `{artefact.digest}` |
+
+## Provenance
+{sources}
+
+## Figures
+Absolute percentage error, mean / median, of measured hardware figures.
+
+| on | time % | power % |
+|---|---|---|
+{rows}
+
+Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not drawn.
+
+## Reproduce
+    {command}
+
+The same corpus gives the same bytes with the same versions of numpy and scipy.
+
+## Use and limits
+For transfer with 5 or more measured modes of the target; agents measure 50 by default. Alone it speaks of its own
+board and workload only. The corpus holds rows whose mode was not applied; the fit is robust to them, and the figures
+above count them. Fan at maximum, no throttling: a device that throttles is not described.
+"""

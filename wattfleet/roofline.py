@@ -1,0 +1,185 @@
+"""The default predictor: physics fitted to the measured modes, and a Gaussian process on what it leaves.
+
+The parameters are drawn towards those of a reference, so that a handful of modes suffices. The task is
+PowerTrain's (doi:10.1016/j.future.2024.07.001, section 3.3), the means are not its network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
+from wattfleet.expectations import power_after, time_after, usual_power, usual_time
+from wattfleet.modes import ModeArray
+from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.predictor import Prediction
+from wattfleet.profile import Profile
+from wattfleet.residual import Correction, Remainder, Surface, expected_process
+from wattfleet.weights import Tensors, read_parameters, read_remainder, read_tensors, remainder_tensors, write_tensors
+
+Values = NDArray[np.float64]
+Physics = Callable[[Values, ModeArray], Values]
+"""From `[k]` log parameters and `[n, 4]` modes to the `[n]` logarithms they predict."""
+
+FEWEST_MODES = 5
+"""Fewer measured modes than this cannot be fitted."""
+
+CORPUS_MODES = 400
+"""From this many modes on, a profile is a corpus: its residual is condensed instead of kept row by row."""
+
+_INDUCING = 400
+# How much of a reference's residual another workload or board shows: mean and standard deviation.
+_SHARE = (0.5, 0.3)
+# Log residuals beyond these are rather false rows than the workload's own (two quantities, two noise levels).
+_TIME_WIDTH, _POWER_WIDTH = 0.15, 0.08
+
+
+@dataclass(frozen=True)
+class RooflinePredictor:
+    """Predicts time and power at every mode of one device for one workload.
+
+    Attributes:
+        time: parameters of the step time.
+        power: parameters of the power.
+        time_remainder: what the physics leaves of the logarithm of the time.
+        power_remainder: what it leaves of the logarithm of the power.
+    """
+
+    name: ClassVar[str] = "roofline"
+
+    time: TimeParameters
+    power: PowerParameters
+    time_remainder: Remainder
+    power_remainder: Remainder
+
+    @classmethod
+    def fit(cls, profile: Profile, reference: RooflinePredictor | None = None) -> RooflinePredictor:
+        """Fit to measured modes; with a reference, towards it.
+
+        Args:
+            profile: at least `FEWEST_MODES` modes.
+            reference: the predictor of another workload or device; None starts from general expectations.
+
+        Raises:
+            InvalidInputError: too few modes.
+        """
+        if len(profile) < FEWEST_MODES:
+            raise InvalidInputError(
+                f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES}"
+            )
+        log_ms, log_mw = np.log(profile.minibatch_ms), np.log(profile.power_mw)
+        if reference is None:
+            belief, surface = usual_time(float(np.median(profile.minibatch_ms))), Surface.zero()
+        else:
+            ratio = log_ms - np.log(step_time_ms(reference.time, profile.modes))
+            belief = time_after(reference.time, float(np.median(ratio)))
+            surface = reference.time_remainder.surface
+        log_time, time_remainder = _fit(_time_physics, profile.modes, log_ms, belief, surface, _TIME_WIDTH)
+        time = TimeParameters.from_log(log_time)
+        if reference is None:
+            belief, surface = usual_power(), Surface.zero()
+        else:
+            ratio = log_mw - np.log(power_mw(reference.power, time, profile.modes))
+            belief = power_after(reference.power, float(np.median(ratio)))
+            surface = reference.power_remainder.surface
+        log_power, power_remainder = _fit(_power_physics(time), profile.modes, log_mw, belief, surface, _POWER_WIDTH)
+        return cls(time, PowerParameters.from_log(log_power), time_remainder, power_remainder)
+
+    def predict(self, modes: ModeArray) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not."""
+        log_ms, time_sd = _predict(_time_physics, self.time.log(), self.time_remainder, modes)
+        log_mw, power_sd = _predict(_power_physics(self.time), self.power.log(), self.power_remainder, modes)
+        return Prediction(np.exp(log_ms), np.exp(log_mw), time_sd, power_sd)
+
+    def save(self) -> bytes:
+        """The predictor in safetensors format; the same predictor gives the same bytes."""
+        tensors: Tensors = {"time": np.array(astuple(self.time)), "power": np.array(astuple(self.power))}
+        tensors |= remainder_tensors("time_remainder", self.time_remainder)
+        tensors |= remainder_tensors("power_remainder", self.power_remainder)
+        return write_tensors(tensors)
+
+    @classmethod
+    def load(cls, weights: bytes) -> RooflinePredictor:
+        """Read what `save` wrote.
+
+        Raises:
+            CorruptReferenceError: these bytes hold no such predictor.
+        """
+        tensors = read_tensors(weights)
+        predictor = cls(
+            TimeParameters(*read_parameters(tensors, "time", len(fields(TimeParameters)))),
+            PowerParameters(*read_parameters(tensors, "power", len(fields(PowerParameters)))),
+            read_remainder(tensors, "time_remainder", len(fields(TimeParameters))),
+            read_remainder(tensors, "power_remainder", len(fields(PowerParameters))),
+        )
+        return predictor
+
+
+def _time_physics(log_time: Values, modes: ModeArray) -> Values:
+    return np.asarray(np.log(step_time_ms(TimeParameters.from_log(log_time), modes)))
+
+
+def _power_physics(time: TimeParameters) -> Physics:
+    return lambda log_power, modes: np.log(power_mw(PowerParameters.from_log(log_power), time, modes))
+
+
+def _model(physics: Physics, surface: Surface, modes: ModeArray) -> Model:
+    """The model of the log parameters and, last, the share of the surface."""
+    bumps = surface.at(modes)
+    return lambda parameters: physics(parameters[:-1], modes) + parameters[-1] * bumps
+
+
+def _fit(
+    physics: Physics, modes: ModeArray, observed: Values, belief: Belief, surface: Surface, width: float
+) -> tuple[Values, Remainder]:
+    """Fit one quantity: its log parameters, and what to add to them."""
+    if len(modes) >= CORPUS_MODES:
+        return _fit_corpus(physics, modes, observed, belief, width)
+    mean, sd = _SHARE
+    belief = Belief(np.append(belief.mean, mean), np.append(belief.sd, sd))
+    model = _model(physics, surface, modes)
+    parameters = robust_fit(model, observed, belief, width / 5, "soft_l1", starts=1)
+    residuals = observed - model(parameters)
+    trusted = trust(residuals, width)
+    # Around these parameters the model is nearly linear: residuals around the prior's mean are then normal.
+    gradient = jacobian(model, parameters)
+    target = residuals + gradient @ (parameters - belief.mean)
+    spread = gradient * belief.sd
+    process = expected_process(modes, target, trusted, spread @ spread.T)
+    measurement_var = process.measurement_var(trusted)
+    covariance = process.covariance(modes, modes) + np.diag(measurement_var)
+    parameters = generalised_fit(model, observed, belief, covariance, parameters)
+    weights = np.linalg.solve(covariance, observed - model(parameters))
+    correction = Correction(
+        process, modes, jacobian(model, parameters), belief.sd, measurement_var, np.asarray(weights)
+    )
+    return parameters[:-1], Remainder(float(parameters[-1]), surface, correction)
+
+
+def _fit_corpus(
+    physics: Physics, modes: ModeArray, observed: Values, belief: Belief, width: float
+) -> tuple[Values, Remainder]:
+    """Fit one quantity to a whole corpus, some of whose rows are false."""
+    parameters = robust_fit(
+        lambda log_parameters: physics(log_parameters, modes), observed, belief, 0.02, "cauchy", starts=3
+    )
+    residuals = observed - physics(parameters, modes)
+    inducing = np.random.default_rng(0).permutation(len(modes))[:_INDUCING]
+    surface = Surface.fit(modes, residuals, trust(residuals, width), np.sort(inducing))
+    # The standard deviation whose 90 % interval holds 90 % of the rows: false ones must not widen it.
+    sd = float(np.quantile(np.abs(residuals - surface.at(modes)), 0.9)) / 1.645
+    return parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd))
+
+
+def _predict(physics: Physics, log_parameters: Values, remainder: Remainder, modes: ModeArray) -> tuple[Values, Values]:
+    """Mean and standard deviation of one quantity's logarithm at `[n, 4]` modes, `[n]` each."""
+    model = _model(physics, remainder.surface, modes)
+    parameters = np.append(log_parameters, remainder.share)
+    mean = model(parameters) + remainder.correction.mean(modes)
+    return mean, remainder.correction.sd(modes, jacobian(model, parameters))
