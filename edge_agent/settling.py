@@ -17,7 +17,7 @@ from edge_agent.devices.device import PowerTrace
 # A level is a level when this many samples in a row show it.
 _WINDOW = 3
 # How far the first settled sample, and its window's median, may lie from the median of all that follow. On the
-# 26 raw logs 0.08 to 0.12 gives the tables' values at every mode; a loader that stalls makes power swing by as much.
+# 26 raw logs 0.12 to 0.2 gives exactly the tables' values; a loader that stalls makes power swing by as much.
 _TOLERANCE = 0.12
 # However flat it looks, power is still rising so shortly after training began, s.
 _RISE_S = 2.0

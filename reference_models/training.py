@@ -49,6 +49,11 @@ def train(
             f"a reference needs a corpus of {CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
             " transfer a shipped reference instead"
         )
+    for name, target in targets.items():
+        if len(target) <= _TRANSFER_MODES:
+            raise InvalidInputError(
+                f"{name}: a transfer with {_TRANSFER_MODES} modes is measured on the others, and it holds {len(target)}"
+            )
     report(f"fitting {len(corpus)} modes")
     predictor = RooflinePredictor.fit(corpus)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}

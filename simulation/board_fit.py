@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from edge_agent.devices import board_parameters
 from wattfleet.boards import BOARDS, board
@@ -36,10 +35,10 @@ MINIBATCHES_PER_EPOCH = 3125
 
 # PowerTrain (doi:10.1016/j.future.2024.07.001), section 1: ResNet-18 on Xavier AGX at MAXN draws 36.4 W.
 XAVIER_MAXN_MW = 36_400.0
-# Mean and median size of the misfit, as shares: by as much was the plain roofline off with which the project began
-# on the AGX Orin corpus. Today's form fits it twice as well, but was chosen with that corpus in view: a board that
-# nobody measured will lie further off, and a simulated one must not flatter the predictor.
-MISFIT_TIME, MISFIT_POWER = (0.051, 0.014), (0.026, 0.016)
+# A robust fit to a simulated board takes part of its misfit up into the parameters. Stretched by this much, what it
+# leaves is on average larger than what it leaves of the AGX Orin's corpora, and as large as what it leaves of the Orin
+# Nano's 180 rows (`python -m benchmarks.board_fidelity`).
+STRETCH_TIME, STRETCH_POWER = 1.8, 1.4
 
 # Where the fits start and how far they may go (log standard deviation): these corpora decide nearly everything.
 _TIME_SD, _POWER_SD = 2.0, 1.0
@@ -185,11 +184,10 @@ def build(data: Path) -> dict[str, Any]:
             for name, profile in profiles.items()
         },
         "misfit": {
-            "source": f"what the fit leaves of {AGX_CORPUS}, stretched to these mean and median sizes",
-            "size": {"time": MISFIT_TIME, "power": MISFIT_POWER},
+            "source": f"what the fit leaves of {AGX_CORPUS}, stretched by {STRETCH_TIME} and {STRETCH_POWER}",
             "levels": _rounded(_LEVELS),
-            "time": _rounded(misfit_quantiles(agx.time_misfit, *MISFIT_TIME)),
-            "power": _rounded(misfit_quantiles(agx.power_misfit, *MISFIT_POWER)),
+            "time": _rounded(_quantiles(agx.time_misfit, STRETCH_TIME)),
+            "power": _rounded(_quantiles(agx.power_misfit, STRETCH_POWER)),
         },
         "boards": {
             kind: {
@@ -216,25 +214,9 @@ _SOURCES: Mapping[str, str] = {
 }
 
 
-def misfit_quantiles(log_misfit: NDArray[np.float64], mean: float, median: float) -> NDArray[np.float64]:
-    """Quantiles of a misfit at `_LEVELS`, stretched to a given size.
-
-    Small and large deviations are stretched by a power law, so signs and order stay as the corpus has them.
-
-    Args:
-        log_misfit: `[n]` log(measured / modelled).
-        mean: mean size that the stretched misfit is to have, a share.
-        median: its median size, a share.
-    """
-    inner = np.clip(log_misfit, *np.quantile(log_misfit, _LEVELS[[0, -1]]))
-    inner = inner - np.median(inner)
-    typical = float(np.median(np.abs(inner)))
-
-    def stretched(values: NDArray[np.float64], exponent: float) -> NDArray[np.float64]:
-        return np.asarray(np.sign(values) * np.log1p(median) * np.abs(values / typical) ** exponent)
-
-    exponent = brentq(lambda e: float(np.abs(np.expm1(stretched(inner, e))).mean()) - mean, 0.3, 3.0)
-    return stretched(np.quantile(inner, _LEVELS), exponent)
+def _quantiles(log_misfit: NDArray[np.float64], stretch: float) -> NDArray[np.float64]:
+    """Quantiles at `_LEVELS` of a misfit around zero, stretched."""
+    return stretch * (np.quantile(log_misfit, _LEVELS) - np.median(log_misfit))
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float]:

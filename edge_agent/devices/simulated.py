@@ -17,9 +17,9 @@ from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_pa
 
 # Two boards of a kind differ by a few percent in every parameter.
 _UNIT_LOG_SD = 0.03
-# A minibatch's jitter grows with the share of the step in which the loader is busy: 0.4 % where it idles, 20 %
+# A minibatch's jitter grows with the share of the step in which the loader is busy: 0.3 % where it idles, 14 %
 # where the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
-_JITTER_FLOOR, _JITTER_LOADING = 0.004, 0.2
+_JITTER_FLOOR, _JITTER_LOADING = 0.003, 0.14
 
 
 class SimulatedDevice(SoftBoard):

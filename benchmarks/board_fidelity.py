@@ -1,0 +1,236 @@
+"""How like real boards the simulated ones are: misfit, noise, transients, transfer, and published figures.
+
+    python -m benchmarks.board_fidelity --data ../shared/data [--json]
+
+Real files and simulated boards go through the same steps: for the misfit a robust fit of the physics, for the
+transfer the default predictor, and simulated modes are measured by the real profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.raw_logs import RawLog, read_raw_logs
+from edge_agent.devices.board_parameters import board_parameters
+from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.profiler import Profiler
+from edge_agent.settling import settled_minibatch_ms, settled_power_mw
+from simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
+from wattfleet.boards import BOARDS
+from wattfleet.errors import WattfleetError
+from wattfleet.modes import ModeArray, as_array, as_modes
+from wattfleet.physics import power_mw, step_time_ms
+from wattfleet.profile import Profile, read_csv
+from wattfleet.roofline import RooflinePredictor
+
+# Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row
+# of its table in the measurements behind that paper. For the Orin NX there is none.
+PUBLISHED = {"agx-orin": (3.1, 51.1), "orin-nano": (9.47, 20.4), "xavier-agx": (8.47, 36.4)}
+_SEEDS = (0, 1, 2)
+_MODES = 1000
+_TRANSFER_MODES, _TRANSFER_DRAWS = 50, 3
+
+
+def misfit(log_misfit: NDArray[np.float64]) -> dict[str, float]:
+    """What a model leaves, in percent of what was measured."""
+    percent = 100 * np.abs(np.expm1(-log_misfit))
+    return {
+        "mean": float(percent.mean()),
+        "median": float(np.median(percent)),
+        "p90": float(np.quantile(percent, 0.9)),
+        "p99": float(np.quantile(percent, 0.99)),
+        "over_20": float(100 * (percent > 20).mean()),
+    }
+
+
+def misfit_of_best_fit(profile: Profile) -> dict[str, dict[str, float]]:
+    """The misfit of the physics fitted robustly to a whole profile."""
+    fit = fit_board(profile)
+    return {"time": misfit(fit.time_misfit), "power": misfit(fit.power_misfit)}
+
+
+def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
+    """How far a simulated board lies from its kind's physics over its mode space."""
+    device, parameters = SimulatedDevice(kind, seed), board_parameters(kind)
+    minibatch_ms, training_mw = device.truth(device.modes)
+    modelled_mw = power_mw(parameters.power, parameters.time, device.modes)
+    return {
+        "time": misfit(np.log(minibatch_ms / step_time_ms(parameters.time, device.modes))),
+        "power": misfit(np.log(training_mw / modelled_mw)),
+    }
+
+
+def measured(device: SimulatedDevice, modes: ModeArray) -> Profile:
+    """`[n, 4]` modes measured by the profiler."""
+    profiler = Profiler(device)
+    return Profile.of(profiler.measure(mode, device.step).measurement for mode in as_modes(modes))
+
+
+def repeatability(profile: Profile) -> dict[str, float]:
+    """Percent by which a row departs from its two neighbours in CPU frequency, where that hardly matters.
+
+    With eight or more cores and the slowest memory, a step waits for the memory alone.
+    """
+    cores, cpu_khz, gpu_hz, mem_hz = profile.modes.T
+    calm = (cores >= 8) & (mem_hz == mem_hz.min()) & (cpu_khz >= 700_000)
+    scatter: dict[str, float] = {}
+    for name, values in (("time", profile.minibatch_ms), ("power", profile.power_mw)):
+        departures: list[float] = []
+        for group in np.unique(np.stack([cores, gpu_hz])[:, calm], axis=1).T:
+            row = np.flatnonzero(calm & (cores == group[0]) & (gpu_hz == group[1]))
+            row = row[np.argsort(cpu_khz[row])]
+            x, y = cpu_khz[row], np.log(values[row])
+            weight = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+            between = (1 - weight) * y[:-2] + weight * y[2:]
+            departures += ((y[1:-1] - between) / np.sqrt(1 + weight**2 + (1 - weight) ** 2)).tolist()
+        scatter[name] = float(100 * 1.4826 * np.median(np.abs(departures)))
+    return scatter
+
+
+def transfer(profile: Profile, reference: RooflinePredictor) -> dict[str, float]:
+    """Median MAPE, percent, of predictors transferred with a few modes, over all other modes."""
+    errors = []
+    for seed in range(_TRANSFER_DRAWS):
+        some = np.random.default_rng(seed).choice(len(profile), _TRANSFER_MODES, replace=False)
+        rest = profile.rows(np.setdiff1d(np.arange(len(profile)), some))
+        prediction = RooflinePredictor.fit(profile.rows(some), reference).predict(rest.modes)
+        errors.append(
+            (
+                np.abs(prediction.minibatch_ms / rest.minibatch_ms - 1).mean(),
+                np.abs(prediction.power_mw / rest.power_mw - 1).mean(),
+            )
+        )
+    time, power = 100 * np.median(errors, axis=0)
+    return {"time": float(time), "power": float(power)}
+
+
+def transients(logs: list[RawLog]) -> dict[str, float]:
+    """Typical transients of runs."""
+    powers = [settled_power_mw(log.power, log.minibatch_end_s) for log in logs]
+    quiet = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores == 6]
+    loud = [settled_minibatch_ms(log.minibatch_ms).spread for log in logs if log.mode.cores < 6]
+    return {
+        "first_minibatch_gcycles": float(np.median([log.minibatch_ms[0] * log.mode.cpu_khz / 1e9 for log in logs])),
+        "sample_interval_s": float(np.median(np.concatenate([np.diff(log.power.at_s)[2:] for log in logs]))),
+        "power_scatter_percent": float(100 * np.median([power.spread for power in powers if power])),
+        "jitter_6_cores_percent": float(100 * np.median(quiet)),
+        "jitter_2_and_4_cores_percent": float(100 * np.median(loud)),
+    }
+
+
+def simulated_log(device: SimulatedDevice, like: RawLog) -> RawLog:
+    """A run of a simulated board at the mode, and with the minibatches, of a recorded one."""
+    device.apply(like.mode)
+    meter = device.start_meter()
+    end_s = [device.clock.now_s()]
+    for _ in like.minibatch_ms:
+        device.step()
+        end_s.append(device.clock.now_s())
+    return RawLog(like.mode, np.diff(end_s) * 1e3, np.array(end_s[1:]), meter.stop())
+
+
+def maxn() -> dict[str, dict[str, float | None]]:
+    """Minutes per epoch and watts of each kind at its highest mode, before units and misfit, and as published."""
+    rows: dict[str, dict[str, float | None]] = {}
+    for kind, board in BOARDS.items():
+        parameters, at = board_parameters(kind), as_array([board.space.highest])
+        minutes, watts = PUBLISHED.get(kind, (None, None))
+        rows[kind] = {
+            "epoch_min": float(step_time_ms(parameters.time, at)[0]) * MINIBATCHES_PER_EPOCH / 60e3,
+            "published_epoch_min": minutes,
+            "watts": float(power_mw(parameters.power, parameters.time, at)[0]) / 1e3,
+            "published_watts": watts,
+        }
+    return rows
+
+
+def compare(data: Path) -> dict[str, Any]:
+    """All comparisons, as a JSON document."""
+    corpora = {name: read_csv(data / name) for name in (AGX_CORPUS, "agx_orin_mobilenetv3.csv", NANO_CORPUS)}
+    reference = RooflinePredictor.fit(corpora[AGX_CORPUS])
+    rows: dict[str, Any] = {}
+    for name, profile in corpora.items():
+        rows[name] = {"misfit": misfit_of_best_fit(profile)}
+        if name != NANO_CORPUS:
+            rows[name]["repeatability"] = repeatability(profile)
+        if name != AGX_CORPUS:
+            rows[name]["transfer"] = transfer(profile, reference)
+    for kind in BOARDS:
+        devices = [SimulatedDevice(kind, seed) for seed in _SEEDS]
+        rng = np.random.default_rng(0)
+        modes = corpora[AGX_CORPUS].modes if kind == "agx-orin" else devices[0].modes
+        some = modes[rng.choice(len(modes), min(_MODES, len(modes)), replace=False)]
+        profiles = [measured(device, some) for device in devices]
+        rows[f"simulated:{kind}"] = {
+            "misfit": _mean([misfit_of_best_fit(profile) for profile in profiles]),
+            "misfit_by_construction": _mean([misfit_by_construction(kind, seed) for seed in _SEEDS]),
+            "transfer": _mean([transfer(profile, reference) for profile in profiles]),
+            "noise": _mean([_noise(device, profile) for device, profile in zip(devices, profiles, strict=True)]),
+        }
+    modes = corpora[AGX_CORPUS].modes
+    calm = modes[(modes[:, 0] >= 8) & (modes[:, 3] == modes[:, 3].min())]
+    rows["simulated:agx-orin"]["repeatability"] = repeatability(measured(SimulatedDevice("agx-orin", 0), calm))
+    logs = read_raw_logs(data / "orin_nano_resnet18_telemetry")
+    nano = SimulatedDevice("orin-nano", 0)
+    rows[NANO_CORPUS]["transients"] = transients(logs)
+    rows["simulated:orin-nano"]["transients"] = transients([simulated_log(nano, log) for log in logs])
+    return {"sources": rows, "maxn": maxn()}
+
+
+def _noise(device: SimulatedDevice, profile: Profile) -> dict[str, float]:
+    """Median percent by which a measurement misses the truth."""
+    minibatch_ms, training_mw = device.truth(profile.modes)
+    return {
+        "time": float(100 * np.median(np.abs(profile.minibatch_ms / minibatch_ms - 1))),
+        "power": float(100 * np.median(np.abs(profile.power_mw / training_mw - 1))),
+    }
+
+
+def _mean(documents: list[Any]) -> Any:
+    """The leaves' means over documents of one shape."""
+    if isinstance(documents[0], dict):
+        return {name: _mean([document[name] for document in documents]) for name in documents[0]}
+    return float(np.mean(documents))
+
+
+def _lines(result: dict[str, Any]) -> list[str]:
+    def flat(value: Any) -> str:
+        if isinstance(value, dict):
+            return ", ".join(f"{name} {flat(inner)}" for name, inner in value.items())
+        return "-" if value is None else f"{value:.2f}"
+
+    lines = []
+    for source, quantities in result["sources"].items():
+        lines.append(source)
+        for name, value in quantities.items():
+            split = isinstance(next(iter(value.values())), dict)
+            parts = [f"{inner}: {flat(value[inner])}" for inner in value] if split else [flat(value)]
+            lines += [f"  {name:<22} {part}" for part in parts]
+    return [*lines, "MAXN", *(f"  {kind:<22} {flat(row)}" for kind, row in result["maxn"].items())]
+
+
+def main(arguments: list[str] | None = None, report: Callable[[str], None] = print) -> int:
+    """Print the comparison; 0, or 2 where the data cannot be used."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.board_fidelity", description=__doc__.split("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with the measured corpora")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args(arguments)
+    try:
+        result = compare(options.data)
+    except WattfleetError as error:
+        report(f"error: {error}")
+        return 2
+    report(json.dumps(result, indent=1) if options.json else "\n".join(_lines(result)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.devices.virtual_clock import VirtualClock
+from edge_agent.journal import Journal, JournalHeader
+from edge_agent.profiler import MeasurementError, Profiler, ProfilerSettings
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode, as_array, as_modes
+
+MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
+OTHER = PowerMode(2, 1_036_800, 510_000_000, 2_133_000_000)
+HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)
+
+
+class ScriptedDevice:
+    """A board that does as it is told: a sample every second, of whatever `power_at` says."""
+
+    board_kind = "scripted"
+    evidence = "hardware"
+
+    def __init__(self, step_s=0.25, power_at=lambda at_s: 13_000.0):
+        self.clock = VirtualClock()
+        self.modes = as_array([MODE, OTHER])
+        self.step_s = step_s
+        self.power_at = power_at
+        self.in_force = OTHER
+        self.applied_as = {}
+        self.steps = 0
+        self.running_meters = 0
+
+    def current_mode(self):
+        return self.in_force
+
+    def apply(self, mode):
+        self.in_force = self.applied_as.get(mode, mode)
+
+    def start_meter(self):
+        self.running_meters += 1
+        return ScriptedMeter(self)
+
+    def step(self):
+        self.clock.sleep_s(6.0 if self.steps == 0 else self.step_s)
+        self.steps += 1
+
+
+class ScriptedMeter:
+    def __init__(self, device):
+        self.device = device
+        self.begin_s = device.clock.now_s()
+
+    def read(self):
+        at_s = np.arange(self.begin_s, self.device.clock.now_s() + 1e-9, 1.0)
+        return PowerTrace(at_s, np.array([self.device.power_at(at) for at in at_s]))
+
+    def stop(self):
+        self.device.running_meters -= 1
+        return self.read()
+
+
+def test_forty_minibatches_count_and_the_first_does_not():
+    device = ScriptedDevice()
+    record = Profiler(device).measure(MODE, device.step)
+    assert record.mode == MODE == device.current_mode()
+    assert (record.minibatches, device.steps) == (40, 41)
+    assert record.minibatch_ms == pytest.approx(250)
+    assert record.minibatch_spread == pytest.approx(0, abs=1e-9)
+    assert (record.power_mw, record.power_spread) == (13_000, 0)
+    # Training lasts from 6 s to 16 s; samples from 2 s after its beginning count: at 9, 10, ... 16 s.
+    assert record.power_samples == 8
+    assert record.seconds == pytest.approx(16)
+    assert record.measurement.minibatch_ms == record.minibatch_ms
+
+
+def test_a_fast_mode_goes_on_until_there_are_enough_power_samples():
+    device = ScriptedDevice(step_s=0.02)
+    record = Profiler(device, ProfilerSettings(power_samples=6)).measure(MODE, device.step)
+    assert record.power_samples >= 6
+    # Six samples are there at 14 s, looked for twice a second.
+    assert record.seconds == pytest.approx(14, abs=0.6)
+    assert record.minibatches == device.steps - 1 > 300
+    assert record.minibatch_ms == pytest.approx(20)
+
+
+def test_a_rail_that_cannot_be_read_at_times_leaves_gaps_not_zeros():
+    device = ScriptedDevice(power_at=lambda at_s: np.nan if at_s % 2 else 13_000.0)
+    record = Profiler(device).measure(MODE, device.step)
+    assert record.power_mw == 13_000
+    assert record.power_samples >= 5
+
+
+def test_a_rail_that_cannot_be_read_at_all_fails_the_measurement_within_the_patience():
+    device = ScriptedDevice(power_at=lambda at_s: np.nan)
+    with pytest.raises(MeasurementError, match="0 settled power samples.*5 are needed"):
+        Profiler(device, ProfilerSettings(patience_s=30)).measure(MODE, device.step)
+    assert device.clock.now_s() == pytest.approx(46, abs=1)
+    assert device.running_meters == 0
+
+
+def test_power_that_never_settles_fails_the_measurement():
+    device = ScriptedDevice(power_at=lambda at_s: 5000 * 1.2**at_s)
+    with pytest.raises(MeasurementError, match="0 settled"):
+        Profiler(device, ProfilerSettings(patience_s=20)).measure(MODE, device.step)
+
+
+def test_a_mode_that_did_not_apply_is_an_error_and_nothing_is_trained():
+    device = ScriptedDevice()
+    device.applied_as[MODE] = OTHER
+    with pytest.raises(ModeNotAppliedError, match="4c.*was set, but 2c.*is in force"):
+        Profiler(device).measure(MODE, device.step)
+    assert device.steps == 0
+
+
+def test_a_mode_that_somebody_changed_meanwhile_is_an_error():
+    device = ScriptedDevice()
+
+    def step():
+        device.step()
+        if device.steps == 20:
+            device.in_force = OTHER
+
+    with pytest.raises(ModeNotAppliedError):
+        Profiler(device).measure(MODE, step)
+
+
+def test_the_meter_is_stopped_when_the_workload_fails():
+    device = ScriptedDevice()
+
+    def step():
+        raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Profiler(device).measure(MODE, step)
+    assert device.running_meters == 0
+
+
+def test_idling_is_measured_after_the_board_has_come_to_rest():
+    device = ScriptedDevice(power_at=lambda at_s: 13_000 if at_s < 3 else 7000)
+    assert Profiler(device).measure_idle(MODE, seconds=10) == 7000
+    assert (device.steps, device.running_meters) == (0, 0)
+    device.power_at = lambda at_s: np.nan
+    with pytest.raises(MeasurementError, match="idling"):
+        Profiler(device).measure_idle(MODE, seconds=10)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"minibatches": 0}, {"power_samples": 2}, {"patience_s": -1}, {"patience_s": float("nan")}]
+)
+def test_settings_out_of_range_are_refused(wrong):
+    with pytest.raises(InvalidInputError):
+        ProfilerSettings(**wrong)
+
+
+def test_a_profile_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
+    path = tmp_path / "profile.jsonl"
+    device = ScriptedDevice()
+    modes = as_modes(device.modes)
+    with Journal.open(path, HEADER) as journal:
+        first = next(iter(Profiler(device).profile(modes, device.step, journal)))
+        assert [one.mode for one in journal.records] == [modes[0]] == [first.mode]
+    again = ScriptedDevice()
+    with Journal.open(path, HEADER) as journal:
+        rest = list(Profiler(again).profile(modes, again.step, journal))
+        assert [one.mode for one in rest] == modes[1:]
+        assert [one.mode for one in journal.records] == modes
+        assert list(Profiler(again).profile(modes, again.step, journal)) == []
+
+
+def test_a_mode_that_fails_leaves_those_before_it_in_the_journal(tmp_path):
+    device = ScriptedDevice()
+    modes = as_modes(device.modes)
+    device.applied_as[modes[1]] = modes[0]
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        with pytest.raises(ModeNotAppliedError):
+            list(Profiler(device).profile(modes, device.step, journal))
+        assert [one.mode for one in journal.records] == modes[:1]
+
+
+@pytest.mark.parametrize("kind", ["agx-orin", "orin-nano", "orin-nx", "xavier-agx"])
+def test_fifty_modes_of_a_simulated_board_are_measured_to_within_two_percent(kind):
+    device = SimulatedDevice(kind, 0)
+    rows = np.random.default_rng(0).choice(len(device.modes), 50, replace=False)
+    profiler = Profiler(device)
+    records = [profiler.measure(mode, device.step) for mode in as_modes(device.modes[rows])]
+    minibatch_ms, power_mw = device.truth(device.modes[rows])
+    for measured, truth in (
+        ([r.minibatch_ms for r in records], minibatch_ms),
+        ([r.power_mw for r in records], power_mw),
+    ):
+        off = np.abs(np.array(measured) / truth - 1)
+        assert off.mean() < 0.02 and np.median(off) < 0.01
+        assert off.max() > 0
+
+
+def test_a_profile_of_a_simulated_board_is_the_same_every_time():
+    def profile():
+        device = SimulatedDevice("orin-nx", 7)
+        modes = as_modes(device.modes[::500])
+        return [Profiler(device).measure(mode, device.step) for mode in itertools.islice(modes, 10)]
+
+    assert profile() == profile()
