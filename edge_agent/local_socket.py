@@ -30,6 +30,10 @@ STATUS: StatusTable = {
 }
 
 
+# After these the board is not to be trusted with a round; a request that was refused says nothing about it.
+_DEVICE_TROUBLE = (ModeNotAppliedError, PowerNotReadError)
+
+
 class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     """Translates between the socket and the training watch."""
 
@@ -64,7 +68,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 )
             mode = mode_from_message(request.mode)
             await asyncio.to_thread(self._watch.start, request.plan_id, mode, request.epochs)
-        except WattfleetError as error:
+        except _DEVICE_TROUBLE as error:
             self._report(session_pb2.DEVICE_STATE_DEGRADED, str(error))
             raise
         self._report(session_pb2.DEVICE_STATE_TRAINING, f"training in {mode.label()}")
@@ -89,7 +93,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                         power_w=observed.power_w,
                     )
                 )
-        except WattfleetError as error:
+        except _DEVICE_TROUBLE as error:
             self._report(session_pb2.DEVICE_STATE_DEGRADED, str(error))
             raise
         self._report(session_pb2.DEVICE_STATE_READY, "parked")

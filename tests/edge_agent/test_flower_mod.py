@@ -1,0 +1,194 @@
+"""The mod on the device, against a real agent socket."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from edge_agent.agent import parked_mode
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.selection import open_device
+from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.flower import AgentUnreachableError, power_mode_mod
+from edge_agent.local_socket import LocalAgentServicer, serve_socket
+from edge_agent.training import TrainingWatch
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode
+from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
+from wattfleet_proto.v1 import session_pb2
+
+MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
+
+
+class Reports:
+    """Stands in for the link to the coordinator."""
+
+    def __init__(self) -> None:
+        self.states: list[session_pb2.StateReport] = []
+        self.observations: list[session_pb2.Observation] = []
+
+    def report_state(self, report: session_pb2.StateReport) -> None:
+        self.states.append(report)
+
+    def report_observation(self, report: session_pb2.Observation) -> None:
+        self.observations.append(report)
+
+    async def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+class Agent:
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.board: SoftBoard = open_device("simulated:orin-nano", 1)
+        self.board.apply(parked_mode(self.board))
+        self.reports = Reports()
+
+
+@contextmanager
+def agent_at(socket: Path) -> Iterator[Agent]:
+    agent = Agent(socket)
+    loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+
+    async def serve() -> None:
+        watch = TrainingWatch(agent.board, parked_mode(agent.board), 100)
+        servicer = LocalAgentServicer("orin-nano-0", watch, agent.reports, 50)  # type: ignore[arg-type]
+        async with serve_socket(socket, servicer):
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield agent
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock") as running:
+        yield running
+
+
+def message(content: RecordDict) -> Message:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    made = Message(content, dst_node_id=5, message_type="train")
+    made.metadata.__dict__["_message_id"] = "1"
+    return made
+
+
+def context(**node_config: Any) -> Context:
+    return Context(run_id=7, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def assigned(device_id: str = "orin-nano-0", mode: PowerMode = MODE) -> Message:
+    record = RoundAssignment("7/1", device_id, mode, epochs=1.0, power_limit_w=20.0).to_record()
+    return message(RecordDict({"config": ConfigRecord({"lr": 0.1}), RECORD_KEY: ConfigRecord(record)}))
+
+
+def answered(request: Message, _: Context) -> Message:
+    return Message(RecordDict(), reply_to=request)
+
+
+def test_trains_in_the_assigned_mode_and_reports(agent: Agent) -> None:
+    during: list[PowerMode] = []
+
+    def train(request: Message, _: Context) -> Message:
+        during.append(agent.board.current_mode())
+        assert list(request.content) == ["config"], "the app sees what its strategy wrote"
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert not reply.has_error()
+    assert during == [MODE]
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert [seen.plan_id for seen in agent.reports.observations] == ["7/1"]
+    assert [report.state for report in agent.reports.states] == [
+        session_pb2.DEVICE_STATE_TRAINING,
+        session_pb2.DEVICE_STATE_READY,
+    ]
+
+
+def test_messages_without_an_assignment_pass_untouched() -> None:
+    request = message(RecordDict({"config": ConfigRecord()}))
+    assert not power_mode_mod(request, context(), answered).has_error()
+
+
+def test_identifies_without_calling_the_app() -> None:
+    request = message(RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})}))
+
+    def app(request: Message, _: Context) -> Message:
+        raise AssertionError("not for the app")
+
+    reply = power_mode_mod(request, context(**{"device-id": "orin-nano-0"}), app)
+    assert reply.content[RECORD_KEY][DEVICE_ID_KEY] == "orin-nano-0"
+    with pytest.raises(InvalidInputError, match="--node-config"):
+        power_mode_mod(request, context(), app)
+
+
+def test_an_app_that_raises_leaves_the_device_parked_and_nothing_observed(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        raise MemoryError("out of memory")
+
+    with pytest.raises(MemoryError):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.reports.observations == []
+
+
+def test_an_app_that_answers_with_an_error_is_not_observed(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        return Message(Error(2, "no data"), reply_to=request)
+
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert reply.has_error()
+    assert agent.reports.observations == []
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (lambda: assigned(device_id="agx-orin-0"), "this is orin-nano-0's agent"),
+        (lambda: assigned(mode=MODE._replace(gpu_hz=1_300_500_000)), "INVALID_ARGUMENT"),
+    ],
+)
+def test_the_agent_refuses_what_is_not_its_own(agent: Agent, request_: Any, reason: str) -> None:
+    with pytest.raises(AgentUnreachableError, match=reason):
+        power_mode_mod(request_(), context(**{"agent-socket": str(agent.socket)}), answered)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.reports.states == [], "the device itself is well"
+
+
+def test_a_mode_that_does_not_apply_degrades_the_device(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apply(mode: PowerMode) -> None:
+        raise ModeNotAppliedError("gpu_hz reads back 306000000")
+
+    monkeypatch.setattr(agent.board, "apply", apply)
+    with pytest.raises(AgentUnreachableError, match="ABORTED: gpu_hz reads back"):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+    assert agent.reports.states[-1].state == session_pb2.DEVICE_STATE_DEGRADED
+
+
+def test_no_agent_no_training(tmp_path: Path) -> None:
+    with pytest.raises(AgentUnreachableError, match="orin-nano-0: the agent at .*absent.sock"):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(tmp_path / "absent.sock")}), answered)
+
+
+def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    socket = tmp_path / "agent.sock"
+    socket.touch()  # what a killed agent leaves
+    with agent_at(socket):
+        assert stat.filemode(socket.stat().st_mode) == "srw-rw----"

@@ -1,0 +1,150 @@
+"""The agent's session: what was not acknowledged is repeated, what stands is told anew, a refusal is final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_agent.link import Link
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+
+HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1)
+
+
+class Coordinator(session_pb2_grpc.SessionServiceServicer):
+    """Notes what comes; hangs up after `patience` reports of a session, acknowledging those before the last."""
+
+    def __init__(self, patience: int = 1000, lease_s: float = 5.0) -> None:
+        self.sessions: list[list[session_pb2.SessionRequest]] = []
+        self.patience = patience
+        self.lease_s = lease_s
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+
+    async def Session(  # noqa: N802 - named by the protocol
+        self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[session_pb2.SessionResponse]:
+        assert (await anext(request_iterator)).hello == HELLO
+        if self.refusal:
+            await context.abort(*self.refusal)
+        received: list[session_pb2.SessionRequest] = []
+        self.sessions.append(received)
+        yield session_pb2.SessionResponse(welcome=session_pb2.Welcome(lease_s=self.lease_s))
+        async for request in request_iterator:
+            received.append(request)
+            if len(received) >= self.patience:
+                self.patience = 1000
+                return
+            yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
+
+
+@asynccontextmanager
+async def linked(coordinator: Coordinator) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+    server = grpc.aio.server()
+    session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+
+            async def on_welcome(welcome: session_pb2.Welcome) -> None:
+                pass
+
+            link = Link(session_pb2_grpc.SessionServiceStub(channel), HELLO, on_welcome)
+            running = asyncio.create_task(link.run())
+            try:
+                yield link, running
+            finally:
+                running.cancel()
+                with suppress(asyncio.CancelledError, InvalidInputError):
+                    await running
+    finally:
+        await server.stop(None)
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body(), 30)
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def state(detail: str) -> session_pb2.StateReport:
+    return session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
+
+
+def test_reports_arrive_in_order_and_are_acknowledged() -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with linked(coordinator) as (link, _):
+            for k in range(5):
+                link.report_observation(session_pb2.Observation(plan_id=str(k)))
+            assert await link.flush(10)
+            assert [request.observation.plan_id for request in coordinator.sessions[0]] == list("01234")
+
+    run(body)
+
+
+def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew() -> None:
+    async def body() -> None:
+        coordinator = Coordinator(patience=3)
+        async with linked(coordinator) as (link, _):
+            link.report_front(session_pb2.FrontReport(idle_w=7))
+            link.report_state(state("first"))
+            link.report_observation(session_pb2.Observation(plan_id="lost"))
+            await until(lambda: len(coordinator.sessions) == 2)
+            link.report_state(state("second"))
+            assert await link.flush(10)
+            again = coordinator.sessions[1]
+            assert "lost" in {r.observation.plan_id for r in again}
+            assert [r.front.idle_w for r in again if r.HasField("front")] == [7]
+            assert [r.state.detail for r in again if r.HasField("state")][-1] == "second"
+
+    run(body)
+
+
+def test_only_the_newest_state_waits_for_a_coordinator_that_is_away() -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (grpc.StatusCode.UNAVAILABLE, "starting")
+        async with linked(coordinator) as (link, _):
+            for k in range(100):
+                link.report_state(state(str(k)))
+            assert not await link.flush(0.1)
+            coordinator.refusal = None
+            assert await link.flush(20)
+            assert [r.state.detail for r in coordinator.sessions[0]] == ["99"]
+
+    run(body)
+
+
+def test_it_says_that_it_is_there_where_there_is_nothing_to_report() -> None:
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=0.1)
+        async with linked(coordinator):
+            await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
+            assert all(request.HasField("lease") for request in coordinator.sessions[0])
+
+    run(body)
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS])
+def test_a_refusal_is_final(code: grpc.StatusCode) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (code, "give it another id")
+        async with linked(coordinator) as (_, running):
+            with pytest.raises(InvalidInputError, match="give it another id"):
+                await running
+
+    run(body)
