@@ -37,11 +37,12 @@ def train(
 
     from reference_models.training import model_card
     from reference_models.training import train as train_reference
-    from wattfleet.artefact import write_directory
+    from wattfleet.artefact import ensure_replaceable, write_directory
     from wattfleet.boards import board as board_of_kind
     from wattfleet.profile import read_csv
     from wattfleet.workload import Workload
 
+    ensure_replaceable(out)
     board_of_kind(board)
     trained = Workload(workload, minibatch, minibatches_per_epoch)
     targets = {path.stem: read_csv(path) for path in target or []}
@@ -68,7 +69,6 @@ def train(
 
 
 def _print_table(figures: Mapping[str, Any], out: Path, digest: str) -> None:
-
     from rich.console import Console
     from rich.table import Table
 

@@ -84,7 +84,7 @@ def verify(manifest: bytes, weights: bytes) -> Details:
     try:
         content = json.loads(manifest)
         version = content["format_version"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({error!r}): {_AGAIN}") from None
     if version != FORMAT_VERSION:
         raise InvalidInputError(
@@ -101,7 +101,7 @@ def verify(manifest: bytes, weights: bytes) -> Details:
             provenance=dict(content["provenance"]),
             figures=dict(content["figures"]),
         )
-    except (KeyError, TypeError, ValueError, InvalidInputError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, InvalidInputError) as error:
         raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({error!r}): {_AGAIN}") from None
     if len(weights) != size:
         raise CorruptReferenceError(f"{WEIGHTS_FILE} has {len(weights)} bytes instead of {size}: {_AGAIN}")
@@ -189,7 +189,7 @@ def write_directory(artefact: Artefact, directory: Path, card: str | None = None
     if card is not None:
         files[CARD_FILE] = card.encode()
     try:
-        _refuse_strangers(directory)
+        ensure_replaceable(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
         # Beside its place, so that moving it there is one rename.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
@@ -209,11 +209,19 @@ def write_directory(artefact: Artefact, directory: Path, card: str | None = None
         raise InvalidInputError(f"{directory}: cannot be written: {error}") from None
 
 
-def _refuse_strangers(directory: Path) -> None:
-    """Replacing a directory removes all in it: refuse one that holds more than an artefact."""
+def ensure_replaceable(directory: Path) -> None:
+    """Check that a directory is missing or holds an artefact alone: replacing it removes all in it.
+
+    Raises:
+        InvalidInputError: something else is in it, or it cannot be looked into.
+    """
     if not directory.exists():
         return
-    strangers = sorted({path.name for path in directory.iterdir()} - {MANIFEST_FILE, WEIGHTS_FILE, CARD_FILE})
+    try:
+        held = {path.name for path in directory.iterdir()}
+    except OSError as error:
+        raise InvalidInputError(f"{directory}: cannot be written: {error.strerror}") from None
+    strangers = sorted(held - {MANIFEST_FILE, WEIGHTS_FILE, CARD_FILE})
     if strangers:
         raise InvalidInputError(
             f"{directory}: holds {strangers[0]!r}, which belongs to no reference: choose an empty or new directory"

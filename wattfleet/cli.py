@@ -13,6 +13,9 @@ from wattfleet.errors import WattfleetError
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
 
+_EXTRAS = {"simulate": "simulation"}
+"""The extra that a command's dependencies come with, where it is not named like the command."""
+
 
 class InstalledCommands(click.Group):
     """Commands announced by entry points, imported only when they are asked for."""
@@ -36,15 +39,30 @@ class InstalledCommands(click.Group):
         command.name = cmd_name
         return command
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Run a command; one that finds a dependency missing while it runs says how to install it."""
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            raise _missing(ctx.invoked_subcommand or "", error.name or str(error)) from None
+
+
+def _install(name: str) -> str:
+    return f"pip install 'wattfleet[{_EXTRAS.get(name, name)}]'"
+
+
+def _missing(name: str, module: str) -> click.ClickException:
+    return click.ClickException(f"{name} needs {module}: {_install(name)}")
+
 
 def _not_installed(name: str, module: str) -> click.Command:
     @click.command(
         name,
-        help=f"(needs `pip install 'wattfleet[{name}]'`)",
+        help=f"(needs `{_install(name)}`)",
         context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     )
     def command() -> None:
-        raise click.ClickException(f"{name} needs {module}: pip install 'wattfleet[{name}]'")
+        raise _missing(name, module)
 
     return command
 

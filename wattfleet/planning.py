@@ -6,6 +6,7 @@ plus those of all others while they idle: they hang behind the same supply.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,7 +171,12 @@ def policy(name: str, count: int | None = None, seed: int = 0) -> Policy:
 
 
 def plan_round(
-    offers: Sequence[Offer], chosen_policy: Policy, site_budget_w: float, epochs: float, server_round: int
+    offers: Sequence[Offer],
+    chosen_policy: Policy,
+    site_budget_w: float,
+    epochs: float,
+    server_round: int,
+    idle_elsewhere_w: float = 0.0,
 ) -> RoundPlan:
     """Plan one round: least duration under the site's watts for the number of devices the policy wants.
 
@@ -179,9 +185,10 @@ def plan_round(
     Args:
         offers: the devices that are ready, each once.
         chosen_policy: who may be chosen, and how many.
-        site_budget_w: watts for all offered devices together, training or idle.
+        site_budget_w: watts for all devices of the site together, training or idle.
         epochs: local epochs that each chosen device trains.
         server_round: number of the round, from 1.
+        idle_elsewhere_w: watts that the site's devices which are not offered idle at.
 
     Raises:
         InvalidInputError: no offers, a device twice, or a budget or number of epochs that is not above zero.
@@ -193,14 +200,15 @@ def plan_round(
     if not (np.isfinite(site_budget_w) and site_budget_w > 0 and np.isfinite(epochs) and epochs > 0):
         raise InvalidInputError(f"a round needs watts and epochs above zero, not {site_budget_w} and {epochs}")
     candidates, wanted = chosen_policy.candidates(offers, server_round)
-    idle_w = sum(offer.idle_w for offer in offers)
+    wanted = min(wanted, len(candidates))
+    idle_w = idle_elsewhere_w + sum(offer.idle_w for offer in offers)
     spare_w = site_budget_w - idle_w
-    count = _carried(candidates, min(wanted, len(candidates)), spare_w)
+    count = _carried(candidates, wanted, spare_w)
     if count == 0:
         least_w = idle_w + min(_least_extra_w(offer) for offer in candidates)
         raise InfeasibleBudgetError(
             f"{site_budget_w:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
-            f" allow at least {least_w:.1f} W"
+            f" allow at least {math.ceil(least_w * 10) / 10:.1f} W"
         )
     epoch_limit_s, points = _soonest(candidates, count, spare_w)
     assignments = tuple(

@@ -76,7 +76,7 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     """
     # The share of the surface counts as one more parameter.
     k = parameters + 1
-    m, n = len(tensors.get(f"{prefix}.surface.weights", ())), len(tensors.get(f"{prefix}.weights", ()))
+    m, n = _size(tensors, f"{prefix}.surface.weights"), _size(tensors, f"{prefix}.weights")
     amplitude, nugget_sd = _shaped(tensors, f"{prefix}.process", 2).tolist()
     surface = Surface(
         _shaped(tensors, f"{prefix}.surface.modes", m, 4), _shaped(tensors, f"{prefix}.surface.weights", m)
@@ -89,8 +89,10 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
         measurement_var=_shaped(tensors, f"{prefix}.measurement_var", n),
         weights=_shaped(tensors, f"{prefix}.weights", n),
     )
-    if not ((surface.modes > 0).all() and (correction.modes > 0).all() and (correction.measurement_var > 0).all()):
+    if not all((values > 0).all() for values in (surface.modes, correction.modes, correction.measurement_var)):
         raise _corrupt(f"hold modes or variances in {prefix!r} that are not positive")
+    if min(amplitude, nugget_sd, correction.parameter_sd.min()) < 0:
+        raise _corrupt(f"hold a negative standard deviation in {prefix!r}")
     return Remainder(float(_shaped(tensors, f"{prefix}.share", 1)[0]), surface, correction)
 
 
@@ -100,6 +102,10 @@ def _shaped(tensors: Tensors, name: str, *shape: int) -> Values:
     if tensors[name].shape != shape:
         raise _corrupt(f"hold {name!r} of shape {list(tensors[name].shape)}, not {list(shape)}")
     return tensors[name]
+
+
+def _size(tensors: Tensors, name: str) -> int:
+    return tensors[name].size if name in tensors else 0
 
 
 def _corrupt(what: str) -> CorruptReferenceError:

@@ -1,0 +1,30 @@
+"""Fronts made for tests: a few lines instead of a fitted predictor."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from wattfleet.front import Front
+
+
+def front(*points: tuple[float, float], epoch_log_sd: float = 0.0, power_log_sd: float = 0.0) -> Front:
+    """A front of (seconds per epoch, median watts) points; with no spread, planned watts are the median's."""
+    k = len(points)
+    modes = np.array([[4, 1_500_000 - step, 600_000_000, 2_133_000_000] for step in range(k)], dtype=np.float64)
+    return Front(
+        modes=modes.reshape(-1, 4),
+        epoch_s=np.array([seconds for seconds, _ in points], dtype=np.float64),
+        power_w=np.array([watts for _, watts in points], dtype=np.float64),
+        epoch_log_sd=np.full(k, epoch_log_sd),
+        power_log_sd=np.full(k, power_log_sd),
+    )
+
+
+@st.composite
+def fronts(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Front:
+    """Fronts of whole seconds and whole watts, so that sums of watts are exact and ties are frequent."""
+    k = draw(st.integers(1, most))
+    seconds = draw(st.lists(st.integers(1, 12), min_size=k, max_size=k, unique=True))
+    watts = draw(st.lists(st.integers(3, 20), min_size=k, max_size=k, unique=True))
+    return front(*zip(sorted(seconds), sorted(watts, reverse=True), strict=True), power_log_sd=power_log_sd)
