@@ -135,7 +135,9 @@ def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
             f"{device['idle_w']:.1f}",
             str(sum(device_id in one["selected"] for one in report["rounds"])),
         )
-    rounds = Table(title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left")
+    rounds = Table(
+        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left"
+    )
     rounds.add_column("round")
     for name in ("device", "mode"):
         rounds.add_column(name, no_wrap=True)

@@ -191,5 +191,3 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < give_up_s, "it did not come about"
         time.sleep(0.02)
-
-
