@@ -33,7 +33,7 @@ def serve(
     clients: Annotated[
         int | None, typer.Option(help="Devices in a round, for the policies that take a number.  [default: half]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random policy.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random policy.", min=0)] = 0,
     profile_modes: Annotated[int, typer.Option(help="Power modes that each agent measures at most.")] = 50,
     announce: Annotated[
         Path | None, typer.Option(help="Write the addresses that were bound to this file, as JSON.")
@@ -44,8 +44,11 @@ def serve(
 
     from coordinator.server import BoundAddresses, CoordinatorConfig
     from coordinator.server import serve as run_server
+    from wattfleet.errors import InvalidInputError
     from wattfleet.planning import policy as policy_named
 
+    if announce and not announce.parent.is_dir():
+        raise InvalidInputError(f"--announce {announce}: {announce.parent} is no directory")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     config = CoordinatorConfig(
         address=address,

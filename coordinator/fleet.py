@@ -246,12 +246,7 @@ class Fleet:
     # --- Flower -------------------------------------------------------------------------------------------------
 
     def bind_node(self, node_id: int, device_id: str) -> None:
-        """Tie one of Flower's nodes to a device.
-
-        Raises:
-            UnknownRecordError: no such device was ever connected.
-        """
-        self.device(device_id)
+        """Tie one of Flower's nodes to a device, whose agent may connect later."""
         self.nodes[node_id] = device_id
 
     def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
@@ -265,8 +260,8 @@ class Fleet:
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
         """Plan a round over the devices behind the given nodes that are ready; asked again, the same plan.
 
-        The idle watts of every connected device count against the budget, those of a device that is known but
-        gone do not: nothing is known to draw them.
+        The idle watts of every connected device that has reported them count against the budget. What a device
+        draws that has not, because it still profiles, is not known and not counted; nor is one that is gone.
 
         Raises:
             NoDevicesError: none is ready; the text gives every device's state.
@@ -276,7 +271,13 @@ class Fleet:
         plan_id = f"{run_id}/{number}"
         if plan_id in self.rounds:
             return self.rounds[plan_id]
-        nodes = {self.nodes[node_id]: node_id for node_id in node_ids if node_id in self.nodes}
+        known = [node_id for node_id in node_ids if node_id in self.nodes]
+        nodes = {self.nodes[node_id]: node_id for node_id in known}
+        if len(nodes) < len(known):
+            twice = sorted({self.nodes[n] for n in known if n not in nodes.values()})
+            raise InvalidInputError(
+                f"several connected nodes say that they are {', '.join(twice)}: give each SuperNode its own device-id"
+            )
         offers, idle_elsewhere_w = [], 0.0
         for device in self.devices.values():
             if device.front is None or device.idle_w is None or device.device_id not in self._connected:
@@ -288,8 +289,7 @@ class Fleet:
         if not offers:
             states = ", ".join(f"{d.device_id} is {d.state.value}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
-        plan = plan_round(offers, self.policy, self.site_budget_w - idle_elsewhere_w, epochs, number)
-        plan = replace(plan, planned_w=plan.planned_w + idle_elsewhere_w, site_budget_w=self.site_budget_w)
+        plan = plan_round(offers, self.policy, self.site_budget_w, epochs, number, idle_elsewhere_w)
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = idle_elsewhere_w + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
         return self._put_round(

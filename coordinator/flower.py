@@ -128,10 +128,11 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 evaluated if evaluate_fn else None,
             )
         except BaseException as error:
-            self._call(
-                self._planner.FinishRun,
-                planning_pb2.FinishRunRequest(run_id=run_id, error=f"{type(error).__name__}: {error}"),
-            )
+            request = planning_pb2.FinishRunRequest(run_id=run_id, error=f"{type(error).__name__}: {error}")
+            try:
+                self._call(self._planner.FinishRun, request)
+            except PlanningError as unreported:
+                log(WARNING, "the end of the run was not reported: %s", unreported)
             raise
         self._call(self._planner.FinishRun, planning_pb2.FinishRunRequest(run_id=run_id))
         return result

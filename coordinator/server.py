@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +54,8 @@ class CoordinatorConfig:
     profile_modes: int
 
     def __post_init__(self) -> None:
+        if not 0 < self.site_budget_w < float("inf"):
+            raise InvalidInputError(f"a site budget must be finite and above zero watts, not {self.site_budget_w:g}")
         if self.profile_modes < 5:
             raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
 
@@ -78,27 +82,33 @@ async def serve(
     Raises:
         InvalidInputError: an address cannot be listened on, or the store or reference cannot be used.
     """
-    reference = open_reference(config.reference)
-    store = Store(config.store)
-    fleet = Fleet(config.site_budget_w, config.policy, store.devices(), store.nodes(), store.runs(), store.rounds())
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(STATUS)],
-        # Without it a second coordinator would share the port instead of failing.
-        options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
-    )
-    register(server, fleet, store, reference, config.profile_modes)
-    healthy = HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     host, port = split_address(config.address)
-    try:
-        bound = server.add_insecure_port(f"{host}:{port}")
-    except RuntimeError:
-        raise InvalidInputError(
-            f"{config.address} cannot be listened on; is another coordinator running? Choose another port"
-        ) from None
     metrics_host, metrics_port = split_address(config.metrics_address)
-    metrics = serve_metrics(fleet, metrics_host, metrics_port)
-    try:
+    reference = open_reference(config.reference)
+    # Before the store, so that a start that cannot succeed leaves no file behind.
+    _require_free(host, port)
+    _require_free(metrics_host, metrics_port)
+    async with AsyncExitStack() as held:
+        store = Store(config.store)
+        held.callback(store.close)
+        fleet = Fleet(config.site_budget_w, config.policy, store.devices(), store.nodes(), store.runs(), store.rounds())
+        metrics = serve_metrics(fleet, metrics_host, metrics_port)
+        held.callback(metrics.server_close)
+        held.callback(metrics.shutdown)
+        server = grpc.aio.server(
+            interceptors=[ErrorInterceptor(STATUS)],
+            # Without it a second coordinator would share the port instead of failing.
+            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
+        )
+        # Before the store is closed: sessions that end are still written.
+        held.push_async_callback(server.stop, _STOP_GRACE_S)
+        register(server, fleet, store, reference, config.profile_modes)
+        healthy = HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        try:
+            bound = server.add_insecure_port(f"{host}:{port}")
+        except RuntimeError:
+            raise _in_use(f"{host}:{port}") from None
         await server.start()
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
@@ -108,8 +118,21 @@ async def serve(
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         await stop.wait()
         await healthy.enter_graceful_shutdown()
-        await server.stop(_STOP_GRACE_S)
-    finally:
-        metrics.shutdown()
-        metrics.server_close()
-        store.close()
+
+
+def _require_free(host: str, port: int) -> None:
+    """Make sure that an address can be listened on.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            raise _in_use(f"{host}:{port}") from None
+
+
+def _in_use(address: str) -> InvalidInputError:
+    return InvalidInputError(f"{address} cannot be listened on; is another coordinator running? Choose another port")

@@ -9,15 +9,21 @@ from typing import Any
 
 import grpc
 
+from coordinator.errors import UnknownRecordError
 from coordinator.fleet import DeviceRecord, DeviceState, Fleet, ObservedTraining, RoundRecord
 from coordinator.references import Reference
 from coordinator.store import Store
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import front_from_message, front_to_message, plan_to_message
+from wattfleet_proto.convert import (
+    evidence_from_message,
+    evidence_to_message,
+    front_from_message,
+    front_to_message,
+    plan_to_message,
+)
 from wattfleet_proto.v1 import (
     planning_pb2,
     planning_pb2_grpc,
-    power_pb2,
     session_pb2,
     session_pb2_grpc,
     view_pb2,
@@ -31,12 +37,6 @@ LEASE_S = 5.0
 
 _LEASES_MISSED = 3
 _CHUNK_BYTES = 64 * 1024
-_EVIDENCE = {
-    power_pb2.EVIDENCE_SIMULATED: "simulated",
-    power_pb2.EVIDENCE_REPLAYED: "replayed",
-    power_pb2.EVIDENCE_HARDWARE: "hardware",
-}
-_EVIDENCE_MESSAGE = {word: message for message, word in _EVIDENCE.items()}
 _STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
 _STATE = {message: state for state, message in _STATE_MESSAGE.items() if state is not DeviceState.OFFLINE}
 
@@ -62,16 +62,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[session_pb2.SessionResponse]:
         """One agent's session, from its Hello until it goes silent."""
-        hello = (await asyncio.wait_for(anext(request_iterator), LEASE_S)).hello
-        if hello.evidence not in _EVIDENCE:
-            raise InvalidInputError("a session begins with a Hello that says what the device's figures rest on")
-        device_id = hello.device_id
-        self._store.save(self._fleet.connect(device_id, hello.board, _EVIDENCE[hello.evidence], hello.mode_count))
-        _log.info("%s connected", device_id)
         try:
+            hello = (await asyncio.wait_for(anext(request_iterator), LEASE_S)).hello
+        except (StopAsyncIteration, asyncio.TimeoutError):
+            return  # it never began
+        device_id, evidence = hello.device_id, evidence_from_message(hello.evidence)
+        connected = self._fleet.connect(device_id, hello.board, evidence, hello.mode_count)
+        try:
+            self._store.save(connected)
+            _log.info("%s connected", device_id)
             yield session_pb2.SessionResponse(
                 welcome=session_pb2.Welcome(
-                    reference_name=self._reference.name,
                     reference_digest=self._reference.digest,
                     profile_modes=self._profile_modes,
                     lease_s=LEASE_S,
@@ -107,7 +108,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             )
         elif body == "observation":
             seen = request.observation
-            self._store.save(self._fleet.observe(seen.plan_id, ObservedTraining(device_id, seen.epoch_s, seen.power_w)))
+            observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
+            try:
+                self._store.save(self._fleet.observe(seen.plan_id, observed))
+            except UnknownRecordError as error:
+                # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.
+                _log.warning("%s: an observation is let go: %s", device_id, error)
         elif body != "lease":
             raise InvalidInputError(f"{device_id}: a session goes on with reports and leases, not with {body}")
 
@@ -223,7 +229,7 @@ def _device_view(record: DeviceRecord) -> view_pb2.DeviceView:
     return view_pb2.DeviceView(
         device_id=record.device_id,
         board=record.board,
-        evidence=_EVIDENCE_MESSAGE[record.evidence],
+        evidence=evidence_to_message(record.evidence),
         state=_STATE_MESSAGE[record.state],
         profiled_modes=record.profiled_modes,
         mode_count=record.mode_count,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from google.protobuf import json_format
-from sqlalchemy import JSON, Float, Integer, String, create_engine, event, select
+from sqlalchemy import JSON, URL, Float, Integer, String, create_engine, event, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -93,7 +93,7 @@ class Store:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._engine: Engine = create_engine(f"sqlite:///{path}")
+            self._engine: Engine = create_engine(URL.create("sqlite", database=str(path)))
             event.listen(self._engine, "connect", _pragmas)
             _Base.metadata.create_all(self._engine)
         except (OSError, DatabaseError) as error:

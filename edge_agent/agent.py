@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import grpc
 from edge_agent.devices.device import SoftDevice
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.link import Link
-from edge_agent.local_socket import LocalAgentServicer, serve_socket
+from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
 from edge_agent.profiler import Profiler
 from edge_agent.profiling_plan import Progress, profile_device
 from edge_agent.references import reference_of_digest
@@ -22,23 +23,22 @@ from edge_agent.training import TrainingWatch
 from wattfleet.artefact import Artefact, pack, restore, write_directory
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front, predicted_front
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, as_modes
 from wattfleet.workload import Workload
-from wattfleet_proto.convert import front_to_message
-from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
+from wattfleet_proto.convert import evidence_to_message, front_to_message
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-EVIDENCE = {
-    "simulated": power_pb2.EVIDENCE_SIMULATED,
-    "replayed": power_pb2.EVIDENCE_REPLAYED,
-    "hardware": power_pb2.EVIDENCE_HARDWARE,
-}
 IDLE_S = 20.0
 """How long idling is measured, device-clock seconds."""
 
 PREDICTOR_DIRECTORY = "predictor"
 """Below the state directory: the device's own fitted predictor."""
+
+
+class _StoppedError(Exception):
+    """The agent is to end in the middle of a profile."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ async def run_agent(config: AgentConfig, device: SoftDevice, stop: asyncio.Event
         InvalidInputError: the coordinator refused the device, or the socket cannot be served.
         CorruptReferenceError: the reference that came is not the one that was promised.
     """
+    require_own_socket(config.socket)
     async with grpc.aio.insecure_channel(config.coordinator) as channel:
         stub = session_pb2_grpc.SessionServiceStub(channel)
         welcomed: asyncio.Future[session_pb2.Welcome] = asyncio.get_running_loop().create_future()
@@ -94,7 +95,7 @@ async def run_agent(config: AgentConfig, device: SoftDevice, stop: asyncio.Event
         hello = session_pb2.Hello(
             device_id=config.device_id,
             board=device.board_kind,
-            evidence=EVIDENCE[device.evidence],
+            evidence=evidence_to_message(device.evidence),
             mode_count=len(device.modes),
         )
         link = Link(stub, hello, on_welcome)
@@ -125,7 +126,11 @@ async def _serve_device(
     reference = await reference_of_digest(welcome.reference_digest, config.state_directory / "references", stub)
     loop = asyncio.get_running_loop()
 
+    stopping = threading.Event()
+
     def report(progress: Progress) -> None:
+        if stopping.is_set():
+            raise _StoppedError
         loop.call_soon_threadsafe(
             link.report_state,
             session_pb2.StateReport(
@@ -135,7 +140,17 @@ async def _serve_device(
 
     original = device.current_mode()
     try:
-        ready = await asyncio.to_thread(make_ready, config, device, reference, welcome.profile_modes, report)
+        work = asyncio.create_task(
+            asyncio.to_thread(make_ready, config, device, reference, welcome.profile_modes, report)
+        )
+        try:
+            ready = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled: it stops after the mode that it measures, and only then is the board ours.
+            stopping.set()
+            with suppress(_StoppedError):
+                await work
+            raise
         link.report_front(
             session_pb2.FrontReport(
                 front=front_to_message(ready.front),
@@ -147,11 +162,7 @@ async def _serve_device(
         watch = TrainingWatch(device, ready.parked, config.minibatches_per_epoch)
         servicer = LocalAgentServicer(config.device_id, watch, link, ready.profiled_modes)
         async with serve_socket(config.socket, servicer):
-            link.report_state(
-                session_pb2.StateReport(
-                    state=session_pb2.DEVICE_STATE_READY, profiled_modes=ready.profiled_modes, detail="parked"
-                )
-            )
+            servicer.report(session_pb2.DEVICE_STATE_READY, "parked")
             _log.info("%s is ready: a front of %d modes", config.device_id, len(ready.front))
             await asyncio.Event().wait()
     finally:
@@ -195,5 +206,4 @@ def make_ready(
 
 def parked_mode(device: SoftDevice) -> PowerMode:
     """The mode between trainings: the lowest frequencies, then the fewest cores, where idling takes least."""
-    row = min(device.modes.tolist(), key=lambda mode: (mode[1], mode[2], mode[3], mode[0]))
-    return PowerMode(*(round(value) for value in row))
+    return min(as_modes(device.modes), key=lambda mode: (mode.cpu_khz, mode.gpu_hz, mode.mem_hz, mode.cores))

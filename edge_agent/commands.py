@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
+
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
 
 
@@ -23,12 +25,10 @@ def run(
     minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
     coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")] = "127.0.0.1:7070",
     state_dir: Annotated[Path, typer.Option(help="Where profile, reference and predictor are kept.")] = Path(
-        "/var/lib/wattfleet"
+        DEFAULT_STATE_DIRECTORY
     ),
-    socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(
-        "/run/wattfleet/agent.sock"
-    ),
-    seed: Annotated[int, typer.Option(help="Seed of the modes to profile, and of a simulated board.")] = 0,
+    socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(DEFAULT_SOCKET),
+    seed: Annotated[int, typer.Option(help="Seed of the modes to profile, and of a simulated board.", min=0)] = 0,
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging

@@ -98,14 +98,13 @@ class Link:
             backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)
 
     async def _session(self) -> AsyncIterator[bool]:
-        """One session from Hello to its end; yields once it stands."""
+        """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound."""
         call: Any = self._stub.Session(None)
         sender: asyncio.Task[None] | None = None
         try:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
             async for response in call:
                 if response.HasField("welcome"):
-                    yield True
                     self._resend()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
                     await self._on_welcome(response.welcome)
@@ -113,6 +112,7 @@ class Link:
                     async with self._acknowledged:
                         self._unacknowledged.pop(response.ack.sequence, None)
                         self._acknowledged.notify_all()
+                    yield True
         finally:
             if sender:
                 sender.cancel()

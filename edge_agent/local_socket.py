@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import socket
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.link import Link
-from edge_agent.training import NotTrainingError, PowerNotReadError, TrainingWatch
+from edge_agent.training import PowerNotReadError, TrainingWatch
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_proto.convert import mode_from_message, mode_to_message
+from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
-_ACKNOWLEDGED_WITHIN_S = 2.0
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+_ACKNOWLEDGED_WITHIN_S = 30.0
+_CHECKED_EVERY_S = 30.0
 _GROUP_MAY_CONNECT = 0o660
+
+
+class BusyError(WattfleetError):
+    """The device is training for somebody else already."""
+
 
 STATUS: StatusTable = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
-    NotTrainingError: grpc.StatusCode.FAILED_PRECONDITION,
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
+    BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-
 
 # After these the board is not to be trusted with a round; a request that was refused says nothing about it.
 _DEVICE_TROUBLE = (ModeNotAppliedError, PowerNotReadError)
@@ -50,56 +62,113 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._watch = watch
         self._link = link
         self._profiled_modes = profiled_modes
+        self._training = asyncio.Lock()
+        self._recovery: asyncio.Task[None] | None = None
 
-    def _report(self, state: session_pb2.DeviceState.ValueType, detail: str) -> None:
+    async def Train(  # noqa: N802 - named by the protocol
+        self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
+    ) -> AsyncIterator[local_pb2.TrainResponse]:
+        """One round's training, from its Start to its Finish, or until the ClientApp is gone."""
+        start = (await anext(request_iterator)).start
+        if start.device_id != self._device_id:
+            raise InvalidInputError(
+                f"the assignment is {start.device_id}'s, this is {self._device_id}'s agent:"
+                " give the SuperNode its own device-id and agent-socket"
+            )
+        if self._training.locked():
+            raise BusyError(f"{self._device_id} is training already")
+        async with self._training:
+            try:
+                mode = mode_from_message(start.mode)
+                await _to_the_end(self._watch.start, mode, start.epochs)
+                self.report(session_pb2.DEVICE_STATE_TRAINING, f"training in {mode.label()}")
+                yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
+                finish = (await anext(request_iterator)).finish
+                finished = await self._finished(start.plan_id, finish.failed)
+            except _DEVICE_TROUBLE as error:
+                self._degrade(str(error))
+                raise
+            except InvalidInputError:
+                raise
+            except BaseException:
+                # The stream broke off: whoever trained is gone, and nothing is to be learnt.
+                self._watch.abandon()
+                self.report(session_pb2.DEVICE_STATE_READY, "parked; the last training broke off")
+                raise
+            self.report(session_pb2.DEVICE_STATE_READY, "parked")
+        # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
+        if not await self._link.flush(_ACKNOWLEDGED_WITHIN_S):
+            _log.warning("the coordinator has not acknowledged %s within %g s", start.plan_id, _ACKNOWLEDGED_WITHIN_S)
+        yield local_pb2.TrainResponse(finished=finished)
+
+    async def _finished(self, plan_id: str, failed: bool) -> local_pb2.TrainingFinished:
+        """End the training and report what was observed."""
+        if failed:
+            await _to_the_end(self._watch.abandon)
+            return local_pb2.TrainingFinished()
+        observed = await _to_the_end(self._watch.finish)
+        self._link.report_observation(
+            session_pb2.Observation(plan_id=plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
+        )
+        return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w)
+
+    def report(self, state: session_pb2.DeviceState.ValueType, detail: str) -> None:
+        """Tell the coordinator what the device is doing."""
         self._link.report_state(
             session_pb2.StateReport(state=state, profiled_modes=self._profiled_modes, detail=detail)
         )
 
-    async def StartTraining(  # noqa: N802 - named by the protocol
-        self, request: local_pb2.StartTrainingRequest, context: Any
-    ) -> local_pb2.StartTrainingResponse:
-        """Put the assigned mode in force and start to observe."""
-        try:
-            if request.device_id != self._device_id:
-                raise InvalidInputError(
-                    f"the assignment is {request.device_id}'s, this is {self._device_id}'s agent:"
-                    " give the SuperNode its own device-id and agent-socket"
-                )
-            mode = mode_from_message(request.mode)
-            await asyncio.to_thread(self._watch.start, request.plan_id, mode, request.epochs)
-        except _DEVICE_TROUBLE as error:
-            self._report(session_pb2.DEVICE_STATE_DEGRADED, str(error))
-            raise
-        self._report(session_pb2.DEVICE_STATE_TRAINING, f"training in {mode.label()}")
-        return local_pb2.StartTrainingResponse()
+    def _degrade(self, reason: str) -> None:
+        """Take the device out of the rounds until it can be parked again."""
+        self.report(session_pb2.DEVICE_STATE_DEGRADED, reason)
+        if self._recovery is None or self._recovery.done():
+            self._recovery = asyncio.create_task(self._recover())
 
-    async def FinishTraining(  # noqa: N802 - named by the protocol
-        self, request: local_pb2.FinishTrainingRequest, context: Any
-    ) -> local_pb2.FinishTrainingResponse:
-        """Stop observing, park the device, report."""
-        response = local_pb2.FinishTrainingResponse()
+    async def _recover(self) -> None:
+        while True:
+            await asyncio.sleep(_CHECKED_EVERY_S)
+            async with self._training:
+                with suppress(WattfleetError):
+                    await _to_the_end(self._watch.park)
+                    self.report(session_pb2.DEVICE_STATE_READY, "parked; recovered")
+                    return
+
+    def close(self) -> None:
+        """Stop looking after a degraded device."""
+        if self._recovery:
+            self._recovery.cancel()
+
+
+async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Run in a thread, which nothing can cancel: not even a ClientApp that is gone leaves it half done."""
+    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
+def require_own_socket(path: Path) -> None:
+    """Make sure that a socket can be served at a path: what a killed agent left there is removed.
+
+    Raises:
+        InvalidInputError: another agent serves it, or something else lies there.
+    """
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            raise InvalidInputError(f"{path} is there and is no socket: choose another --socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
         try:
-            if request.failed:
-                await asyncio.to_thread(self._watch.abandon)
-            else:
-                observed = await asyncio.to_thread(self._watch.finish, request.plan_id)
-                response = local_pb2.FinishTrainingResponse(epoch_s=observed.epoch_s, power_w=observed.power_w)
-                self._link.report_observation(
-                    session_pb2.Observation(
-                        plan_id=request.plan_id,
-                        mode=mode_to_message(observed.mode),
-                        epoch_s=observed.epoch_s,
-                        power_w=observed.power_w,
-                    )
-                )
-        except _DEVICE_TROUBLE as error:
-            self._report(session_pb2.DEVICE_STATE_DEGRADED, str(error))
-            raise
-        self._report(session_pb2.DEVICE_STATE_READY, "parked")
-        # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
-        await self._link.flush(_ACKNOWLEDGED_WITHIN_S)
-        return response
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
+    raise InvalidInputError(f"another agent serves {path}: give each device a --socket of its own")
 
 
 @asynccontextmanager
@@ -113,7 +182,7 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # left by an agent that was killed
+        require_own_socket(path)
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         os.chmod(path, _GROUP_MAY_CONNECT)
@@ -122,4 +191,5 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     try:
         yield
     finally:
+        servicer.close()
         await server.stop(1.0)

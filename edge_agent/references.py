@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import random
 from pathlib import Path
 
+import grpc
+
 from wattfleet.artefact import Artefact, read_directory, write_directory
-from wattfleet.errors import CorruptReferenceError
+from wattfleet.errors import CorruptReferenceError, WattfleetError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BACKOFF_S = 0.2
+_LONGEST_BACKOFF_S = 30.0
+
+
+class ReferenceRefusedError(WattfleetError):
+    """The coordinator does not hand out the reference that it named."""
 
 
 async def reference_of_digest(digest: str, cache: Path, stub: session_pb2_grpc.SessionServiceAsyncStub) -> Artefact:
@@ -20,18 +34,38 @@ async def reference_of_digest(digest: str, cache: Path, stub: session_pb2_grpc.S
         stub: the coordinator.
 
     Raises:
-        CorruptReferenceError: what came, or what was kept, is not what the digest stands for.
+        CorruptReferenceError: what came is not what the digest stands for.
+        ReferenceRefusedError: the coordinator does not hand it out.
     """
     kept = cache / digest
     if kept.is_dir():
-        return _checked(read_directory(kept), digest)
+        try:
+            return _checked(read_directory(kept), digest)
+        except CorruptReferenceError as error:
+            _log.warning("%s; fetching it anew", error)
+    backoff_s = _FIRST_BACKOFF_S
+    while True:
+        try:
+            artefact = await _fetched(digest, stub)
+            break
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise ReferenceRefusedError(
+                    f"the coordinator did not hand out the reference: {error.details()}"
+                ) from None
+            _log.warning("coordinator away: %s", error.details())
+        await asyncio.sleep(random.uniform(0, backoff_s))
+        backoff_s = min(_LONGEST_BACKOFF_S, 2 * backoff_s)
+    write_directory(artefact, kept)
+    return artefact
+
+
+async def _fetched(digest: str, stub: session_pb2_grpc.SessionServiceAsyncStub) -> Artefact:
     manifest, chunks = b"", []
     async for message in stub.FetchReference(session_pb2.FetchReferenceRequest(digest=digest)):
         manifest += message.manifest
         chunks.append(message.weights_chunk)
-    artefact = _checked(Artefact(manifest, b"".join(chunks)), digest)
-    write_directory(artefact, kept)
-    return artefact
+    return _checked(Artefact(manifest, b"".join(chunks)), digest)
 
 
 def _checked(artefact: Artefact, digest: str) -> Artefact:

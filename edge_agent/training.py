@@ -11,12 +11,6 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
 
-class NotTrainingError(WattfleetError):
-    """Training was to be finished that was never started."""
-
-    caller_must_correct = True
-
-
 class PowerNotReadError(WattfleetError):
     """No power sample could be read while training; missing is not zero, so nothing is reported."""
 
@@ -38,7 +32,6 @@ class Observed:
 
 @dataclass(frozen=True)
 class _Running:
-    plan_id: str
     epochs: float
     started_s: float
     meter: PowerMeter
@@ -60,7 +53,7 @@ class TrainingWatch:
         self._minibatches_per_epoch = minibatches_per_epoch
         self._running: _Running | None = None
 
-    def start(self, plan_id: str, mode: PowerMode, epochs: float) -> None:
+    def start(self, mode: PowerMode, epochs: float) -> None:
         """Put the mode in force and begin to observe; a training left unfinished is given up.
 
         Raises:
@@ -73,25 +66,24 @@ class TrainingWatch:
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
             self._device.step()  # warm-up
-        self._running = _Running(plan_id, epochs, self._device.clock.now_s(), self._device.start_meter())
+        self._running = _Running(epochs, self._device.clock.now_s(), self._device.start_meter())
 
-    def finish(self, plan_id: str) -> Observed:
-        """End the training and park the device.
+    def finish(self) -> Observed:
+        """End the training that was started, and park the device.
 
         Raises:
-            NotTrainingError: this plan's training is not running.
             PowerNotReadError: not one power sample could be read.
+            ModeNotAppliedError: the device could not be parked.
         """
         running = self._running
-        if running is None or running.plan_id != plan_id:
-            raise NotTrainingError(f"no training of plan {plan_id!r} is running: start it first")
+        assert running is not None, "finish follows start"
         if isinstance(self._device, SoftDevice):
             self._device.run(max(1, round(running.epochs * self._minibatches_per_epoch)))
         elapsed_s = self._device.clock.now_s() - running.started_s
         mode = self._device.current_mode()
         trace = running.meter.stop()
         self._running = None
-        self._device.apply(self._parked)
+        self.park()
         during = (trace.at_s >= running.started_s) & np.isfinite(trace.power_mw)
         if not during.any():
             raise PowerNotReadError("no power sample could be read during the training: check the power rails")
@@ -102,4 +94,12 @@ class TrainingWatch:
         if self._running:
             self._running.meter.stop()
             self._running = None
-            self._device.apply(self._parked)
+            self.park()
+
+    def park(self) -> None:
+        """Put the mode between trainings in force.
+
+        Raises:
+            ModeNotAppliedError: another mode was read back.
+        """
+        self._device.apply(self._parked)

@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="A whole fleet on this machine; only the boards are simulated.")
+from simulation.devices import DEFAULT_FLEET
 
-# What simulation.devices says; written out so that `--help` needs no imports.
-_DEFAULT_FLEET = "agx-orin:2,orin-nano:2,orin-nx:1,xavier-agx:1"
+app = typer.Typer(help="A whole fleet on this machine; only the boards are simulated.")
 
 
 @app.command()
 def simulate(
     devices: Annotated[
         str, typer.Option(help="Boards as kind:count: agx-orin, orin-nano, orin-nx, xavier-agx. May be empty.")
-    ] = _DEFAULT_FLEET,
+    ] = DEFAULT_FLEET,
     device_csv: Annotated[
         list[Path] | None, typer.Option(help="Add a device that replays a measured CSV file; may be repeated.")
     ] = None,
@@ -28,7 +27,7 @@ def simulate(
     clients: Annotated[
         int | None, typer.Option(help="Devices in a round, for fastest-k and random.  [default: half]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of boards, noise, data split, profiles and training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of boards, noise, data split, profiles and training.", min=0)] = 0,
     reference: Annotated[
         str, typer.Option(help="Reference predictor: the name of a shipped one, or a directory.")
     ] = "agx_orin_resnet18",

@@ -6,9 +6,14 @@ from types import TracebackType
 
 import grpc
 
-from wattfleet_proto.v1 import view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import session_pb2, view_pb2, view_pb2_grpc
 
-_TIMEOUT_S = 10.0
+_TIMEOUT_S = 30.0
+
+
+def state_word(state: session_pb2.DeviceState.ValueType) -> str:
+    """A device's state in one word."""
+    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
 
 
 class CoordinatorView:

@@ -10,9 +10,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from simulation.coordinator_view import state_word
 from simulation.run import Snapshot
 from wattfleet.modes import PowerMode
-from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_proto.v1 import view_pb2
 
 _STATE_STYLE = {
     "enrolled": "dim",
@@ -22,11 +23,6 @@ _STATE_STYLE = {
     "degraded": "bold red",
     "offline": "red",
 }
-
-
-def state_word(state: session_pb2.DeviceState.ValueType) -> str:
-    """A device's state in one word."""
-    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
 
 
 class LiveDisplay:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,13 +13,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from simulation.processes import PartFailedError, Parts
+from simulation.processes import PartFailedError, Parts, environment, program
 
 HOST = "127.0.0.1"
 APP_DIRECTORY = Path(__file__).parent / "digits_app"
 _CONNECTION = "local"
 _READY_WITHIN_S = 60.0
-_COMMAND_WITHIN_S = 60.0
+_COMMAND_WITHIN_S = 120.0
 _COMPLETED = "finished:completed"
 
 OFFLINE = {
@@ -45,11 +43,6 @@ class Node:
     device_id: str
     partition: int
     socket: Path
-
-
-def program(name: str) -> str:
-    """The path of a program installed beside this Python."""
-    return str(Path(sys.executable).parent / name)
 
 
 def free_ports(count: int) -> list[int]:
@@ -161,14 +154,10 @@ class FlowerDeployment:
 
     def _flwr(self, arguments: Sequence[str]) -> dict[str, object]:
         """Run the `flwr` command and read the JSON it prints."""
-        done = subprocess.run(
-            [program("flwr"), *arguments],
-            env={**os.environ, **self._environment},
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_WITHIN_S,
-            check=False,
-        )
+        try:
+            done = self._run([program("flwr"), *arguments])
+        except subprocess.TimeoutExpired:
+            raise PartFailedError(f"flwr {arguments[0]} did not answer within {_COMMAND_WITHIN_S:g} s") from None
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])
         except ValueError:
@@ -176,3 +165,13 @@ class FlowerDeployment:
         if not isinstance(answer, dict) or answer.get("success") is False:
             raise PartFailedError(f"flwr {arguments[0]} failed: {json.dumps(answer)}")
         return answer
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=environment(self._environment),
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_WITHIN_S,
+            check=False,
+        )

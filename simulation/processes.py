@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from wattfleet.errors import WattfleetError
 
@@ -44,9 +49,10 @@ class Part:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says something."""
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "it printed nothing"
+    """The last line of a log that tells of an error, or else its last."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|wattfleet:", line)] or lines
+    return told[-1] if told else "it printed nothing"
 
 
 class Parts:
@@ -66,7 +72,7 @@ class Parts:
     ) -> None:
         self.stop()
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Part:
+    def start(self, name: str, command: Sequence[str], more: Mapping[str, str]) -> Part:
         """Start a child with its output in `<name>.log`.
 
         Raises:
@@ -80,15 +86,15 @@ class Parts:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**os.environ, **environment},
-                    start_new_session=True,  # so that its own children can be ended with it
+                    env=environment(more),
+                    start_new_session=True,  # a Ctrl-C is ours, and we end the parts in order
                 )
+                part = Part(name, process, log)
+                self._parts.append(part)
         except FileNotFoundError:
             raise PartFailedError(
                 f"{name}: {command[0]} is not installed: pip install 'wattfleet[simulation]'"
             ) from None
-        part = Part(name, process, log)
-        self._parts.append(part)
         return part
 
     def check(self) -> None:
@@ -102,26 +108,52 @@ class Parts:
                 raise failure
 
     def stop(self) -> None:
-        """End all parts and whatever they started: a request first, after a while by force."""
-        for part in reversed(self._parts):
-            _signal(part, signal.SIGTERM)
-        give_up_s = time.monotonic() + _STOP_GRACE_S
-        for part in reversed(self._parts):
-            try:
-                part.process.wait(max(0.0, give_up_s - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
-            # Also where the leader went by itself: its children may not have.
-            _signal(part, signal.SIGKILL, group=True)
-            part.process.wait()
-        self._parts.clear()
+        """End all parts and whatever they started: a request first, after a while by force.
+
+        Signals that would interrupt this wait until it is done.
+        """
+        with _undisturbed():
+            # Asked for now: a child whose parent has ended is nobody's that we know.
+            children = [child for part in self._parts for child in _children(part)]
+            for part in reversed(self._parts):
+                part.process.terminate()
+            give_up_s = time.monotonic() + _STOP_GRACE_S
+            for part in reversed(self._parts):
+                children += _children(part)
+                with suppress(subprocess.TimeoutExpired):
+                    part.process.wait(max(0.0, give_up_s - time.monotonic()))
+            for part in self._parts:
+                part.process.kill()
+                part.process.wait()
+            for child in children:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, timeout=_STOP_GRACE_S)
+            self._parts.clear()
 
 
-def _signal(part: Part, number: signal.Signals, group: bool = False) -> None:
+def program(name: str) -> str:
+    """The path of a program installed beside this Python."""
+    return str(Path(sys.executable).parent / name)
+
+
+def environment(more: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a child; Flower starts its own helpers by name, which must be found beside this Python."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    return {**os.environ, "PATH": path, **more}
+
+
+def _children(part: Part) -> list[psutil.Process]:
     try:
-        if group:
-            os.killpg(part.process.pid, number)
-        else:
-            part.process.send_signal(number)
-    except ProcessLookupError:
-        pass
+        return psutil.Process(part.process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -14,13 +14,14 @@ import numpy as np
 
 from edge_agent.agent import PREDICTOR_DIRECTORY
 from edge_agent.devices.soft_board import SoftBoard
+from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import FastestK, Offer, plan_round
 from wattfleet.predictor import Values
 from wattfleet_proto.convert import front_from_message, mode_from_message
-from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_proto.v1 import view_pb2
 
 _DRAWS = 200
 
@@ -87,7 +88,7 @@ def _device(view: view_pb2.DeviceView, board: SoftBoard, state: Path, minibatche
         "idle_w": view.idle_w,
         "time_mape_pct": 100 * float(np.mean(np.abs(predicted.minibatch_ms / true_ms - 1))),
         "power_mape_pct": 100 * float(np.mean(np.abs(predicted.power_mw / true_mw - 1))),
-        "state": session_pb2.DeviceState.Name(view.state).removeprefix("DEVICE_STATE_").lower(),
+        "state": state_word(view.state),
         "reference_digest": view.reference_digest,
         "front": [
             {

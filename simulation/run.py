@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import grpc
 
 from edge_agent.agent import IDLE_S, parked_mode
 from edge_agent.devices.selection import open_device
@@ -15,8 +18,8 @@ from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.profiler import Profiler
 from simulation.coordinator_view import CoordinatorView
 from simulation.devices import SimulatedDevice
-from simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node, program
-from simulation.processes import PartFailedError, Parts
+from simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
+from simulation.processes import PartFailedError, Parts, program
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import policy
 from wattfleet_proto.v1 import session_pb2, view_pb2
@@ -112,7 +115,7 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
     if site_budget_w < least_w:
         raise InfeasibleBudgetError(
             f"{site_budget_w:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
-            f" allow at least {least_w:.0f} W with --site-budget-w"
+            f" allow at least {math.ceil(least_w)} W with --site-budget-w"
         )
     return boards
 
@@ -158,8 +161,14 @@ class SimulatedRun:
                 flower = FlowerDeployment(parts, self._scratch / "flower", nodes)
                 self._show("starting Flower's SuperLink and SuperNodes", view)
                 flower.start()
-                self._await_ready(parts, view)
-                return self._await_rounds(parts, view, flower, address)
+                try:
+                    self._await_ready(parts, view)
+                    return self._await_rounds(parts, view, flower, address)
+                except grpc.RpcError as error:
+                    parts.check()
+                    raise PartFailedError(
+                        f"the coordinator does not answer: {error.code().name} (logs: {self._logs})"
+                    ) from None
 
     def _start_coordinator(self, parts: Parts) -> str:
         announced = self._scratch / "coordinator.json"
@@ -237,12 +246,19 @@ class SimulatedRun:
             if rounds.finished or time.monotonic() > ask_flower_s:
                 # What flwr itself says counts: its `run` command ends well even where the app did not.
                 if flower.completed(run_id):
-                    return self._show("done", view)
+                    return self._completed(self._show("done", view))
                 ask_flower_s = time.monotonic() + _STATUS_EVERY_S
             parts.check()
             if time.monotonic() > give_up_s:
                 raise PartFailedError(f"the Flower run did not end in time (logs: {self._logs})")
             time.sleep(_POLL_S)
+
+    def _completed(self, last: Snapshot) -> Snapshot:
+        """Flower completes a run too in which no training succeeded; that is not what was asked for."""
+        for one in last.rounds:
+            if not one.observations:
+                raise PartFailedError(f"round {one.round}: no device's training succeeded (logs: {self._logs})")
+        return last
 
     def _show(self, phase: str, view: CoordinatorView | None) -> Snapshot:
         devices = view.devices() if view else []

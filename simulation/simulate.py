@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import socket
 import tempfile
@@ -107,11 +106,10 @@ def _require_free(port: int) -> None:
 
 
 def _prepared(out: Path) -> Path:
-    """The directory for logs, made anew."""
+    """The directory for logs, below the one for the report."""
     logs = out / "logs"
     try:
-        shutil.rmtree(logs, ignore_errors=True)
-        logs.mkdir(parents=True)
+        logs.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(f"--out {out}: cannot be written: {error.strerror}") from None
     return logs
@@ -145,13 +143,14 @@ def _display(console: Console) -> Iterator[Display]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """While this lasts, SIGTERM ends the run as Ctrl-C does: with everything that was started."""
+    """While this lasts, SIGTERM and a closed terminal end the run as Ctrl-C does: with everything that was started."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.modes import ModeArray, PowerMode, as_modes
 from wattfleet.predictor import Prediction
 
 MAX_POINTS = 64
@@ -81,7 +81,7 @@ class Front:
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
-        return PowerMode(*(round(value) for value in self.modes[index].tolist()))
+        return as_modes(self.modes[index : index + 1])[0]
 
 
 def predicted_front(modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int) -> Front:

@@ -28,6 +28,30 @@ def mode_from_message(message: power_pb2.PowerMode) -> PowerMode:
     return mode
 
 
+_EVIDENCE = {
+    power_pb2.EVIDENCE_SIMULATED: "simulated",
+    power_pb2.EVIDENCE_REPLAYED: "replayed",
+    power_pb2.EVIDENCE_HARDWARE: "hardware",
+}
+_EVIDENCE_MESSAGE = {word: message for message, word in _EVIDENCE.items()}
+
+
+def evidence_to_message(evidence: str) -> power_pb2.Evidence.ValueType:
+    """What figures rest on, as it travels."""
+    return _EVIDENCE_MESSAGE[evidence]
+
+
+def evidence_from_message(message: power_pb2.Evidence.ValueType) -> str:
+    """What figures rest on.
+
+    Raises:
+        InvalidInputError: it is unset.
+    """
+    if message not in _EVIDENCE:
+        raise InvalidInputError("a device has to say what its figures rest on: simulated, replayed or hardware")
+    return _EVIDENCE[message]
+
+
 def front_to_message(front: Front) -> power_pb2.Front:
     """A front as it travels."""
     return power_pb2.Front(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NoReturn
@@ -56,7 +57,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             async def unary(request: Any, context: Any) -> Any:
                 try:
                     return await inner(request, context)
-                except (grpc.aio.AbortError, grpc.RpcError):
+                except grpc.aio.AbortError:
                     raise
                 except Exception as error:
                     await refuse(error, context)
@@ -65,12 +66,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 try:
                     async for response in inner(request, context):
                         yield response
-                except (grpc.aio.AbortError, grpc.RpcError):
+                except grpc.aio.AbortError:
                     raise
                 except Exception as error:
                     await refuse(error, context)
 
-            return stream if handler.response_streaming else unary
+            # A streaming method may also be a coroutine that writes to its context, as the health service's Watch.
+            return stream if inspect.isasyncgenfunction(inner) else unary
 
         if handler.request_streaming and handler.response_streaming:
             wrap, inner = grpc.stream_stream_rpc_method_handler, handler.stream_stream

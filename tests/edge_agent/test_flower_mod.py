@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import stat
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -19,12 +22,13 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.flower import AgentUnreachableError, power_mode_mod
-from edge_agent.local_socket import LocalAgentServicer, serve_socket
+from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
 from edge_agent.training import TrainingWatch
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
@@ -182,13 +186,72 @@ def test_a_mode_that_does_not_apply_degrades_the_device(agent: Agent, monkeypatc
     assert agent.reports.states[-1].state == session_pb2.DEVICE_STATE_DEGRADED
 
 
+def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(agent: Agent) -> None:
+    with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
+        start = local_pb2.StartTraining(plan_id="7/1", device_id="orin-nano-0", mode=mode_to_message(MODE), epochs=1.0)
+        never_ends = threading.Event()
+
+        def requests() -> Iterator[local_pb2.TrainRequest]:
+            yield local_pb2.TrainRequest(start=start)
+            never_ends.wait(30)
+
+        call = local_pb2_grpc.LocalAgentServiceStub(channel).Train(requests())
+        assert next(call).HasField("started")
+        assert agent.board.current_mode() == MODE
+        with pytest.raises(AgentUnreachableError, match="RESOURCE_EXHAUSTED: orin-nano-0 is training already"):
+            power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+        call.cancel()  # as the end of its process does
+        never_ends.set()
+    give_up_s = time.monotonic() + 10
+    while agent.board.current_mode() != parked_mode(agent.board):
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert agent.reports.observations == []
+    # The next round finds it well.
+    assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+
+
+def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply, broken = agent.board.apply, True
+    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+
+    def sometimes(mode: PowerMode) -> None:
+        if broken:
+            raise ModeNotAppliedError("gpu_hz reads back 306000000")
+        apply(mode)
+
+    monkeypatch.setattr(agent.board, "apply", sometimes)
+    with pytest.raises(AgentUnreachableError):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+    time.sleep(0.1)
+    assert [report.state for report in agent.reports.states] == [session_pb2.DEVICE_STATE_DEGRADED]
+    broken = False
+    give_up_s = time.monotonic() + 10
+    while agent.reports.states[-1].state != session_pb2.DEVICE_STATE_READY:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+
+
 def test_no_agent_no_training(tmp_path: Path) -> None:
     with pytest.raises(AgentUnreachableError, match="orin-nano-0: the agent at .*absent.sock"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(tmp_path / "absent.sock")}), answered)
 
 
 def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Path) -> None:
-    socket = tmp_path / "agent.sock"
-    socket.touch()  # what a killed agent leaves
-    with agent_at(socket):
-        assert stat.filemode(socket.stat().st_mode) == "srw-rw----"
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))  # and never unlinked, as a killed agent leaves it
+    with agent_at(path):
+        assert stat.filemode(path.stat().st_mode) == "srw-rw----"
+
+
+def test_neither_a_file_nor_a_living_agents_socket_is_taken(tmp_path: Path) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("do not lose")
+    with pytest.raises(InvalidInputError, match="no socket"):
+        require_own_socket(precious)
+    assert precious.read_text() == "do not lose"
+    with agent_at(tmp_path / "agent.sock") as living:
+        with pytest.raises(InvalidInputError, match="another agent serves"):
+            require_own_socket(living.socket)
+        assert not power_mode_mod(assigned(), context(**{"agent-socket": str(living.socket)}), answered).has_error()

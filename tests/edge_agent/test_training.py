@@ -9,7 +9,7 @@ from edge_agent.agent import parked_mode
 from edge_agent.devices.device import PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
-from edge_agent.training import NotTrainingError, PowerNotReadError, TrainingWatch
+from edge_agent.training import PowerNotReadError, TrainingWatch
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array
 
@@ -27,9 +27,9 @@ def watch(board: SoftBoard) -> TrainingWatch:
 
 
 def test_what_is_observed_is_what_the_board_is(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start("7/1", MODE, epochs=2)
+    watch.start(MODE, epochs=2)
     assert board.current_mode() == MODE
-    observed = watch.finish("7/1")
+    observed = watch.finish()
     true_ms, true_mw = board.truth(as_array([MODE]))
     assert observed.mode == MODE
     assert observed.epoch_s == pytest.approx(true_ms[0] * 500 / 1e3, rel=0.1)
@@ -38,32 +38,32 @@ def test_what_is_observed_is_what_the_board_is(board: SoftBoard, watch: Training
 
 
 def test_a_failed_training_parks_and_teaches_nothing(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start("7/1", MODE, epochs=1)
+    watch.start(MODE, epochs=1)
     watch.abandon()
     assert board.current_mode() == parked_mode(board)
-    with pytest.raises(NotTrainingError, match="7/1"):
-        watch.finish("7/1")
 
 
 def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start("7/1", MODE, epochs=1)
-    watch.start("7/2", MODE, epochs=1)
-    with pytest.raises(NotTrainingError):
-        watch.finish("7/1")
-    assert watch.finish("7/2").mode == MODE
+    watch.start(MODE, epochs=1)
+    board.clock.sleep_s(1000)
+    slower = MODE._replace(gpu_hz=318_750_000)
+    watch.start(slower, epochs=1)
+    observed = watch.finish()
+    assert observed.mode == slower
+    assert observed.epoch_s < 500
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
 def test_no_epochs_are_no_training(board: SoftBoard, watch: TrainingWatch, epochs: float) -> None:
     before = board.current_mode()
     with pytest.raises(InvalidInputError, match="epochs"):
-        watch.start("7/1", MODE, epochs)
+        watch.start(MODE, epochs)
     assert board.current_mode() == before
 
 
 def test_a_mode_of_another_board_is_refused(watch: TrainingWatch) -> None:
     with pytest.raises(InvalidInputError):
-        watch.start("7/1", MODE._replace(gpu_hz=1), 1)
+        watch.start(MODE._replace(gpu_hz=1), 1)
 
 
 def test_power_that_cannot_be_read_is_missing_not_zero(
@@ -78,7 +78,7 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
             return PowerTrace(at_s, np.full(3, np.nan))
 
     monkeypatch.setattr(board, "start_meter", BrokenMeter)
-    watch.start("7/1", MODE, epochs=1)
+    watch.start(MODE, epochs=1)
     with pytest.raises(PowerNotReadError):
-        watch.finish("7/1")
+        watch.finish()
     assert board.current_mode() == parked_mode(board)

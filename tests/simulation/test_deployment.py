@@ -15,6 +15,8 @@ import pytest
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
 
+# Helpers that Flower starts by name are found beside this Python, not by luck of the caller's PATH.
+_BARE_PATH = "/usr/bin:/bin"
 WATTFLEET = str(Path(sys.executable).parent / "wattfleet")
 _MARK = "WATTFLEET_TEST_RUN"
 
@@ -44,7 +46,11 @@ def gone(mark: str) -> bool:
 def command(out: Path, *arguments: str) -> tuple[list[str], dict[str, str], str]:
     mark = uuid.uuid4().hex
     small = ["--devices", "agx-orin,orin-nano", "--rounds", "1", "--modes", "10"]
-    return [WATTFLEET, "simulate", *small, "--out", str(out), *arguments], {**os.environ, _MARK: mark}, mark
+    return (
+        [WATTFLEET, "simulate", *small, "--out", str(out), *arguments],
+        {**os.environ, "PATH": _BARE_PATH, _MARK: mark},
+        mark,
+    )
 
 
 def test_rounds_complete(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
@@ -55,6 +55,7 @@ def test_columns_may_stand_in_any_order_beside_others(tmp_path: Path) -> None:
     ]
 
 
+@settings(deadline=None, max_examples=25)
 @given(
     st.dictionaries(
         st.builds(

@@ -18,7 +18,33 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class StartTrainingRequest(_message.Message):
+class TrainRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    FINISH_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___StartTraining: ...
+    @_builtins.property
+    def finish(self) -> Global___FinishTraining: ...
+    def __init__(
+        self,
+        *,
+        start: Global___StartTraining | None = ...,
+        finish: Global___FinishTraining | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "finish"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___TrainRequest: _TypeAlias = TrainRequest  # noqa: Y015
+
+@_typing.final
+class StartTraining(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
@@ -45,10 +71,56 @@ class StartTrainingRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StartTrainingRequest: _TypeAlias = StartTrainingRequest  # noqa: Y015
+Global___StartTraining: _TypeAlias = StartTraining  # noqa: Y015
 
 @_typing.final
-class StartTrainingResponse(_message.Message):
+class FinishTraining(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILED_FIELD_NUMBER: _builtins.int
+    failed: _builtins.bool
+    """the training raised: nothing is to be learnt from it"""
+    def __init__(
+        self,
+        *,
+        failed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FinishTraining: _TypeAlias = FinishTraining  # noqa: Y015
+
+@_typing.final
+class TrainResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STARTED_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def started(self) -> Global___TrainingStarted: ...
+    @_builtins.property
+    def finished(self) -> Global___TrainingFinished: ...
+    def __init__(
+        self,
+        *,
+        started: Global___TrainingStarted | None = ...,
+        finished: Global___TrainingFinished | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["started", "finished"]  # noqa: Y015
+    _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
+
+Global___TrainResponse: _TypeAlias = TrainResponse  # noqa: Y015
+
+@_typing.final
+class TrainingStarted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     def __init__(
@@ -60,33 +132,12 @@ class StartTrainingResponse(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StartTrainingResponse: _TypeAlias = StartTrainingResponse  # noqa: Y015
+Global___TrainingStarted: _TypeAlias = TrainingStarted  # noqa: Y015
 
 @_typing.final
-class FinishTrainingRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
+class TrainingFinished(_message.Message):
+    """What was observed; absent where the training failed."""
 
-    PLAN_ID_FIELD_NUMBER: _builtins.int
-    FAILED_FIELD_NUMBER: _builtins.int
-    plan_id: _builtins.str
-    failed: _builtins.bool
-    """the training raised: nothing is to be learnt from it"""
-    def __init__(
-        self,
-        *,
-        plan_id: _builtins.str = ...,
-        failed: _builtins.bool = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed", "plan_id", b"plan_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___FinishTrainingRequest: _TypeAlias = FinishTrainingRequest  # noqa: Y015
-
-@_typing.final
-class FinishTrainingResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_S_FIELD_NUMBER: _builtins.int
@@ -96,13 +147,20 @@ class FinishTrainingResponse(_message.Message):
     def __init__(
         self,
         *,
-        epoch_s: _builtins.float = ...,
-        power_w: _builtins.float = ...,
+        epoch_s: _builtins.float | None = ...,
+        power_w: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epoch_s", b"_epoch_s", "_power_w", b"_power_w", "epoch_s", b"epoch_s", "power_w", b"power_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_s", b"epoch_s", "power_w", b"power_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epoch_s", b"_epoch_s", "_power_w", b"_power_w", "epoch_s", b"epoch_s", "power_w", b"power_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epoch_s: _TypeAlias = _typing.Literal["epoch_s"]  # noqa: Y015
+    _WhichOneofArgType__epoch_s: _TypeAlias = _typing.Literal["_epoch_s", b"_epoch_s"]  # noqa: Y015
+    _WhichOneofReturnType__power_w: _TypeAlias = _typing.Literal["power_w"]  # noqa: Y015
+    _WhichOneofArgType__power_w: _TypeAlias = _typing.Literal["_power_w", b"_power_w"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epoch_s) -> _WhichOneofReturnType__epoch_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__power_w) -> _WhichOneofReturnType__power_w | None: ...
 
-Global___FinishTrainingResponse: _TypeAlias = FinishTrainingResponse  # noqa: Y015
+Global___TrainingFinished: _TypeAlias = TrainingFinished  # noqa: Y015

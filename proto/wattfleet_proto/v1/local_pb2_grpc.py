@@ -34,30 +34,19 @@ class LocalAgentServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.StartTraining = channel.unary_unary(
-                '/wattfleet.v1.LocalAgentService/StartTraining',
-                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingRequest.SerializeToString,
-                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingResponse.FromString,
-                _registered_method=True)
-        self.FinishTraining = channel.unary_unary(
-                '/wattfleet.v1.LocalAgentService/FinishTraining',
-                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingRequest.SerializeToString,
-                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingResponse.FromString,
+        self.Train = channel.stream_stream(
+                '/wattfleet.v1.LocalAgentService/Train',
+                request_serializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.FromString,
                 _registered_method=True)
 
 
 class LocalAgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
-    def StartTraining(self, request, context):
-        """Put the assigned mode in force and start to observe.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def FinishTraining(self, request, context):
-        """Stop observing, park the device, report.
+    def Train(self, request_iterator, context):
+        """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
+        A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,15 +55,10 @@ class LocalAgentServiceServicer:
 
 def add_LocalAgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'StartTraining': grpc.unary_unary_rpc_method_handler(
-                    servicer.StartTraining,
-                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingRequest.FromString,
-                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingResponse.SerializeToString,
-            ),
-            'FinishTraining': grpc.unary_unary_rpc_method_handler(
-                    servicer.FinishTraining,
-                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingRequest.FromString,
-                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingResponse.SerializeToString,
+            'Train': grpc.stream_stream_rpc_method_handler(
+                    servicer.Train,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -88,7 +72,7 @@ class LocalAgentService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
-    def StartTraining(request,
+    def Train(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -98,39 +82,12 @@ class LocalAgentService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
-            '/wattfleet.v1.LocalAgentService/StartTraining',
-            wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingRequest.SerializeToString,
-            wattfleet__proto_dot_v1_dot_local__pb2.StartTrainingResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def FinishTraining(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/wattfleet.v1.LocalAgentService/FinishTraining',
-            wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingRequest.SerializeToString,
-            wattfleet__proto_dot_v1_dot_local__pb2.FinishTrainingResponse.FromString,
+            '/wattfleet.v1.LocalAgentService/Train',
+            wattfleet__proto_dot_v1_dot_local__pb2.TrainRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_local__pb2.TrainResponse.FromString,
             options,
             channel_credentials,
             insecure,

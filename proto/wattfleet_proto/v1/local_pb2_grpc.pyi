@@ -31,34 +31,28 @@ class LocalAgentServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LocalAgentServiceAsyncStub: ...
-    StartTraining: _grpc.UnaryUnaryMultiCallable[_local_pb2.StartTrainingRequest, _local_pb2.StartTrainingResponse]
-    """Put the assigned mode in force and start to observe."""
-    FinishTraining: _grpc.UnaryUnaryMultiCallable[_local_pb2.FinishTrainingRequest, _local_pb2.FinishTrainingResponse]
-    """Stop observing, park the device, report."""
+    Train: _grpc.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]
+    """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
+    A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+    """
 
 @_typing.type_check_only
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
-    StartTraining: _aio.UnaryUnaryMultiCallable[_local_pb2.StartTrainingRequest, _local_pb2.StartTrainingResponse]  # type: ignore[assignment]
-    """Put the assigned mode in force and start to observe."""
-    FinishTraining: _aio.UnaryUnaryMultiCallable[_local_pb2.FinishTrainingRequest, _local_pb2.FinishTrainingResponse]  # type: ignore[assignment]
-    """Stop observing, park the device, report."""
+    Train: _aio.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]  # type: ignore[assignment]
+    """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
+    A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+    """
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
-    def StartTraining(
+    def Train(
         self,
-        request: _local_pb2.StartTrainingRequest,
+        request_iterator: _MaybeAsyncIterator[_local_pb2.TrainRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_local_pb2.StartTrainingResponse, _abc.Awaitable[_local_pb2.StartTrainingResponse]]:
-        """Put the assigned mode in force and start to observe."""
-
-    @_abc_1.abstractmethod
-    def FinishTraining(
-        self,
-        request: _local_pb2.FinishTrainingRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_local_pb2.FinishTrainingResponse, _abc.Awaitable[_local_pb2.FinishTrainingResponse]]:
-        """Stop observing, park the device, report."""
+    ) -> _typing.Union[_abc.Iterator[_local_pb2.TrainResponse], _abc.AsyncIterator[_local_pb2.TrainResponse]]:
+        """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
+        A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+        """
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -137,28 +137,21 @@ class Observation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
     EPOCH_S_FIELD_NUMBER: _builtins.int
     POWER_W_FIELD_NUMBER: _builtins.int
-    EPOCHS_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     epoch_s: _builtins.float
     power_w: _builtins.float
-    epochs: _builtins.float
-    @_builtins.property
-    def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
-        mode: _power_pb2.PowerMode | None = ...,
         epoch_s: _builtins.float = ...,
         power_w: _builtins.float = ...,
-        epochs: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_s", b"epoch_s", "epochs", b"epochs", "mode", b"mode", "plan_id", b"plan_id", "power_w", b"power_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_s", b"epoch_s", "plan_id", b"plan_id", "power_w", b"power_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -226,11 +219,9 @@ Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
 class Welcome(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    REFERENCE_NAME_FIELD_NUMBER: _builtins.int
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
     PROFILE_MODES_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
-    reference_name: _builtins.str
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
@@ -240,14 +231,13 @@ class Welcome(_message.Message):
     def __init__(
         self,
         *,
-        reference_name: _builtins.str = ...,
         reference_digest: _builtins.str = ...,
         profile_modes: _builtins.int = ...,
         lease_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "profile_modes", b"profile_modes", "reference_digest", b"reference_digest", "reference_name", b"reference_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "profile_modes", b"profile_modes", "reference_digest", b"reference_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,206 @@
+"""What Prometheus reads: every documented name with its labels, and nothing where nothing is known."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.fleet import DeviceState, Fleet, ObservedTraining
+from coordinator.metrics import FleetCollector, serve_metrics
+from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
+from tests.fronts import front
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import FastestK
+
+DOCUMENTED = {
+    "wattfleet_device_state": {"device", "board", "state"},
+    "wattfleet_device_profiled_modes": {"device"},
+    "wattfleet_device_idle_watts": {"device"},
+    "wattfleet_device_budget_watts": {"device"},
+    "wattfleet_device_predicted_epoch_seconds": {"device"},
+    "wattfleet_device_observed_epoch_seconds": {"device"},
+    "wattfleet_device_predicted_power_watts": {"device"},
+    "wattfleet_device_observed_power_watts": {"device"},
+    "wattfleet_round_number": set(),
+    "wattfleet_round_duration_seconds": {"kind"},
+    "wattfleet_round_accuracy": set(),
+    "wattfleet_site_power_watts": {"kind"},
+}
+
+Samples = dict[tuple[str, ...], float]
+"""By name, then the labels' values in the order of the labels' names."""
+
+
+def parsed(text: str) -> Samples:
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.type == "gauge", family.name
+        assert family.documentation, family.name
+        for sample in family.samples:
+            key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
+            assert key not in samples, "no series twice"
+            samples[key] = sample.value
+    return samples
+
+
+def scraped(fleet: Fleet) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet))
+    return parsed(generate_latest(registry).decode())
+
+
+def of(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
+    return {key[1:]: value for key, value in samples.items() if key[0] == name}
+
+
+def trained_fleet() -> Fleet:
+    """One round in which everything was reported that can be, and a device that was never chosen."""
+    fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
+    make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
+    plan_id = fleet.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.report_metrics(RUN, 1, {"accuracy": 0.75})
+    return fleet
+
+
+def test_every_documented_metric_is_there_with_its_labels() -> None:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(trained_fleet()))
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set(sample.labels))
+            assert labels[sample.name] == set(sample.labels)
+    assert labels == DOCUMENTED
+
+
+def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
+    samples = scraped(trained_fleet())
+    assert of(samples, "wattfleet_device_predicted_epoch_seconds") == {("orin",): 20, ("nano",): 35}
+    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 30, ("nano",): 15}
+    assert of(samples, "wattfleet_device_budget_watts") == {("orin",): 30, ("nano",): 15}
+    assert of(samples, "wattfleet_device_observed_epoch_seconds") == {("orin",): 21, ("nano",): 34}
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
+    assert of(samples, "wattfleet_device_idle_watts") == {("orin",): 5, ("nano",): 3, ("slow",): 2.5}
+    assert of(samples, "wattfleet_device_profiled_modes") == {("orin",): 50, ("nano",): 50, ("slow",): 50}
+    assert of(samples, "wattfleet_round_number") == {(): 1}
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
+    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 2 * 35, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_site_power_watts") == {
+        ("allowed",): 90,
+        ("planned",): 30 + 15 + 2.5,
+        ("observed",): 31 + 14.5 + 2.5,
+    }
+
+
+def test_a_device_is_in_exactly_one_of_all_states() -> None:
+    fleet = trained_fleet()
+    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.disconnect("slow")
+    states = of(scraped(fleet), "wattfleet_device_state")
+    assert {key[2] for key in states} == {state.value for state in DeviceState}
+    assert {(device, state) for (_, device, state), value in states.items() if value == 1} == {
+        ("orin", "training"),
+        ("nano", "ready"),
+        ("slow", "offline"),
+    }
+    assert set(states.values()) == {0, 1}
+    assert {board for board, _, _ in states} == {"agx-orin"}
+
+
+def test_before_the_first_device_only_the_budget_is_known() -> None:
+    assert scraped(Fleet(90.0, FastestK())) == {("wattfleet_site_power_watts", "allowed"): 90}
+
+
+def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
+    fleet = Fleet(90.0, FastestK())
+    fleet.connect("orin", "agx-orin", "simulated", 18_096)
+    assert {key[0] for key in scraped(fleet)} == {
+        "wattfleet_site_power_watts",
+        "wattfleet_device_state",
+        "wattfleet_device_profiled_modes",
+    }
+
+
+def test_what_was_not_observed_yet_has_no_sample() -> None:
+    fleet = small_fleet()
+    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    planned = scraped(fleet)
+    assert not of(planned, "wattfleet_device_observed_epoch_seconds")
+    assert not of(planned, "wattfleet_device_observed_power_watts")
+    assert not of(planned, "wattfleet_round_accuracy")
+    assert set(of(planned, "wattfleet_site_power_watts")) == {("allowed",), ("planned",)}
+    assert set(of(planned, "wattfleet_round_duration_seconds")) == {("predicted",)}
+
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    half = scraped(fleet)
+    assert of(half, "wattfleet_device_observed_power_watts") == {("orin",): 31}
+    # Half of the site's watts are not the site's watts.
+    assert ("observed",) not in of(half, "wattfleet_site_power_watts")
+    assert ("observed",) not in of(half, "wattfleet_round_duration_seconds")
+
+
+def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> None:
+    fleet = trained_fleet()
+    fleet.report_front("orin", front((5, 60)), 5.0, 50, "")
+    fleet.report_state("nano", DeviceState.DEGRADED, 50, "")
+    fleet.plan(RUN, 2, [ORIN_NODE, NANO_NODE], 1.0)
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 2}
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
+    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 60, ("nano",): 15}
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
+    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 5, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_site_power_watts")[("planned",)] == 60 + 3 + 2.5
+
+
+def test_names_that_need_escaping_arrive_as_they_are() -> None:
+    fleet = Fleet(90.0, FastestK())
+    fleet.connect('a "b"\\\nc', "agx-orin", "simulated", 1)
+    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\\nc',): 0}
+
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Fleet, str]]:
+    fleet = small_fleet()
+    server = serve_metrics(fleet, "127.0.0.1", 0)
+    yield fleet, f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) -> None:
+    fleet, url = served
+
+    def scrape() -> Samples:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/plain")
+            return parsed(response.read().decode())
+
+    assert scrape() == scraped(fleet)
+    fleet.disconnect("nano")
+    assert scrape()["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
+
+
+def test_a_port_in_use_is_refused_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError) as refusal:
+            serve_metrics(small_fleet(), "127.0.0.1", port)
+    assert f"127.0.0.1:{port}" in str(refusal.value)
+    assert "choose another port" in str(refusal.value)
+
+
+def test_a_host_that_is_not_here_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
+        serve_metrics(small_fleet(), "203.0.113.7", 0)
