@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
 
 import grpc
 
+from simulation.processes import PartFailedError
 from wattfleet_proto.v1 import session_pb2, view_pb2, view_pb2_grpc
 
 _TIMEOUT_S = 30.0
@@ -14,6 +16,17 @@ _TIMEOUT_S = 30.0
 def state_word(state: session_pb2.DeviceState.ValueType) -> str:
     """A device's state in one word."""
     return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
+
+
+def require_trained(rounds: Iterable[view_pb2.RoundView]) -> None:
+    """Make sure that in every round some device's training succeeded; Flower completes a run without one, too.
+
+    Raises:
+        PartFailedError: in one round none did.
+    """
+    for one in rounds:
+        if not one.observations:
+            raise PartFailedError(f"round {one.round}: no device's training succeeded; the SuperNodes' logs say why")
 
 
 class CoordinatorView:
