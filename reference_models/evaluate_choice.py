@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,20 +13,22 @@ import typer
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from wattfleet.artefact import Artefact
     from wattfleet.strategies.random_then_predict import Fit
-
-_SHIPPED = Path(__file__).parent
 
 
 def choice(
-    reference: Annotated[str, typer.Option(help="Name or directory of a reference predictor, or a CSV to fit one to.")],
+    reference: Annotated[
+        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
+    ],
     target: Annotated[Path, typer.Option(help="CSV of all measured modes of the workload to choose modes for.")],
     modes: Annotated[int, typer.Option(help="Modes that the strategy may measure in all.")] = 50,
     budgets: Annotated[str, typer.Option(help="Budgets in whole watts, first and last.")] = "17:50",
     runs: Annotated[int, typer.Option(help="Runs, each with another seed.")] = 20,
     seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
-    strategy: Annotated[str, typer.Option(help="How modes are measured and chosen.")] = "wattfleet",
+    strategy: Annotated[
+        str,
+        typer.Option(help="wattfleet, a baseline (maxn, presets, random, binary-search, brute-force) or a predictor."),
+    ] = "wattfleet",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Judge how a strategy chooses modes under power budgets, against the best measured mode of the target.
@@ -44,8 +47,10 @@ def choice(
 
     budgets_w = parse_budgets(budgets)
     corpus = read_csv(target)
-    judged = strategy_named(strategy, _fits(reference), board_offering(corpus.modes))
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with console.status(f"reference {reference}"):
+        judged = strategy_named(strategy, partial(_fit_after, reference), board_offering(corpus.modes))
+    with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
         cases = evaluate_choice(
             corpus, judged, modes, budgets_w, runs, seed, report=lambda run: progress.update(task, completed=run)
@@ -70,29 +75,14 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fits(reference: str) -> Mapping[str, Fit]:
-    """Every predictor that can be fitted after the reference, by name."""
-    from wattfleet.artefact import restore
-    from wattfleet.profile import read_csv
-    from wattfleet.roofline import RooflinePredictor
+def _fit_after(reference: str, predictor: str) -> Fit:
+    """How a kind of predictor is fitted after the reference that the command line names."""
+    from reference_models.evaluate_commands import reference_for
+    from wattfleet.predictors import kind
 
-    if reference.endswith(".csv"):
-        after = RooflinePredictor.fit(read_csv(Path(reference)))
-    else:
-        after = restore(_artefact(reference))
-    return {RooflinePredictor.name: lambda profile: RooflinePredictor.fit(profile, after)}
-
-
-def _artefact(reference: str) -> Artefact:
-    from wattfleet.artefact import MANIFEST_FILE, read_directory
-
-    shipped = {path.parent.name: path.parent for path in _SHIPPED.glob(f"*/{MANIFEST_FILE}")}
-    if reference not in shipped and not Path(reference).is_dir():
-        raise InvalidInputError(
-            f"unknown reference {reference!r}: give a CSV file, a reference's directory or one of"
-            f" {', '.join(sorted(shipped))}"
-        )
-    return read_directory(shipped.get(reference, Path(reference)))
+    fitted = kind(predictor)
+    known = reference_for(predictor, fitted, reference)
+    return lambda profile: fitted.predictor_class().fit(profile, known)
 
 
 def _print_table(figures: Mapping[str, object], strategy: str) -> None:

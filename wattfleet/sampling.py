@@ -87,7 +87,7 @@ def next_modes(
 ) -> ModeArray:
     """The modes to measure next.
 
-    The same arguments give the same modes, so a profile that was interrupted needs nothing but what it measured to go on.
+    The same arguments give the same modes: an interrupted profile needs nothing but what it measured to go on.
 
     Args:
         profile: what was measured so far; may be empty.
