@@ -9,9 +9,8 @@ from edge_agent.devices.device import SoftDevice
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
 from wattfleet.modes import as_modes
-from wattfleet.predictor import Prediction
+from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
-from wattfleet.roofline import RooflinePredictor
 from wattfleet.sampling import SamplingSettings, next_modes
 
 
@@ -33,11 +32,11 @@ class Progress:
 def profile_device(
     device: SoftDevice,
     journal: Journal,
-    reference: RooflinePredictor,
+    reference: Predictor,
     limit: int,
     seed: int,
     report: Callable[[Progress], None],
-) -> RooflinePredictor:
+) -> Predictor:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
     A few fill the space; the rest are those that would be chosen under budgets along the predicted front, in batches
@@ -58,8 +57,8 @@ def profile_device(
     settings = SamplingSettings(limit=min(limit, len(device.modes)), seed=seed)
     profiler = Profiler(device)
 
-    def fitted(profile: Profile) -> RooflinePredictor:
-        return RooflinePredictor.fit(profile, reference)
+    def fitted(profile: Profile) -> Predictor:
+        return type(reference).fit(profile, reference)
 
     def predict(profile: Profile) -> Prediction:
         return fitted(profile).predict(device.modes)
