@@ -190,6 +190,19 @@ class Correction:
         explained = (solve_triangular(root, cross.T, lower=True) ** 2).sum(0)
         return np.asarray(np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2))
 
+    def left_out(self) -> tuple[Values, Values]:
+        """What each of the `n` measured modes would miss if it had not been measured.
+
+        Returns:
+            `[n]` log residuals against what the other measurements lead to expect, and their `[n]` standard
+            deviations if they are true.
+        """
+        spread = self.gradient * self.parameter_sd
+        among = spread @ spread.T + self.process.covariance(self.modes, self.modes)
+        precision = np.diag(np.linalg.inv(among + np.diag(self.measurement_var)))
+        variance = 1 / precision - self.measurement_var + MEASUREMENT_SD**2
+        return np.asarray(self.weights / precision), np.asarray(np.sqrt(variance))
+
 
 @dataclass(frozen=True)
 class Remainder:
