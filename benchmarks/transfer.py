@@ -25,7 +25,7 @@ for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 from sklearn.gaussian_process import GaussianProcessRegressor  # noqa: E402
-from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel  # noqa: E402
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # noqa: E402
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
 
 from reference_models import load  # noqa: E402
@@ -110,8 +110,8 @@ def _yardstick(profile: Profile) -> None:
     features = np.log(profile.modes)
     features = (features - features.mean(axis=0)) / features.std(axis=0)
     for observed in (profile.minibatch_ms, profile.power_mw):
-        kernel = ConstantKernel() * RBF(np.ones(4), (1e-2, 1e5)) + WhiteKernel(1e-3, (1e-9, 1.0))
-        GaussianProcessRegressor(kernel, normalize_y=True).fit(features, np.log(observed))
+        kernel = ConstantKernel() * RBF(np.ones(4), (1e-2, 1e5))
+        GaussianProcessRegressor(kernel, alpha=1e-3, normalize_y=True).fit(features, np.log(observed))
 
 
 def _stand_in(reference: Predictor, space: ModeArray) -> Profile:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from reference_models.evaluate_choice import choice
+from reference_models.evaluate_report import report
 
 if TYPE_CHECKING:
     from wattfleet.predictor import Predictor
@@ -23,6 +24,7 @@ def group() -> None:
 
 
 app.command()(choice)
+app.command()(report)
 
 
 @app.command()
