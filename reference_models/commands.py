@@ -115,15 +115,13 @@ def _print_suspects(suspects: Sequence[Suspect], rows: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(suspects)} of {rows} rows are suspect; rows count from 0", title_justify="left")
-    for name in ("row", "cores", "CPU MHz", "GPU MHz", "mem MHz", "ms", "W"):
-        table.add_column(name, justify="right")
-    table.add_column("reason")
-    table.add_column("looks like")
+    table.add_column("row", justify="right")
+    for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
+        table.add_column(name)
     for found in suspects:
         cores, cpu_khz, gpu_hz, mem_hz = found.mode
-        clocks = (f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
-        measured = (f"{found.minibatch_ms:.4g}", f"{found.power_mw / 1e3:.1f}")
-        table.add_row(str(found.row), str(cores), *clocks, *measured, found.reason, found.looks_like)
+        clocks = ", ".join(f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
+        table.add_row(str(found.row), f"{cores}, {clocks}", found.reason, found.looks_like)
     Console().print(table)
 
 

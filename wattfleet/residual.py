@@ -31,7 +31,7 @@ _SAME_MODE = 1e-9
 # transfers between the corpora honest.
 _AMPLITUDES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.15)
 _NUGGETS = (0.005, 0.01, 0.02, 0.04, 0.08)
-_USUAL = np.log([0.05, 0.03])
+_USUAL = np.log([0.06, 0.035])
 _USUAL_SD = np.array([1.0, 0.7])
 
 

@@ -98,8 +98,9 @@ def test_finds_the_one_false_row_among_fifty() -> None:
 
 def test_tells_the_setting_whose_values_a_row_holds() -> None:
     clean = measured(1_000, 3)
-    named, applied = PowerMode(2, 268_800, 1_300_500_000, 2_133_000_000), PowerMode(
-        2, 729_600, 1_300_500_000, 2_133_000_000
+    named, applied = (
+        PowerMode(2, 268_800, 1_300_500_000, 2_133_000_000),
+        PowerMode(2, 729_600, 1_300_500_000, 2_133_000_000),
     )
     there = reference().predict(np.array([applied], dtype=np.float64))
     kept = ~(clean.modes == np.array(named)).all(1)
