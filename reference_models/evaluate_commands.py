@@ -39,13 +39,17 @@ def transfer(
     predictor: Annotated[str, typer.Option(help="roofline, powertrain or scratch.")] = "roofline",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Fit some modes of a target, again and again, and print the errors over all its other modes."""
+    """Fit some modes of a target, again and again, and print the errors over all its other modes.
+
+    Beside them, the errors over those of the other modes that pass the audit of the target.
+    """
     import json
     from time import perf_counter
 
     from rich.console import Console
     from rich.progress import track
 
+    from wattfleet.audit import audit, passing_rows
     from wattfleet.evaluation import evaluate_transfer
     from wattfleet.predictors import kind
     from wattfleet.profile import read_csv
@@ -55,6 +59,8 @@ def transfer(
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
         known = reference_for(predictor, chosen, reference)
+    with console.status(f"auditing {target.name}"):
+        trusted = passing_rows(measured, audit(measured))
     scores = evaluate_transfer(
         chosen.predictor_class(),
         known,
@@ -63,12 +69,14 @@ def transfer(
         runs,
         seed,
         perf_counter,
+        trusted,
         track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
     )
+    summary = scores.summary() | {"suspect_rows": int((~trusted).sum())}
     if json_:
-        print(json.dumps(scores.summary(), indent=2))
+        print(json.dumps(summary, indent=2))
     else:
-        print_table(scores.summary(), f"{predictor} from {modes} modes of {target.name}, {runs} runs")
+        print_table(summary, f"{predictor} from {modes} modes of {target.name}, {runs} runs")
 
 
 def reference_for(name: str, kind: Kind, reference: str) -> Predictor | None:
@@ -108,7 +116,7 @@ def reference_for(name: str, kind: Kind, reference: str) -> Predictor | None:
 
 
 def print_table(summary: Mapping[str, Any], title: str) -> None:
-    """Print quartiles, a row each, and the coverage."""
+    """Print quartiles, a row each, the coverage, and how many rows are suspect."""
     from rich.console import Console
     from rich.table import Table
 
@@ -130,5 +138,9 @@ def print_table(summary: Mapping[str, Any], title: str) -> None:
     console.print(table)
     console.print(
         f"the 90 % interval holds {coverage['time']:.1f} % of the times and {coverage['power']:.1f} % of the powers",
+        highlight=False,
+    )
+    console.print(
+        f"the audit finds {summary['suspect_rows']} suspect rows in the target (wattfleet reference audit)",
         highlight=False,
     )

@@ -77,7 +77,7 @@ def evaluate_transfer(
         predictor: the class to fit.
         reference: a predictor of this class to transfer from; None transfers from nothing.
         target: measured modes of the workload and device to transfer to, m of them.
-        modes: how many are drawn in each run; at least 1 is left.
+        modes: how many are drawn in each run; at least 1 is left. Not every predictor can do with few, or none.
         runs: how many times.
         seed: run k draws with the seed `seed + k`.
         clock: tells how long fits take.
@@ -89,10 +89,10 @@ def evaluate_transfer(
     """
     if runs < 1:
         raise InvalidInputError(f"{runs} runs evaluate nothing: give 1 or more")
-    if not 0 < modes < len(target):
+    if not 0 <= modes < len(target):
         raise InvalidInputError(
             f"{modes} modes cannot be drawn from the {len(target)} of the target with some left to judge by:"
-            f" give a number from 1 to {len(target) - 1}"
+            f" give a number from 0 to {len(target) - 1}"
         )
     if seed < 0:
         raise InvalidInputError(f"the seed {seed} is negative: give 0 or more")

@@ -35,12 +35,15 @@ def test_json_has_the_promised_keys(target: Path) -> None:
     found = json.loads(result.stdout)
     assert set(found["time_mape"]) == set(found["power_mape"]) == set(found["fit_seconds"]) == {"median", "q1", "q3"}
     assert set(found["coverage_90"]) == {"time", "power"}
+    assert set(found["time_mape_passing"]) == set(found["power_mape_passing"]) == {"median", "q1", "q3"}
+    assert 0 <= found["suspect_rows"] <= 3
 
 
 def test_the_table_names_what_was_measured(target: Path) -> None:
     result = run("--reference", target, "--target", target, "--modes", 10, "--runs", 2)
     assert result.exit_code == 0, result.output
     assert "time, MAPE %" in result.stdout
+    assert "pass the audit" in result.stdout
     assert "90 % interval" in result.stdout
 
 
@@ -50,8 +53,8 @@ def test_the_table_names_what_was_measured(target: Path) -> None:
         ({"--predictor": "oracle"}, "roofline, powertrain, scratch"),
         ({"--predictor": "powertrain"}, "give the CSV of its corpus"),
         ({"--reference": "nowhere"}, "agx_orin_resnet18"),
-        ({"--modes": 60}, "from 1 to 59"),
-        ({"--modes": 4}, "at least 5"),
+        ({"--modes": 60}, "from 0 to 59"),
+        ({"--modes": 4, "--predictor": "scratch"}, "at least 5"),
         ({"--runs": 0}, "1 or more"),
         ({"--seed": -1}, "negative"),
     ],

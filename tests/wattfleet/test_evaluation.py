@@ -85,7 +85,7 @@ def test_rows_that_fail_the_audit_are_told_beside() -> None:
     assert scores.time_mape.max() > 1
 
 
-@pytest.mark.parametrize("wrong", [{"runs": 0}, {"modes": 10}, {"modes": 0}, {"seed": -1}])
+@pytest.mark.parametrize("wrong", [{"runs": 0}, {"modes": 10}, {"modes": -1}, {"seed": -1}])
 def test_what_cannot_be_evaluated_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidInputError):
         evaluate(**wrong)
