@@ -99,6 +99,11 @@ def read_folder(folder: Path) -> dict[str, Profile]:
     profiles = {path.stem: read_csv(path) for path in sorted(folder.glob("*.csv"))}
     if not profiles:
         raise InvalidInputError(f"{folder}: holds no CSV file of measured modes")
+    for stem, profile in profiles.items():
+        if len(profile) <= FEWEST_MODES:
+            raise InvalidInputError(
+                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {FEWEST_MODES + 1} or more"
+            )
     if not _references(profiles):
         raise InvalidInputError(
             f"{folder}: none of {', '.join(profiles)} holds {CORPUS_MODES} modes or more, which a reference needs"

@@ -51,7 +51,7 @@ PUBLISHED = (
     Published("orin_nano_resnet18", "powertrain", 50, 7.85, 5.96, "4.3"),
 )
 
-# Source with its section, median time penalty and share over the budget by more than 1 W, %; MobileNetV3 but for the last.
+# Source and section, median time penalty %, over the budget by more than 1 W %; MobileNetV3 but for the last two.
 PUBLISHED_CHOICE = (
     ("powertrain, paper, 5", "0.7", "25"),
     ("scratch, paper, 5", "5", "–"),

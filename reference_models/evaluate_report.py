@@ -60,7 +60,7 @@ def _print_table(figures: dict[str, Any], out: Path) -> None:
 
     table = Table(title="Median MAPE", title_justify="left")
     for name in ("target", "reference", "predictor", "modes", "time %", "power %"):
-        table.add_column(name, justify="right" if name in ("modes", "time %", "power %") else "left")
+        table.add_column(name, justify="right" if name in ("modes", "time %", "power %") else "left", overflow="fold")
     for row in figures["transfers"]:
         errors = (f"{row[quantity]['median']:.2f}" for quantity in ("time_mape", "power_mape"))
         table.add_row(row["target"], row["reference"] or "-", row["name"], str(row["modes"]), *errors)

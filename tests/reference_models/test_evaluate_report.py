@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_budgets_are_the_published_ones_where_they_apply() -> None:
         ({}, {}, "holds no CSV file"),
         ({"small": 24}, {}, "400 modes or more"),
         ({"big": 420}, {}, "no other file"),
+        ({"big": 420, "tiny": 5}, {}, "tiny.csv: 5 modes"),
         ({"big": 420, "small": 24}, {"--runs": 0}, "1 run or more"),
         ({"big": 420, "small": 24}, {"--network-runs": -1}, "0 or more"),
         ({"big": 420, "small": 24}, {"--seed": -1}, "0 or more"),
@@ -166,3 +168,11 @@ def test_a_file_in_the_way_of_the_folder_is_told(data: Path) -> None:
     result = invoke("--data", data, "--out", data / f"{TARGET}.csv")
     assert isinstance(result.exception, InvalidInputError)
     assert "cannot be made a folder" in str(result.exception)
+
+
+def test_a_missing_extra_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "reference_models.evaluate_page")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = invoke("--data", data, "--out", tmp_path)
+    assert isinstance(result.exception, InvalidInputError)
+    assert "wattfleet[simulation]" in str(result.exception)
