@@ -1,4 +1,4 @@
-"""Which modes an agent measures, and in which order: first spread over the space, then near the predicted front."""
+"""Which modes an agent measures, and in which order: first spread over the space, then along the predicted front."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from edge_agent.devices.device import SoftDevice
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
-from wattfleet.modes import ModeArray, as_array, as_modes
+from wattfleet.modes import as_modes
+from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
-from wattfleet.roofline import FEWEST_MODES, RooflinePredictor
-from wattfleet.sampling import front_modes, spread_modes
-
-_SPREAD_SHARE = 0.6
-_FRONT_BATCH = 5
+from wattfleet.sampling import SamplingSettings, next_modes
 
 
 @dataclass(frozen=True)
@@ -23,7 +20,7 @@ class Progress:
 
     Attributes:
         done: modes measured.
-        total: modes that will be.
+        total: modes that will be, unless it ends early.
         detail: the last one, in words.
     """
 
@@ -35,15 +32,16 @@ class Progress:
 def profile_device(
     device: SoftDevice,
     journal: Journal,
-    reference: RooflinePredictor,
+    reference: Predictor,
     limit: int,
     seed: int,
     report: Callable[[Progress], None],
-) -> RooflinePredictor:
+) -> Predictor:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
-    Three fifths fill the space; the rest are those that would be chosen, in batches with a fit before each: the
-    best of thousands of predicted modes is too good to be true until it was measured (see `docs/predicting.md`).
+    A few fill the space; the rest are those that would be chosen under budgets along the predicted front, in batches
+    with a fit before each: the best of thousands of predicted modes is too good to be true until it was measured
+    (see `docs/choosing.md`). It ends early once no measurement promises a better choice.
 
     Args:
         device: the board.
@@ -56,20 +54,19 @@ def profile_device(
     Returns:
         The fitted predictor; the journal has what it was fitted to.
     """
-    limit = min(limit, len(device.modes))
+    settings = SamplingSettings(limit=min(limit, len(device.modes)), seed=seed)
     profiler = Profiler(device)
 
-    def measure(modes: ModeArray) -> None:
-        for record in profiler.profile(as_modes(modes), device.step, journal):
-            report(Progress(len(journal.records), limit, f"measured {record.mode.label()}"))
+    def fitted(profile: Profile) -> Predictor:
+        return type(reference).fit(profile, reference)
 
-    def fitted() -> RooflinePredictor:
-        return RooflinePredictor.fit(Profile.of(record.measurement for record in journal.records), reference)
+    def predict(profile: Profile) -> Prediction:
+        return fitted(profile).predict(device.modes)
 
-    spread = max(min(limit, FEWEST_MODES), round(limit * _SPREAD_SHARE))
-    measure(spread_modes(device.modes, spread, seed))
-    while (left := limit - len(journal.records)) > 0:
-        measured = as_array(record.mode for record in journal.records)
-        prediction = fitted().predict(device.modes)
-        measure(front_modes(prediction, device.modes, measured, min(left, _FRONT_BATCH)))
-    return fitted()
+    def measured() -> Profile:
+        return Profile.of(record.measurement for record in journal.records)
+
+    while len(chosen := next_modes(measured(), device.modes, predict, settings)):
+        for record in profiler.profile(as_modes(chosen), device.step, journal):
+            report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+    return fitted(measured())

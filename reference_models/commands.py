@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from wattfleet.audit import Suspect
 
 app = typer.Typer(no_args_is_help=True, help="Reference predictors, from which devices transfer.")
 
@@ -66,6 +70,60 @@ def train(
         print(artefact.manifest.decode(), end="")
     else:
         _print_table(artefact.details.figures, out, artefact.digest)
+
+
+@app.command()
+def audit(
+    csv: Annotated[Path, typer.Argument(help="CSV of measured modes of one workload on one device.")],
+    reference: Annotated[
+        str | None, typer.Option(help="Shipped reference to help the fit where fewer than 400 modes were measured.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """List the rows whose time and power are not those of the mode they name, with the reason."""
+    import json
+
+    from rich.console import Console
+
+    from reference_models import load
+    from wattfleet.artefact import restore
+    from wattfleet.audit import audit as audit_profile
+    from wattfleet.errors import InvalidInputError
+    from wattfleet.profile import read_csv
+    from wattfleet.roofline import RooflinePredictor
+
+    profile = read_csv(csv)
+    known = None if reference is None else restore(load(reference))
+    if known is not None and not isinstance(known, RooflinePredictor):
+        raise InvalidInputError(f"the reference {reference!r} is of the kind {known.name!r}: an audit needs 'roofline'")
+    with Console(stderr=True).status(f"fitting {len(profile)} modes"):
+        suspects = audit_profile(profile, known)
+    if json_:
+        print(json.dumps({"rows": len(profile), "suspects": [_suspect_json(found) for found in suspects]}, indent=2))
+    else:
+        _print_suspects(suspects, len(profile))
+
+
+def _suspect_json(found: Suspect) -> dict[str, Any]:
+    return asdict(found) | {
+        "mode": found.mode._asdict(),
+        "applied": None if found.applied is None else found.applied._asdict(),
+    }
+
+
+def _print_suspects(suspects: Sequence[Suspect], rows: int) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"{len(suspects)} of {rows} rows are suspect; rows count from 0", title_justify="left")
+    table.add_column("row", justify="right")
+    for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
+        table.add_column(name)
+    for found in suspects:
+        cores, cpu_khz, gpu_hz, mem_hz = found.mode
+        clocks = ", ".join(f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
+        table.add_row(str(found.row), f"{cores}, {clocks}", found.reason, found.looks_like)
+    Console().print(table)
 
 
 def _print_table(figures: Mapping[str, Any], out: Path, digest: str) -> None:

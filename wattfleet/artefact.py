@@ -17,7 +17,7 @@ from typing import Any
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.predictor import Predictor
-from wattfleet.roofline import RooflinePredictor
+from wattfleet.predictors import KINDS
 from wattfleet.workload import Workload
 
 FORMAT_VERSION = 1
@@ -142,19 +142,20 @@ def pack(
     return Artefact((json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), weights)
 
 
-def restore(artefact: Artefact) -> RooflinePredictor:
+def restore(artefact: Artefact) -> Predictor:
     """The predictor that an artefact holds.
 
     Raises:
         InvalidInputError: this version does not know the kind of predictor.
         CorruptReferenceError: the weights hold no such predictor.
     """
-    if artefact.details.predictor != RooflinePredictor.name:
+    kind = KINDS.get(artefact.details.predictor)
+    if kind is None:
         raise InvalidInputError(
             f"the reference holds a predictor of the kind {artefact.details.predictor!r}, this Wattfleet knows"
-            f" {RooflinePredictor.name!r}: install the version that wrote it, or train the reference anew"
+            f" {', '.join(KINDS)}: install the version that wrote it, or train the reference anew"
         )
-    return RooflinePredictor.load(artefact.weights)
+    return kind.predictor_class().load(artefact.weights)
 
 
 def read_directory(directory: Path) -> Artefact:

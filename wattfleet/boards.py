@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeSpace
+from wattfleet.modes import ModeArray, ModeSpace, PowerMode, as_modes
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,14 @@ class Board:
         kind: the name used on command lines, such as `agx-orin`.
         title: the name people use.
         space: its power modes.
+        presets: NVIDIA's preset modes by name, as its configurations state them: a frequency that is not in the
+            board's table is rounded by the device, so a preset need not be one of `space`.
     """
 
     kind: str
     title: str
     space: ModeSpace
+    presets: Mapping[str, PowerMode]
 
 
 def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
@@ -35,6 +38,10 @@ def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
 
 def _mhz(*values: float) -> tuple[int, ...]:
     return tuple(round(value * 1e6) for value in values)
+
+
+def _preset(cores: int, cpu_mhz: float, gpu_mhz: float, mem_mhz: float) -> PowerMode:
+    return PowerMode(cores, round(cpu_mhz * 1e3), round(gpu_mhz * 1e6), round(mem_mhz * 1e6))
 
 
 _AGX_ORIN = ModeSpace(
@@ -77,13 +84,36 @@ _XAVIER_AGX = ModeSpace(
     mem_hz=_mhz(204, 408, 665.6, 800, 1065.6, 1331.2, 1600, 1866, 2133),
 )
 
+_AGX_ORIN_PRESETS = {
+    "MAXN": _AGX_ORIN.highest,
+    "15W": _preset(4, 1113.6, 420.75, 2133),
+    "30W": _preset(8, 1728, 624.75, 3199),
+    "50W": _preset(12, 1497.6, 828.75, 3199),
+}
+_ORIN_NANO_PRESETS = {
+    "15W": _ORIN_NANO.highest,
+    "7W": _preset(4, 960, 408, 2133),
+}
+_ORIN_NX_PRESETS = {
+    "MAXN": _ORIN_NX.highest,
+    "10W": _preset(4, 1190.4, 612, 2133),
+    "15W": _preset(4, 1651.2, 612, 3199),
+    "25W": _preset(8, 1497.6, 408, 3199),
+}
+_XAVIER_AGX_PRESETS = {
+    "MAXN": _XAVIER_AGX.highest,
+    "10W": _preset(2, 1200, 520, 1065.6),
+    "15W": _preset(4, 1200, 670, 1331.2),
+    "30W": _preset(8, 1200, 900, 1600),
+}
+
 BOARDS: Mapping[str, Board] = {
     board.kind: board
     for board in (
-        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN),
-        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO),
-        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX),
-        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX),
+        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN, _AGX_ORIN_PRESETS),
+        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS),
+        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS),
+        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS),
     )
 }
 
@@ -97,3 +127,10 @@ def board(kind: str) -> Board:
     if kind not in BOARDS:
         raise InvalidInputError(f"unknown device kind {kind!r}: choose one of {', '.join(BOARDS)}")
     return BOARDS[kind]
+
+
+def board_offering(modes: ModeArray) -> Board | None:
+    """The board with the fewest modes that offers all of `[n, 4]` modes; None where no known board does."""
+    wanted = as_modes(modes)
+    offering = [known for known in BOARDS.values() if all(mode in known.space for mode in wanted)]
+    return min(offering, key=lambda known: len(known.space), default=None)

@@ -100,5 +100,8 @@ def jacobian(model: Model, parameters: Values) -> Values:
 
 
 def trust(residuals: Values, width: float) -> Values:
-    """How far each residual is believed, `[n]` in (0, 1]: near 1 within `width`, falling with its square beyond."""
-    return np.asarray(1 / (1 + (residuals / width) ** 2))
+    """How far each residual is believed, `[n]` in (0, 1]: near 1 within `width`, falling with its 4th power beyond.
+
+    The larger a residual beyond the width, the less it pulls: falling with the square, it would pull on for ever.
+    """
+    return np.asarray(1 / (1 + (residuals / width) ** 4))

@@ -57,6 +57,17 @@ _USUAL_POWER_SD = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.4, 1, 0.4])
 # Another board's floor can be half of the reference's; its voltage knees are nearly the same.
 _TRANSFER_POWER_SD = np.array([1, 0.75, 0.75, 0.75, 0.6, 0.75, 1, 0.75, 0.75, 0.6, 0.2, 0.6, 0.3])
 
+UNMEASURED_TIME_SD, UNMEASURED_POWER_SD = 1.5, 0.6
+"""How far the scales of a time and of a power may lie from the reference's where nothing was measured
+(log standard deviations).
+
+Between the workloads and boards of PowerTrain (doi:10.1016/j.future.2024.07.001), steps and powers differ up to
+four times and more.
+"""
+
+UNMEASURED_NUGGET_SD = 0.03
+"""A single mode's own deviation where nothing was measured (log standard deviation)."""
+
 
 def usual_time(median_ms: float) -> Belief:
     """What to expect of the log time parameters of a workload with this median step, ms."""

@@ -120,6 +120,21 @@ class StepParts:
     step_ms: Values
 
 
+@dataclass(frozen=True)
+class StepShares:
+    """What each resource is worth at `n` modes, `[n]` shares of the step that sum to 1.
+
+    Taking 1 % off a resource's time takes its share of 1 % off the step: what overlaps with something longer is
+    worth little, however long it takes itself.
+    """
+
+    loading: Values
+    launch: Values
+    compute: Values
+    memory: Values
+    fixed: Values
+
+
 # How gradually the loader runs out of free cores. With one core, loader and training process take turns: at
 # this width the loader gets half of it. The corpora (2, 4, 6 cores) prefer about the same.
 _SHARED_CORES = 1.0
@@ -167,6 +182,34 @@ def step_parts(theta: TimeParameters, modes: ModeArray) -> StepParts:
     device = _overlapped(launch, gpu_ms, theta.launch_overlap) + serial
     step = _overlapped(loading, device, theta.loading_overlap) + theta.fixed_ms
     return StepParts(loading, launch, compute + serial, traffic, step)
+
+
+def step_shares(theta: TimeParameters, modes: ModeArray) -> StepShares:
+    """What each resource is worth at `[n, 4]` modes.
+
+    The p-norms of the step are homogeneous, so that the elasticities of the step by its parts sum to 1 (Euler).
+    """
+    parts = step_parts(theta, modes)
+    serial = theta.serial_compute_mcycles / _knobs(modes)[2]
+    compute = parts.compute_ms - serial
+    gpu = _overlapped(compute, parts.traffic_ms, theta.gpu_overlap)
+    overlapping = _overlapped(parts.launch_ms, gpu, theta.launch_overlap)
+    device = overlapping + serial
+    overlapped = _overlapped(parts.loading_ms, device, theta.loading_overlap)
+
+    def worth(part: Values, whole: Values, overlap: float) -> Values:
+        return np.asarray((part / whole) ** (1 + overlap))
+
+    in_step = overlapped / parts.step_ms
+    of_device = in_step * worth(device, overlapped, theta.loading_overlap)
+    of_gpu = of_device * overlapping / device * worth(gpu, overlapping, theta.launch_overlap)
+    return StepShares(
+        loading=in_step * worth(parts.loading_ms, overlapped, theta.loading_overlap),
+        launch=of_device * overlapping / device * worth(parts.launch_ms, overlapping, theta.launch_overlap),
+        compute=of_gpu * worth(compute, gpu, theta.gpu_overlap) + of_device * serial / device,
+        memory=of_gpu * worth(parts.traffic_ms, gpu, theta.gpu_overlap),
+        fixed=1 - in_step,
+    )
 
 
 def step_time_ms(theta: TimeParameters, modes: ModeArray) -> Values:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from wattfleet.modes import ModeArray
+from wattfleet.profile import Profile
 
 Values = NDArray[np.float64]
+P = TypeVar("P", bound="Predictor")
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class Prediction:
 class Predictor(Protocol):
     """A fitted predictor of one workload on one device.
 
-    How it is fitted is the class's own affair; what it saved, its class's `load` reads.
+    Classes may take further options where they are fitted; none is needed.
     """
 
     @property
@@ -50,10 +52,28 @@ class Predictor(Protocol):
         """The kind of predictor, as manifests and command lines name it."""
         ...
 
+    @classmethod
+    def fit(cls: type[P], profile: Profile, reference: P | None = None) -> P:
+        """Fit to measured modes; with a reference of the same class, transfer it.
+
+        Raises:
+            InvalidInputError: the profile holds too few modes for this kind of predictor.
+        """
+        ...
+
     def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+        """Predict `[n, 4]` modes, measured or not: finite and positive everywhere."""
         ...
 
     def save(self) -> bytes:
         """The predictor in safetensors format; the same predictor gives the same bytes."""
+        ...
+
+    @classmethod
+    def load(cls: type[P], weights: bytes) -> P:
+        """Read what `save` wrote.
+
+        Raises:
+            CorruptReferenceError: these bytes hold no such predictor.
+        """
         ...

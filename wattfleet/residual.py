@@ -31,7 +31,7 @@ _SAME_MODE = 1e-9
 # transfers between the corpora honest.
 _AMPLITUDES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.15)
 _NUGGETS = (0.005, 0.01, 0.02, 0.04, 0.08)
-_USUAL = np.log([0.05, 0.03])
+_USUAL = np.log([0.06, 0.035])
 _USUAL_SD = np.array([1.0, 0.7])
 
 
@@ -189,6 +189,19 @@ class Correction:
         prior = (ahead**2).sum(1) + self.process.amplitude**2 + self.process.nugget_sd**2
         explained = (solve_triangular(root, cross.T, lower=True) ** 2).sum(0)
         return np.asarray(np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2))
+
+    def left_out(self) -> tuple[Values, Values]:
+        """What each of the `n` measured modes would miss if it had not been measured.
+
+        Returns:
+            `[n]` log residuals against what the other measurements lead to expect, and their `[n]` standard
+            deviations if they are true.
+        """
+        spread = self.gradient * self.parameter_sd
+        among = spread @ spread.T + self.process.covariance(self.modes, self.modes)
+        precision = np.diag(np.linalg.inv(among + np.diag(self.measurement_var)))
+        variance = 1 / precision - self.measurement_var + MEASUREMENT_SD**2
+        return np.asarray(self.weights / precision), np.asarray(np.sqrt(variance))
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,21 @@ from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
-from wattfleet.expectations import power_after, time_after, usual_power, usual_time
-from wattfleet.modes import ModeArray
+from wattfleet.expectations import (
+    UNMEASURED_NUGGET_SD,
+    UNMEASURED_POWER_SD,
+    UNMEASURED_TIME_SD,
+    power_after,
+    time_after,
+    usual_power,
+    usual_time,
+)
+from wattfleet.explanation import Explanation, explain
+from wattfleet.modes import ModeArray, PowerMode
 from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
 from wattfleet.predictor import Prediction
 from wattfleet.profile import Profile
-from wattfleet.residual import Correction, Remainder, Surface, expected_process
+from wattfleet.residual import Correction, Process, Remainder, Surface, expected_process
 from wattfleet.weights import Tensors, read_parameters, read_remainder, read_tensors, remainder_tensors, write_tensors
 
 Values = NDArray[np.float64]
@@ -28,7 +37,7 @@ Physics = Callable[[Values, ModeArray], Values]
 """From `[k]` log parameters and `[n, 4]` modes to the `[n]` logarithms they predict."""
 
 FEWEST_MODES = 5
-"""Fewer measured modes than this cannot be fitted."""
+"""Fewer measured modes than this cannot be fitted without a reference."""
 
 CORPUS_MODES = 400
 """From this many modes on, a profile is a corpus: its residual is condensed instead of kept row by row."""
@@ -63,16 +72,21 @@ class RooflinePredictor:
         """Fit to measured modes; with a reference, towards it.
 
         Args:
-            profile: at least `FEWEST_MODES` modes.
+            profile: measured modes; at least `FEWEST_MODES` without a reference. With one even none will do:
+                the reference's means then, in intervals as wide as workloads and boards differ. A knob that the
+                device lacks has the same value in every row; the fit holds at that value.
             reference: the predictor of another workload or device; None starts from general expectations.
 
         Raises:
             InvalidInputError: too few modes.
         """
-        if len(profile) < FEWEST_MODES:
+        if reference is None and len(profile) < FEWEST_MODES:
             raise InvalidInputError(
-                f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES}"
+                f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES},"
+                " or give a reference to transfer from"
             )
+        if reference is not None and not len(profile):
+            return cls._unmeasured(reference)
         log_ms, log_mw = np.log(profile.minibatch_ms), np.log(profile.power_mw)
         if reference is None:
             belief, surface = usual_time(float(np.median(profile.minibatch_ms))), Surface.zero()
@@ -91,11 +105,22 @@ class RooflinePredictor:
         log_power, power_remainder = _fit(_power_physics(time), profile.modes, log_mw, belief, surface, _POWER_WIDTH)
         return cls(time, PowerParameters.from_log(log_power), time_remainder, power_remainder)
 
+    @classmethod
+    def _unmeasured(cls, reference: RooflinePredictor) -> RooflinePredictor:
+        """What the reference leads to expect of a workload and board of which nothing was measured."""
+        time = _expect(time_after(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD)
+        power = _expect(power_after(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD)
+        return cls(reference.time, reference.power, time, power)
+
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not."""
         log_ms, time_sd = _predict(_time_physics, self.time.log(), self.time_remainder, modes)
         log_mw, power_sd = _predict(_power_physics(self.time), self.power.log(), self.power_remainder, modes)
         return Prediction(np.exp(log_ms), np.exp(log_mw), time_sd, power_sd)
+
+    def explain(self, mode: PowerMode) -> Explanation:
+        """Which resources a step waits for at a mode: by the physics, without what is added to it."""
+        return explain(self.time, np.array([mode], dtype=np.float64))[0]
 
     def save(self) -> bytes:
         """The predictor in safetensors format; the same predictor gives the same bytes."""
@@ -160,6 +185,17 @@ def _fit(
         process, modes, jacobian(model, parameters), belief.sd, measurement_var, np.asarray(weights)
     )
     return parameters[:-1], Remainder(float(parameters[-1]), surface, correction)
+
+
+def _expect(belief: Belief, surface: Surface, scale_sd: float) -> Remainder:
+    """What to add to a quantity of which nothing was measured: its scale is uncertain, and its parameters are."""
+    mean, share_sd = _SHARE
+    sd = np.append(belief.sd, share_sd)
+    nothing = np.empty(0)
+    correction = Correction(
+        Process(scale_sd, UNMEASURED_NUGGET_SD), np.empty((0, 4)), np.empty((0, len(sd))), sd, nothing, nothing
+    )
+    return Remainder(mean, surface, correction)
 
 
 def _fit_corpus(

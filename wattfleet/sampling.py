@@ -1,4 +1,8 @@
-"""Which modes to profile: first spread over the mode space, then along the predicted front.
+"""Which modes to profile: first spread over the mode space, then where they matter for the decision.
+
+The best of thousands of predicted modes is rather one whose power was underestimated, so the modes that would be
+chosen are measured before they are. What a measurement is worth is its expected improvement under a constraint
+(Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
 
 Modes come back in descending order of their frequencies: Jetsons take a sweep downwards more reliably than
 upwards (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
@@ -6,17 +10,164 @@ upwards (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
+from wattfleet.choosing import KnownModes
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import pareto_front
 from wattfleet.modes import ModeArray
 from wattfleet.predictor import Prediction
+from wattfleet.profile import Profile
+
+Values = NDArray[np.float64]
+Predict = Callable[[Profile], Prediction]
+"""Fits a predictor to measured modes and predicts the modes that can be chosen."""
 
 # The fractional parts of k times these fill the unit cube in four dimensions evenly for every number of points:
 # negative powers of the root of x^5 = x + 1 (the golden ratio's kin).
 _STRIDES = 1.1673039782614187 ** -np.arange(1, 5)
+
+# Without budgets in force, the decision is thought to be taken at this many, evenly along the predicted front.
+_FRONT_BUDGETS = 32
+# From this many measured modes on, a gain counts for no more than the cap: what is left to gain is then small, and
+# the slow end of the front, where predictions are vaguest, would take most measurements.
+_CAPPED_FROM = 20
+_GAIN_CAP = 0.03
+_LEAST_SD = 1e-9
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How a device's modes are sampled.
+
+    Attributes:
+        limit: modes to measure in all, at most.
+        spread: modes that are spread over the space before any is chosen by prediction; the highest is the first.
+        batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often. None
+            takes a sixteenth of the limit.
+        tolerance: stop once no measurement is expected to shorten the step that would be chosen under any of the
+            budgets by more than this share; 0 goes on to the limit.
+        seed: of the spread modes.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    limit: int = 50
+    spread: int = 5
+    batch: int | None = None
+    tolerance: float = 0.001
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.limit, self.spread, self.modes_between_fits) < 1 or not 0 <= self.tolerance < 1:
+            raise InvalidInputError(
+                "sampling needs a limit, a spread and a batch of at least 1 mode and a tolerance from 0 to below 1, not"
+                f" {self.limit}, {self.spread}, {self.modes_between_fits} and {self.tolerance}"
+            )
+
+    @property
+    def modes_between_fits(self) -> int:
+        """The batch, settled."""
+        return max(1, self.limit // 16) if self.batch is None else self.batch
+
+
+def next_modes(
+    profile: Profile,
+    modes: ModeArray,
+    predict: Predict,
+    settings: SamplingSettings,
+    budgets_mw: Values | None = None,
+    exclude: ModeArray | None = None,
+) -> ModeArray:
+    """The modes to measure next.
+
+    The same arguments give the same modes: an interrupted profile needs nothing but what it measured to go on.
+
+    Args:
+        profile: what was measured so far; may be empty.
+        modes: `[n, 4]` modes that can be chosen.
+        predict: called once there are `settings.spread` measured modes; predicts `modes`.
+        settings: how many, and when to stop.
+        budgets_mw: `[b]` budgets in force, mW; None spreads them evenly along the predicted front.
+        exclude: `[k, 4]` modes never to measure, such as those the device refused.
+
+    Returns:
+        `[m, 4]` distinct unmeasured modes in descending order; none where the profile is complete: the limit is
+        reached, no mode is left, or the choice can no longer change by more than the tolerance.
+
+    Raises:
+        InvalidInputError: a budget is not above zero.
+    """
+    if budgets_mw is not None and not (np.isfinite(budgets_mw) & (budgets_mw > 0)).all():
+        raise InvalidInputError("budgets must be finite and above zero")
+    allowed = modes if exclude is None else modes[~_among(modes, exclude)]
+    free = ~_among(modes, profile.modes)
+    if exclude is not None:
+        free &= ~_among(modes, exclude)
+    left = min(settings.limit - len(profile), int(free.sum()))
+    if left < 1:
+        return np.empty((0, 4))
+    missing = min(settings.spread - len(profile), left)
+    if missing > 0:
+        return _missing_spread(allowed, profile.modes, missing, settings)
+    prediction = predict(profile)
+    if budgets_mw is None:
+        front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
+        budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
+    known = KnownModes.of(modes, prediction, profile)
+    return descending(
+        modes[_worthwhile(known, free, budgets_mw, min(settings.modes_between_fits, left), settings.tolerance)]
+    )
+
+
+def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:
+    """`count` spread modes that were not measured, in descending order."""
+    # Each more of them leaves the earlier ones as they are, so measured ones are made up for.
+    for total in range(count, len(modes) + 1):
+        spread = spread_modes(modes, total, settings.seed)
+        fresh = spread[~_among(spread, already)]
+        if len(fresh) == count:
+            return fresh
+    return np.empty((0, 4))
+
+
+def _worthwhile(
+    known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
+) -> NDArray[np.intp]:
+    """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
+    log_ms, log_budgets = np.log(known.minibatch_ms), np.log(budgets_mw)
+    feasible = ndtr(
+        (log_budgets - np.log(known.power_mw)[:, None]) / np.maximum(known.power_log_sd, _LEAST_SD)[:, None]
+    )
+    sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
+    # Below any measured mode's power, the slowest that is thought possible is what a measurement improves on.
+    measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
+    best = np.minimum(measured_ms.min(axis=0), log_ms.max())
+    free, picks = free.copy(), []
+    cap = known.measured.sum() >= _CAPPED_FROM
+    for _ in range(count):
+        gain = _expected_gain(best - log_ms[:, None], sd)
+        if not (gain * feasible)[free].max(initial=0.0) > tolerance:
+            break
+        if cap:
+            gain = gain - _expected_gain(best - _GAIN_CAP - log_ms[:, None], sd)
+        pick = int(np.where(free, (gain * feasible).sum(axis=1), -1.0).argmax())
+        picks.append(pick)
+        free[pick] = False
+        best = np.where(known.power_mw[pick] <= budgets_mw, np.minimum(best, log_ms[pick]), best)
+    return np.array(picks, dtype=np.intp)
+
+
+def _expected_gain(margin: Values, sd: Values) -> Values:
+    """The expected positive part of a normal variable with mean `margin` and standard deviation `sd`."""
+    z = margin / sd
+    return np.asarray(margin * ndtr(z) + sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
 
 
 def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
@@ -33,7 +184,8 @@ def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
     Raises:
         InvalidInputError: the count is out of range.
     """
-    _check_count(count, len(modes))
+    if not 1 <= count <= len(modes):
+        raise InvalidInputError(f"{count} modes cannot be chosen: give a number from 1 to {len(modes)}")
     logs = np.log(modes)
     low, span = logs.min(axis=0), np.ptp(logs, axis=0)
     unit = (logs - low) / np.where(span > 0, span, 1.0)
@@ -45,37 +197,6 @@ def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
     return descending(modes[~free])
 
 
-def front_modes(prediction: Prediction, modes: ModeArray, already: ModeArray, count: int) -> ModeArray:
-    """The unmeasured modes that would be chosen under budgets spread evenly along the predicted front.
-
-    Args:
-        prediction: what is predicted for `modes`.
-        modes: `[n, 4]` modes to choose from.
-        already: `[k, 4]` modes that have been measured.
-        count: how many; fewer come back where fewer are left.
-
-    Returns:
-        Up to `[count, 4]` distinct modes in descending order.
-
-    Raises:
-        InvalidInputError: the count is below 1.
-    """
-    _check_count(count, len(modes) + count)
-    time, power = prediction.minibatch_ms, prediction.power_mw
-    measured = {tuple(row) for row in already.tolist()}
-    free = np.array([tuple(row) not in measured for row in modes.tolist()])
-    count = min(count, int(free.sum()))
-    front_power = power[pareto_front(time, power)]
-    chosen = np.zeros(len(modes), dtype=bool)
-    for budget in np.linspace(front_power.max(), front_power.min(), count):
-        candidates = np.flatnonzero(free & ~chosen)
-        affordable = candidates[power[candidates] <= budget]
-        # Below the cheapest unmeasured mode nothing is affordable: that mode is then the nearest to the front.
-        pick = affordable[time[affordable].argmin()] if len(affordable) else candidates[power[candidates].argmin()]
-        chosen[pick] = True
-    return descending(modes[chosen])
-
-
 def descending(modes: ModeArray) -> ModeArray:
     """Modes ordered from high to low: by CPU, then GPU, then memory frequency, then cores; `[n, 4]`."""
     cores, cpu, gpu, mem = modes.T
@@ -83,6 +204,7 @@ def descending(modes: ModeArray) -> ModeArray:
     return np.asarray(modes[order])
 
 
-def _check_count(count: int, most: int) -> None:
-    if not 1 <= count <= most:
-        raise InvalidInputError(f"{count} modes cannot be chosen: give a number from 1 to {most}")
+def _among(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
+    """`[n]` which of `[n, 4]` modes stand among `[k, 4]` others."""
+    listed = {tuple(row) for row in others.tolist()}
+    return np.array([tuple(row) in listed for row in modes.tolist()], dtype=bool)

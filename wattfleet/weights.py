@@ -45,10 +45,19 @@ def read_parameters(tensors: Tensors, name: str, count: int) -> list[float]:
     Raises:
         CorruptReferenceError: they are missing, more or fewer, or not positive.
     """
-    values = _shaped(tensors, name, count)
-    if not (values > 0).all():
+    return [float(value) for value in read_array(tensors, name, count, positive=True)]
+
+
+def read_array(tensors: Tensors, name: str, *shape: int, positive: bool = False) -> Values:
+    """An array of a shape.
+
+    Raises:
+        CorruptReferenceError: it is missing, of another shape, or not positive where it has to be.
+    """
+    values = _shaped(tensors, name, *shape)
+    if positive and not (values > 0).all():
         raise _corrupt(f"hold {name!r}, which is not positive throughout")
-    return [float(value) for value in values]
+    return values
 
 
 def remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:

@@ -134,7 +134,7 @@ def test_another_format_is_refused_with_what_to_do(version: object) -> None:
 
 
 def test_an_unknown_kind_of_predictor_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidInputError, match="'oracle', this Wattfleet knows 'roofline'"):
+    with pytest.raises(InvalidInputError, match="'oracle', this Wattfleet knows roofline, powertrain, scratch"):
         restore(Artefact(changed(predictor="oracle"), ARTEFACT.weights))
 
 

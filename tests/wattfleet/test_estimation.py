@@ -58,5 +58,5 @@ def test_the_jacobian_of_a_linear_model_is_its_design() -> None:
     np.testing.assert_allclose(jacobian(linear, TRUTH), DESIGN, atol=1e-6)
 
 
-def test_trust_halves_at_the_width_and_falls_with_the_square() -> None:
-    assert trust(np.array([0.0, 0.1, -0.3]), 0.1).tolist() == pytest.approx([1.0, 0.5, 0.1])
+def test_trust_halves_at_the_width_and_falls_with_the_fourth_power() -> None:
+    assert trust(np.array([0.0, 0.1, -0.3]), 0.1).tolist() == pytest.approx([1.0, 0.5, 1 / 82])

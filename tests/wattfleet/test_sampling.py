@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, ModeSpace
+from wattfleet.modes import ModeArray
 from wattfleet.predictor import Prediction
-from wattfleet.sampling import descending, front_modes, spread_modes
+from wattfleet.profile import Profile
+from wattfleet.sampling import SamplingSettings, descending, next_modes, spread_modes
 
 SPACE = BOARDS["orin-nano"].space
 MODES = SPACE.array()
@@ -22,10 +23,6 @@ MODES = SPACE.array()
 
 def rows(modes: ModeArray) -> set[tuple[float, ...]]:
     return {tuple(row) for row in modes.tolist()}
-
-
-def predicted(time: NDArray[np.float64], power: NDArray[np.float64]) -> Prediction:
-    return Prediction(time, power, np.full(len(time), 0.03), np.full(len(time), 0.02))
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 2**32 - 1))
@@ -73,12 +70,13 @@ def test_numbers_of_modes_that_cannot_be_are_refused(count: int) -> None:
         spread_modes(MODES, count, 0)
 
 
-@pytest.mark.parametrize("choose", [0, 1])
-def test_modes_come_in_descending_order(choose: int) -> None:
-    time = np.random.default_rng(0).uniform(1, 2, len(MODES))
-    chosen = spread_modes(MODES, 25, 0) if choose else front_modes(predicted(time, 3e4 / time), MODES, MODES[:0], 25)
-    keys = [(cpu, gpu, mem, cores) for cores, cpu, gpu, mem in chosen.tolist()]
-    assert keys == sorted(keys, reverse=True)
+def test_spread_modes_come_in_descending_order() -> None:
+    assert in_descending_order(spread_modes(MODES, 25, 0))
+
+
+def in_descending_order(modes: ModeArray) -> bool:
+    keys = [(cpu, gpu, mem, cores) for cores, cpu, gpu, mem in modes.tolist()]
+    return keys == sorted(keys, reverse=True)
 
 
 def test_descending_keeps_the_modes() -> None:
@@ -86,38 +84,101 @@ def test_descending_keeps_the_modes() -> None:
     assert rows(descending(some)) == rows(some)
 
 
-FOUR = ModeSpace((1, 2), (500_000, 900_000), (300_000_000,), (2_133_000_000,)).array()
+# A board on which every knob buys time with power, and no two modes are alike.
+TRUE_MS = 1e3 / (MODES / MODES.max(0) @ np.array([1.0, 2.0, 3.0, 1.5]))
+TRUE_MW = 1e3 * (4 + (MODES / MODES.max(0)) ** 2 @ np.array([2.0, 5.0, 6.0, 2.0]))
 
 
-def test_the_front_of_four_modes_by_hand() -> None:
-    # The third is dominated: as hungry as the second, and slower.
-    prediction = predicted(np.array([40.0, 20.0, 30.0, 10.0]), np.array([5e3, 8e3, 8e3, 2e4]))
-    chosen = front_modes(prediction, FOUR, FOUR[:0], 3)
-    assert rows(chosen) == rows(FOUR[[0, 1, 3]])
-    # Where the best under 8 W is measured already, the next best there is worth a measurement.
-    assert rows(front_modes(prediction, FOUR, FOUR[[0, 1, 3]], 3)) == rows(FOUR[[2]])
+def measured(modes: ModeArray) -> Profile:
+    index = [MODES.tolist().index(row) for row in modes.tolist()]
+    return Profile(MODES[index], TRUE_MS[index], TRUE_MW[index])
 
 
-@given(seed=st.integers(0, 10_000), count=st.integers(1, 12), done=st.integers(0, 60))
-def test_front_modes_are_unmeasured_and_no_mode_passed_over_beats_one(seed: int, count: int, done: int) -> None:
-    rng = np.random.default_rng(seed)
-    modes = MODES[rng.choice(len(MODES), 60, replace=False)]
-    time, power = rng.uniform(1, 10, 60), rng.uniform(5e3, 5e4, 60)
-    already = modes[rng.permutation(60)[:done]]
-    chosen = front_modes(predicted(time, power), modes, already, count)
-    assert len(chosen) == min(count, 60 - done)
-    assert len(rows(chosen)) == len(chosen)
-    assert not rows(chosen) & rows(already)
-    left = [k for k in range(60) if tuple(modes[k]) not in rows(already)]
-    picked = [k for k in left if tuple(modes[k]) in rows(chosen)]
-    passed_over = [k for k in left if k not in picked]
-    for j, k in itertools.product(picked, passed_over):
-        assert not (time[k] < time[j] and power[k] < power[j])
-    under_the_largest_budget = [k for k in left if power[k] <= power[time.argmin()]]
-    if under_the_largest_budget:
-        assert min(under_the_largest_budget, key=lambda k: time[k]) in picked
+def vague(profile: Profile) -> Prediction:
+    """The truth, but uncertain."""
+    return Prediction(TRUE_MS, TRUE_MW, np.full(len(MODES), 0.05), np.full(len(MODES), 0.03))
 
 
-def test_a_front_of_no_modes_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="cannot be chosen"):
-        front_modes(predicted(np.ones(len(MODES)), np.ones(len(MODES))), MODES, MODES[:0], 0)
+def certain(profile: Profile) -> Prediction:
+    return Prediction(TRUE_MS, TRUE_MW, np.zeros(len(MODES)), np.zeros(len(MODES)))
+
+
+def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction], **more: Any) -> list[ModeArray]:
+    """All batches up to the end."""
+    batches: list[ModeArray] = []
+    while True:
+        profile = measured(np.concatenate([np.empty((0, 4)), *batches]))
+        batch = next_modes(profile, MODES, predict, settings, **more)
+        if not len(batch):
+            return batches
+        batches.append(batch)
+
+
+@settings(max_examples=15, deadline=None)
+@given(limit=st.integers(1, 30), spread=st.integers(1, 10), batch=st.integers(1, 7), seed=st.integers(0, 99))
+def test_a_profile_ends_at_its_limit_with_distinct_modes_in_descending_batches(
+    limit: int, spread: int, batch: int, seed: int
+) -> None:
+    wanted = SamplingSettings(limit, spread, batch, tolerance=0, seed=seed)
+    batches = profiled(wanted, vague)
+    assert all(in_descending_order(batch) for batch in batches)
+    assert all(len(later) <= batch for later in batches[1:])
+    assert sum(map(len, batches)) == limit == len(rows(np.concatenate(batches)))
+    np.testing.assert_array_equal(batches[0], spread_modes(MODES, min(limit, spread), seed))
+
+
+def test_an_interrupted_spread_is_made_up_for() -> None:
+    wanted = SamplingSettings(spread=8)
+    spread = spread_modes(MODES, 8, 0)
+    left = next_modes(measured(spread[[1, 4, 6]]), MODES, vague, wanted)
+    assert rows(left) == rows(spread[[0, 2, 3, 5, 7]])
+
+
+def test_excluded_modes_are_never_measured() -> None:
+    excluded = np.concatenate([spread_modes(MODES, 5, 0), MODES[::3]])
+    chosen = np.concatenate(profiled(SamplingSettings(limit=25, tolerance=0), vague, exclude=excluded))
+    assert len(chosen) == 25
+    assert not rows(chosen) & rows(excluded)
+
+
+def test_measurements_go_where_the_budgets_are() -> None:
+    budget_mw = 9e3
+    chosen = profiled(SamplingSettings(limit=25, tolerance=0), vague, budgets_mw=np.array([budget_mw]))
+    power = measured(np.concatenate(chosen[1:])).power_mw
+    assert (np.abs(power / budget_mw - 1) < 0.1).all()
+    best = TRUE_MS[budget_mw >= TRUE_MW].min()
+    found = measured(np.concatenate(chosen))
+    assert found.minibatch_ms[found.power_mw <= budget_mw].min() == best
+
+
+def test_nothing_more_is_measured_where_the_choice_cannot_change() -> None:
+    batches = profiled(SamplingSettings(limit=50), certain, budgets_mw=np.array([9e3, 14e3]))
+    assert sum(map(len, batches)) <= 5 + 2
+    found = measured(np.concatenate(batches))
+    for budget_mw in (9e3, 14e3):
+        assert found.minibatch_ms[found.power_mw <= budget_mw].min() == TRUE_MS[budget_mw >= TRUE_MW].min()
+
+
+def test_a_wider_tolerance_stops_earlier() -> None:
+    narrow, wide = (
+        sum(map(len, profiled(SamplingSettings(40, tolerance=tolerance), vague, budgets_mw=np.array([9e3, 14e3]))))
+        for tolerance in (0.0, 0.02)
+    )
+    assert wide < narrow == 40
+
+
+def test_all_modes_of_a_small_device_are_enough() -> None:
+    few = MODES[:4]
+    profile = measured(few)
+    assert not len(next_modes(profile, few, vague, SamplingSettings()))
+
+
+@pytest.mark.parametrize("field", ["limit", "spread", "batch"])
+def test_settings_out_of_range_are_refused(field: str) -> None:
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        SamplingSettings(**{field: 0})
+
+
+def test_budgets_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="budgets"):
+        next_modes(measured(MODES[:5]), MODES, vague, SamplingSettings(), budgets_mw=np.array([-1.0]))

@@ -1,0 +1,160 @@
+"""How long a transfer takes on one core: fit 50 modes, predict every mode of an AGX Orin, compute the front.
+
+    python -m benchmarks.transfer [--data ../shared/data] [--runs 5] [--json]
+
+Every figure is the median of several runs. Beside them stands `yardstick_s`, scikit-learn's Gaussian process fitted to
+the same 50 rows for both quantities in the same process: machines differ, the ratio to it less so. The reference's fit
+needs the measured corpora; without them a simulated workload is transferred, and `reference_s` is null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TypeVar
+
+# Read when numpy's libraries are loaded; the limits below hold for those that were loaded before.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+import numpy as np  # noqa: E402
+from sklearn.gaussian_process import GaussianProcessRegressor  # noqa: E402
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # noqa: E402
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
+
+from reference_models import load  # noqa: E402
+from wattfleet.artefact import restore  # noqa: E402
+from wattfleet.boards import board  # noqa: E402
+from wattfleet.errors import WattfleetError  # noqa: E402
+from wattfleet.front import predicted_front  # noqa: E402
+from wattfleet.modes import ModeArray  # noqa: E402
+from wattfleet.predictor import Prediction, Predictor  # noqa: E402
+from wattfleet.predictors import kind  # noqa: E402
+from wattfleet.profile import Profile, read_csv  # noqa: E402
+from wattfleet.strategies.registry import DEFAULT_PREDICTOR  # noqa: E402
+
+REFERENCE = "agx_orin_resnet18"
+TARGET = "agx_orin_mobilenetv3"
+_MODES = 50
+_MINIBATCHES_PER_EPOCH = 1443
+_REFERENCE_RUNS = 3
+_DEFAULT = kind(DEFAULT_PREDICTOR).predictor_class()
+
+Result = TypeVar("Result")
+
+
+def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]:
+    """All figures, s.
+
+    Args:
+        data: folder of the measured corpora; None where there is none.
+        runs: how often each step is timed, each time with other modes.
+    """
+    with threadpool_limits(limits=1):
+        space = board("agx-orin").space.array()
+        reference: Predictor = restore(load(REFERENCE))
+        target = _stand_in(reference, space) if data is None else read_csv(data / f"{TARGET}.csv")
+        fit_s, predict_s, front_s, total_s, yardstick_s = np.median(
+            [_steps(target, reference, space, run) for run in range(-1, runs)][1:], axis=0
+        ).tolist()
+        reference_s = None
+        if data is not None:
+            corpus = read_csv(data / f"{REFERENCE}.csv")
+            reference_s = statistics.median(
+                _timed(lambda: _DEFAULT.fit(corpus))[1] for _ in range(min(runs, _REFERENCE_RUNS))
+            )
+    return {
+        "fit_s": fit_s,
+        "predict_s": predict_s,
+        "front_s": front_s,
+        "total_s": total_s,
+        "reference_s": reference_s,
+        "yardstick_s": yardstick_s,
+        "total_over_yardstick": total_s / yardstick_s,
+        "reference_over_yardstick": None if reference_s is None else reference_s / yardstick_s,
+        "modes_fitted": _MODES,
+        "modes_predicted": len(space),
+        "runs": runs,
+        "threads": 1,
+        "target": TARGET if data is not None else "simulated",
+    }
+
+
+def _steps(target: Profile, reference: Predictor, space: ModeArray, run: int) -> tuple[float, ...]:
+    """Seconds to fit, to predict, for the front, for all three, and of the yardstick; run -1 warms up."""
+    profile = target.rows(np.random.default_rng(run + 1).choice(len(target), _MODES, replace=False))
+    fitted, fit_s = _timed(lambda: _DEFAULT.fit(profile, reference))
+    prediction, predict_s = _timed(lambda: _with_intervals(fitted, space))
+    _, front_s = _timed(lambda: predicted_front(space, prediction, _MINIBATCHES_PER_EPOCH))
+    _, yardstick_s = _timed(lambda: _yardstick(profile))
+    return fit_s, predict_s, front_s, fit_s + predict_s + front_s, yardstick_s
+
+
+def _with_intervals(fitted: Predictor, space: ModeArray) -> Prediction:
+    """Predictions, and the ends of their 90 % intervals."""
+    prediction = fitted.predict(space)
+    for q in (0.05, 0.95):
+        prediction.minibatch_ms_quantile(q)
+        prediction.power_mw_quantile(q)
+    return prediction
+
+
+def _yardstick(profile: Profile) -> None:
+    """Fit a Gaussian process to the logarithms of each quantity."""
+    features = np.log(profile.modes)
+    features = (features - features.mean(axis=0)) / features.std(axis=0)
+    for observed in (profile.minibatch_ms, profile.power_mw):
+        kernel = ConstantKernel() * RBF(np.ones(4), (1e-2, 1e5))
+        GaussianProcessRegressor(kernel, alpha=1e-3, normalize_y=True).fit(features, np.log(observed))
+
+
+def _stand_in(reference: Predictor, space: ModeArray) -> Profile:
+    """A workload three quarters as slow as the reference's, with 2 % noise."""
+    chance = np.random.default_rng(0)
+    modes = space[chance.choice(len(space), 1000, replace=False)]
+    predicted = reference.predict(modes)
+    noise = np.exp(chance.normal(0, 0.02, (2, len(modes))))
+    return Profile(modes, 0.75 * predicted.minibatch_ms * noise[0], 0.9 * predicted.power_mw * noise[1])
+
+
+def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    begun = perf_counter()
+    result = work()
+    return result, perf_counter() - begun
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description="Time a transfer on one core.")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the measured corpora")
+    parser.add_argument("--runs", type=int, default=5, help="how often each step is timed")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    if arguments.runs < 1:
+        parser.error("--runs: give 1 or more")
+    data = arguments.data if all((arguments.data / f"{n}.csv").is_file() for n in (REFERENCE, TARGET)) else None
+    if data is None:
+        print(
+            f"no {REFERENCE}.csv and {TARGET}.csv in {arguments.data}: a simulated workload is transferred, and the"
+            " reference's fit is not timed (reference_s)",
+            file=sys.stderr,
+        )
+    try:
+        figures = measure(data, arguments.runs)
+    except WattfleetError as error:
+        sys.exit(f"error: {error}")
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for name, value in figures.items():
+            print(f"{name:<26}{'-' if value is None else f'{value:.4g}' if isinstance(value, float) else value}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""`wattfleet evaluate choice ...`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from wattfleet.errors import InvalidInputError
+
+if TYPE_CHECKING:
+    from wattfleet.strategies.random_then_predict import Fit
+
+
+def choice(
+    reference: Annotated[
+        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
+    ],
+    target: Annotated[Path, typer.Option(help="CSV of all measured modes of the workload to choose modes for.")],
+    modes: Annotated[int, typer.Option(help="Modes that the strategy may measure in all.")] = 50,
+    budgets: Annotated[str, typer.Option(help="Budgets in whole watts, first and last.")] = "17:50",
+    runs: Annotated[int, typer.Option(help="Runs, each with another seed.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
+    strategy: Annotated[
+        str,
+        typer.Option(help="wattfleet, a baseline (maxn, presets, random, binary-search, brute-force) or a predictor."),
+    ] = "wattfleet",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Judge how a strategy chooses modes under power budgets, against the best measured mode of the target.
+
+    The time penalty of a case is how much longer a step takes than at the best mode within the budget. A case over
+    its budget counts in the penalty with at least 0: being faster than allowed earns nothing, and its excess is
+    counted by the figures beside it. A strategy that knows no mode within a budget leaves the device in its lowest.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from wattfleet.boards import board_offering
+    from wattfleet.choice_evaluation import evaluate_choice
+    from wattfleet.profile import read_csv
+    from wattfleet.strategies.registry import strategy_named
+
+    budgets_w = parse_budgets(budgets)
+    corpus = read_csv(target)
+    console = Console(stderr=True)
+    with console.status(f"reference {reference}"):
+        judged = strategy_named(strategy, partial(_fit_after, reference), board_offering(corpus.modes))
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
+        cases = evaluate_choice(
+            corpus, judged, modes, budgets_w, runs, seed, report=lambda run: progress.update(task, completed=run)
+        )
+    figures = cases.figures()
+    if json_:
+        print(json.dumps(figures))
+    else:
+        _print_table(figures, strategy)
+
+
+def parse_budgets(text: str) -> list[float]:
+    """The whole watts from `first:last`, both included; a single number stands for itself.
+
+    Raises:
+        InvalidInputError: not two whole numbers above zero in rising order.
+    """
+    first, _, last = text.partition(":")
+    last = last or first
+    if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= 10_000):
+        raise InvalidInputError(f"budgets {text!r}: give the first and the last in whole watts, such as 17:50")
+    return [float(watts) for watts in range(int(first), int(last) + 1)]
+
+
+def _fit_after(reference: str, predictor: str) -> Fit:
+    """How a kind of predictor is fitted after the reference that the command line names."""
+    from reference_models.evaluate_commands import reference_for
+    from wattfleet.predictors import kind
+
+    fitted = kind(predictor)
+    known = reference_for(predictor, fitted, reference)
+    return lambda profile: fitted.predictor_class().fit(profile, known)
+
+
+def _print_table(figures: Mapping[str, object], strategy: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"Choice by {strategy}", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in figures.items():
+        parts = value if isinstance(value, Mapping) else {"": value}
+        for part, number in parts.items():
+            table.add_row(f"{name} {part}".strip().replace("_", " "), f"{number:g}")
+    Console().print(table)

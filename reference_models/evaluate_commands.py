@@ -1,0 +1,146 @@
+"""`wattfleet evaluate ...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from reference_models.evaluate_choice import choice
+from reference_models.evaluate_report import report
+
+if TYPE_CHECKING:
+    from wattfleet.predictor import Predictor
+    from wattfleet.predictors import Kind
+
+app = typer.Typer(no_args_is_help=True, help="Measure predictors and choices on measured modes.")
+
+
+@app.callback()
+def group() -> None:
+    """Measure predictors and choices on measured modes."""
+
+
+app.command()(choice)
+app.command()(report)
+
+
+@app.command()
+def transfer(
+    reference: Annotated[
+        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
+    ],
+    target: Annotated[Path, typer.Option(help="CSV of measured modes of the workload and device to transfer to.")],
+    modes: Annotated[int, typer.Option(help="Modes that are drawn at random and fitted in each run.")] = 50,
+    runs: Annotated[int, typer.Option(help="Number of runs.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the first run; the following count up.")] = 0,
+    predictor: Annotated[str, typer.Option(help="roofline, powertrain or scratch.")] = "roofline",
+    json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Fit some modes of a target, again and again, and print the errors over all its other modes.
+
+    Beside them, the errors over those of the other modes that pass the audit of the target.
+    """
+    import json
+    from time import perf_counter
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from wattfleet.audit import audit, passing_rows
+    from wattfleet.evaluation import evaluate_transfer
+    from wattfleet.predictors import kind
+    from wattfleet.profile import read_csv
+
+    chosen = kind(predictor)
+    measured = read_csv(target)
+    console = Console(stderr=True)
+    with console.status(f"reference {reference}"):
+        known = reference_for(predictor, chosen, reference)
+    with console.status(f"auditing {target.name}"):
+        trusted = passing_rows(measured, audit(measured))
+    scores = evaluate_transfer(
+        chosen.predictor_class(),
+        known,
+        measured,
+        modes,
+        runs,
+        seed,
+        perf_counter,
+        trusted,
+        track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
+    )
+    summary = scores.summary() | {"suspect_rows": int((~trusted).sum())}
+    if json_:
+        print(json.dumps(summary, indent=2))
+    else:
+        print_table(summary, f"{predictor} from {modes} modes of {target.name}, {runs} runs")
+
+
+def reference_for(name: str, kind: Kind, reference: str) -> Predictor | None:
+    """The reference that a command line names, for a kind of predictor; None where the kind transfers nothing.
+
+    Args:
+        name: the kind's name.
+        kind: the kind.
+        reference: a shipped name, or the path of a corpus to train on.
+
+    Raises:
+        InvalidInputError: it is neither, or what ships under the name is of another kind.
+    """
+    from reference_models import load, shipped
+    from wattfleet.artefact import restore
+    from wattfleet.errors import InvalidInputError
+    from wattfleet.profile import read_csv
+
+    if reference in shipped():
+        if not kind.transfers:
+            return None
+        artefact = load(reference)
+        if artefact.details.predictor != name:
+            raise InvalidInputError(
+                f"the reference {reference!r} holds a predictor of the kind {artefact.details.predictor!r}, not"
+                f" {name!r}: give the CSV of its corpus, to train one on"
+            )
+        return restore(artefact)
+    path = Path(reference)
+    if not path.is_file():
+        raise InvalidInputError(
+            f"{reference!r} is neither a file nor a reference that ships: give the CSV of a corpus, or one of"
+            f" {', '.join(shipped())}"
+        )
+    corpus = read_csv(path)
+    return kind.predictor_class().fit(corpus) if kind.transfers else None
+
+
+def print_table(summary: Mapping[str, Any], title: str) -> None:
+    """Print quartiles, a row each, the coverage, and how many rows are suspect."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("", "median", "q1", "q3"):
+        table.add_column(name, justify="right" if name else "left")
+    titles = {
+        "time_mape": "time, MAPE %",
+        "power_mape": "power, MAPE %",
+        "time_mape_passing": "time, rows that pass the audit, MAPE %",
+        "power_mape_passing": "power, rows that pass the audit, MAPE %",
+        "fit_seconds": "fit, s",
+    }
+    for key, text in titles.items():
+        if key in summary:
+            table.add_row(text, *(f"{summary[key][name]:.2f}" for name in ("median", "q1", "q3")))
+    coverage = summary["coverage_90"]
+    console = Console()
+    console.print(table)
+    console.print(
+        f"the 90 % interval holds {coverage['time']:.1f} % of the times and {coverage['power']:.1f} % of the powers",
+        highlight=False,
+    )
+    console.print(
+        f"the audit finds {summary['suspect_rows']} suspect rows in the target (wattfleet reference audit)",
+        highlight=False,
+    )

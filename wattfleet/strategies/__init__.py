@@ -1,0 +1,1 @@
+"""Strategies of choosing a power mode under a budget: Wattfleet's own, and what it is compared with."""
