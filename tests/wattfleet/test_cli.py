@@ -18,7 +18,7 @@ from wattfleet.errors import (
     WattfleetError,
 )
 
-GROUPS = ["agent", "coordinator", "reference", "simulate"]
+GROUPS = ["agent", "coordinator", "evaluate", "reference", "simulate"]
 
 
 def run(*arguments: str) -> Result:
