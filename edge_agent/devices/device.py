@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -42,6 +44,23 @@ class PowerTrace:
 
     at_s: NDArray[np.float64]
     power_mw: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What may spoil a measurement or harm a board.
+
+    Attributes:
+        temperature_c: the hottest junction, degrees Celsius; None where the board does not say.
+        throttle_events: times the board has throttled itself since it started; None where it does not count them.
+    """
+
+    temperature_c: float | None
+    throttle_events: int | None
+
+
+Knobs = Mapping[str, str]
+"""Everything that `apply` and `measuring` may change, as it was found; text, so that it survives on disk."""
 
 
 class PowerMeter(Protocol):
@@ -94,6 +113,27 @@ class Device(Protocol):
 
     def start_meter(self) -> PowerMeter:
         """Begin to sample board power."""
+        ...
+
+    def conditions(self) -> Conditions:
+        """How the board fares now."""
+        ...
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """Hold what would disturb a measurement, such as a fan that follows the heat, until the block ends."""
+        ...
+
+    def knobs(self) -> Knobs:
+        """What is in force now, for `restore`."""
+        ...
+
+    def restore(self, knobs: Knobs) -> None:
+        """Put back what `knobs` returned, in this process or an earlier one.
+
+        Raises:
+            InvalidInputError: these knobs are not this board's.
+            ModeNotAppliedError: they were written, but others were read back.
+        """
         ...
 
 

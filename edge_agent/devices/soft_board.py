@@ -6,13 +6,15 @@ repeats, neighbouring rows of the AGX Orin's corpora; see `docs/simulated-board.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Evidence
+from edge_agent.devices.device import Conditions, Evidence, Knobs
 from edge_agent.devices.power_timeline import PowerTimeline
 from edge_agent.devices.soft_meter import SoftMeter
 from edge_agent.devices.virtual_clock import VirtualClock
@@ -127,6 +129,30 @@ class SoftBoard(ABC):
         """Begin to sample board power."""
         self._meters += 1
         return SoftMeter(self._timeline, self._clock, np.random.default_rng([self._seed, 3, self._meters]))
+
+    def conditions(self) -> Conditions:
+        """Soft boards do not get hot."""
+        return Conditions(temperature_c=None, throttle_events=None)
+
+    def measuring(self) -> AbstractContextManager[None]:
+        """Nothing disturbs a soft board."""
+        return nullcontext()
+
+    def knobs(self) -> Knobs:
+        """The mode in force."""
+        return {"mode": json.dumps(self._mode)}
+
+    def restore(self, knobs: Knobs) -> None:
+        """Put the mode back in force.
+
+        Raises:
+            InvalidInputError: these knobs hold no mode of this board.
+        """
+        try:
+            mode = PowerMode(*json.loads(knobs["mode"]))
+        except (KeyError, ValueError, TypeError):
+            raise InvalidInputError(f"{self._board_kind}: cannot restore {dict(knobs)}: it holds no mode") from None
+        self.apply(mode)
 
     def step(self) -> None:
         """Train one minibatch at the mode in force."""

@@ -1,6 +1,7 @@
 """The contract of soft devices, over every kind of them."""
 
 import itertools
+import json
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -49,6 +50,21 @@ class SoftDeviceContract(ABC):
         for mode in some_modes:
             device.apply(mode)
             assert device.current_mode() == mode
+
+    def test_what_was_in_force_is_restored_by_another_process(self, device, some_modes):
+        first, second = some_modes[:2]
+        device.apply(first)
+        kept = json.loads(json.dumps(dict(device.knobs())))
+        device.apply(second)
+        device.restore(kept)
+        assert device.current_mode() == first
+
+    @pytest.mark.parametrize("knobs", [{}, {"mode": "none"}, {"mode": "[1, 2]"}, {"mode": "[3, 123, 456, 789]"}])
+    def test_knobs_of_something_else_are_refused(self, device, knobs):
+        before = device.current_mode()
+        with pytest.raises(InvalidInputError):
+            device.restore(knobs)
+        assert device.current_mode() == before
 
     def test_a_mode_it_does_not_offer_is_refused_and_nothing_changes(self, device):
         before = device.current_mode()
