@@ -21,6 +21,7 @@ from edge_agent.profiling_plan import Progress, profile_device
 from edge_agent.references import reference_of_digest
 from edge_agent.training import TrainingWatch
 from wattfleet.artefact import Artefact, pack, restore, write_directory
+from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front, predicted_front
 from wattfleet.modes import PowerMode, as_modes
@@ -192,8 +193,9 @@ def make_ready(
     workload = Workload(trained.name, trained.minibatch, config.minibatches_per_epoch)
     config.state_directory.mkdir(parents=True, exist_ok=True)
     header = JournalHeader(config.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
+    start = restore(reference, BOARDS.get(device.board_kind))
     with Journal.open(config.state_directory / "profile.jsonl", header) as journal:
-        predictor = profile_device(device, journal, restore(reference), profile_modes, config.seed, report)
+        predictor = profile_device(device, journal, start, profile_modes, config.seed, report)
         profiled = len(journal.records)
     parked = parked_mode(device)
     idle_w = Profiler(device).measure_idle(parked, IDLE_S) / 1e3

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from wattfleet.boards import Hardware
 from wattfleet.modes import ModeArray
 from wattfleet.profile import Profile
 
@@ -58,6 +59,13 @@ class Predictor(Protocol):
 
         Raises:
             InvalidInputError: the profile holds too few modes for this kind of predictor.
+        """
+        ...
+
+    def adapted(self: P, of: Hardware, to: Hardware) -> P:
+        """What to transfer from on another board: scaled by what the data sheets say of the two.
+
+        Kinds that know nothing of hardware are returned as they are.
         """
         ...
 

@@ -6,12 +6,13 @@ PowerTrain's (doi:10.1016/j.future.2024.07.001, section 3.3), the means are not 
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.boards import Hardware
 from wattfleet.errors import InvalidInputError
 from wattfleet.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
 from wattfleet.expectations import (
@@ -110,6 +111,28 @@ class RooflinePredictor:
         time = _expect(time_after(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD)
         power = _expect(power_after(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD)
         return cls(reference.time, reference.power, time, power)
+
+    def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
+        """What to transfer from on another board.
+
+        The same work takes a GPU with half the cores twice the cycles, and a memory bus of half the width too, at half
+        the power. What a board draws at its least is taken to go with the lowest of its presets.
+        """
+        gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
+        time = replace(
+            self.time,
+            compute_mcycles=self.time.compute_mcycles * gpu,
+            serial_compute_mcycles=self.time.serial_compute_mcycles * gpu,
+            traffic_mcycles=self.time.traffic_mcycles * bus,
+        )
+        power = replace(
+            self.power,
+            floor_mw=self.power.floor_mw * to.least_preset_w / of.least_preset_w,
+            mem_clock_mw=self.power.mem_clock_mw / bus,
+            mem_traffic_mw=self.power.mem_traffic_mw / bus,
+            mem_compute_mw=self.power.mem_compute_mw / bus,
+        )
+        return replace(self, time=time, power=power)
 
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not."""
