@@ -149,7 +149,9 @@ class SysfsDevice:
         return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
 
     def restore(self, knobs: Knobs) -> None:
-        """Put back what `knobs` returned, in this process or an earlier one; one that fails keeps none of the others.
+        """Put back what `knobs` returned, in this process or an earlier one.
+
+        Where one knob fails, the others are put back all the same.
 
         Raises:
             InvalidInputError: these knobs are not this board's.
