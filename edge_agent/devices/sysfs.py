@@ -148,6 +148,21 @@ class SysfsDevice:
         """
         return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
 
+    def require_restorable(self, knobs: Knobs) -> None:
+        """Check that knobs are this board's, before any is touched.
+
+        Raises:
+            InvalidInputError: they are not.
+        """
+        names = [group.knob_names() for group in (self.cpu, self.gpu, self.memory, self.fan)]
+        required = set().union(*(group.required for group in names))
+        strange = set(knobs) - required.union(*(group.optional for group in names))
+        if missing := required - set(knobs):
+            raise InvalidInputError(f"{self.board_kind}: cannot restore without {', '.join(sorted(missing))}")
+        if strange:
+            raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(strange))} to restore")
+        _as_numbers(knobs)
+
     def restore(self, knobs: Knobs) -> None:
         """Put back what `knobs` returned, in this process or an earlier one.
 
@@ -157,13 +172,7 @@ class SysfsDevice:
             InvalidInputError: these knobs are not this board's.
             ModeNotAppliedError: some were refused, or others were read back.
         """
-        names = [group.knob_names() for group in (self.cpu, self.gpu, self.memory, self.fan)]
-        required = set().union(*(group.required for group in names))
-        strange = set(knobs) - required.union(*(group.optional for group in names))
-        if missing := required - set(knobs):
-            raise InvalidInputError(f"{self.board_kind}: cannot restore without {', '.join(sorted(missing))}")
-        if strange:
-            raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(strange))} to restore")
+        self.require_restorable(knobs)
         values = _as_numbers(knobs)
         steps: tuple[Callable[[Mapping[str, int]], None], ...] = (
             self.cpu.put_back,

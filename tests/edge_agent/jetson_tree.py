@@ -173,7 +173,7 @@ class FakedJetson(Tree):
         policy = next(cores for cores in self.board.policies if core in cores)
         online = [c for c in policy if c == 0 or self.location(f"{CPU}/cpu{c}/online").read_text().strip() == "1"]
         if not online:
-            shutil.rmtree(self.location(self.policy(policy[0])))
+            shutil.rmtree(self.location(self.policy(policy[0])), ignore_errors=True)
         elif not self.exists(self.policy(policy[0])):
             self._make_policy(policy)
 

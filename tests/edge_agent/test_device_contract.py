@@ -8,6 +8,7 @@ import pytest
 
 from edge_agent.devices.device import Device
 from edge_agent.devices.simulated import SimulatedDevice
+from tests.edge_agent.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, AGX_ORIN_JP6, NANO, ORIN_NANO, XAVIER_AGX
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
@@ -159,6 +160,26 @@ class TestNano(SysfsContract):
     board = NANO
 
 
+class NvpmodelContract(DeviceContract):
+    board: object
+
+    @property
+    def kind(self):
+        return self.board.kind
+
+    def open(self, folder):
+        tree = FakedJetson(folder / "root", self.board)
+        return open_nvpmodel(tree, FakedNvpmodel(tree), folder / "state")
+
+
+class TestNvpmodelOnAgxOrinJetPack5(NvpmodelContract):
+    board = AGX_ORIN_JP5
+
+
+class TestNvpmodelOnOrinNano(NvpmodelContract):
+    board = ORIN_NANO
+
+
 class TestSimulated(DeviceContract):
     kind = "orin-nano"
     evidence = "simulated"
@@ -167,4 +188,4 @@ class TestSimulated(DeviceContract):
         return SimulatedDevice("orin-nano", 1)
 
 
-del DeviceContract, SysfsContract
+del DeviceContract, NvpmodelContract, SysfsContract

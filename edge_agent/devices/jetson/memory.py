@@ -60,6 +60,10 @@ class Memory:
             return min(cap, self.table_hz[-1]) if cap > 0 else self.table_hz[-1]
         return self.table_hz[-1]
 
+    def as_cap(self, hz: int) -> int:
+        """A frequency as NVIDIA's cap wants it."""
+        return self._uncapped if self._uncapped is not None and hz == self.table_hz[-1] else hz
+
     def set(self, hz: int) -> None:
         """Hold the memory at one frequency.
 
@@ -68,13 +72,13 @@ class Memory:
         """
         # The cap first: a lock above it would not be granted.
         if self._cap:
-            set_value(self._tree, self._cap, self._as_cap(hz))
+            set_value(self._tree, self._cap, self.as_cap(hz))
         if self.has_lock:
             self._lock(hz)
 
     def differences(self, hz: int) -> list[str]:
         """What is in force instead of this."""
-        wanted = [(self._cap, self._as_cap(hz))] if self._cap else []
+        wanted = [(self._cap, self.as_cap(hz))] if self._cap else []
         if self.has_lock:
             wanted += [(_LOCKED, 1), (_RATE, hz)]
         return differences(self._tree, wanted)
@@ -124,6 +128,3 @@ class Memory:
             # JetPack 6: a clock that is switched off ignores its rate.
             set_value(self._tree, _STATE, 1)
         set_value(self._tree, _RATE, hz)
-
-    def _as_cap(self, hz: int) -> int:
-        return self._uncapped if self._uncapped is not None and hz == self.table_hz[-1] else hz
