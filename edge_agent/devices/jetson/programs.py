@@ -52,3 +52,8 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
     except OSError as error:
         return ProgramResult(None, error.strerror or str(error))
     return ProgramResult(ended.returncode, ended.stdout)
+
+
+def run_no_program(command: Sequence[str], answer: str) -> ProgramResult:
+    """For files that are not those of this machine: its programs have nothing to do with them."""
+    return ProgramResult(None, f"{command[0]} belongs to this machine, not to the files of another one")
