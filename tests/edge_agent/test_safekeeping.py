@@ -101,7 +101,7 @@ def test_what_is_in_force_is_on_disk_before_the_first_change(jetson, folder):
 
 @pytest.mark.parametrize("board", [ORIN_NANO, XAVIER_AGX], ids=lambda board: board.name)
 def test_whenever_the_agent_is_killed_the_next_start_restores_the_device(tmp_path, board):
-    """At every single write of a mode change, a measurement or the restoring itself."""
+    # At every single write of a mode change, of the fan, and of the restoring itself.
     folder = tmp_path / "device"
     kills = 0
     while True:

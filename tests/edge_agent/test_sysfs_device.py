@@ -29,14 +29,9 @@ def orin(tmp_path):
     return FakedJetson(tmp_path, AGX_ORIN_JP5)
 
 
-def lower(device):
-    """A mode with every knob at its lowest."""
-    return device.space.lowest
-
-
 @BOARDS
 def test_no_write_order_ever_crosses_the_limits(tmp_path, board):
-    """Old kernels would refuse it and newer ones cut it off; each way between modes is taken."""
+    # Old kernels would refuse it and newer ones cut it off; each way between modes is taken.
     tree = FakedJetson(tmp_path, board)
     device = open_sysfs(tree)
     cpu, gpu = board.cpu_khz, board.gpu_hz
@@ -63,7 +58,7 @@ def test_a_mode_holds_both_limits_of_every_clock_and_the_first_cores(tmp_path, b
 
 def test_cores_come_online_before_their_policy_is_set(orin):
     device = open_sysfs(orin)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     orin.written.clear()
     device.apply(device.space.highest._replace(cpu_khz=1_113_600))
     paths = [path for path, _ in orin.written]
@@ -77,15 +72,17 @@ def test_core_0_is_never_touched(tmp_path, board):
     tree = FakedJetson(tmp_path, board)
     tree.put(f"{CPU}/cpu0/online", 1)
     device = open_sysfs(tree)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     device.restore(device.knobs())
+    with pytest.raises(InvalidInputError, match="has no cpu/0/online to restore"):
+        device.restore({**device.knobs(), "cpu/0/online": "0"})
     assert f"{CPU}/cpu0/online" not in [path for path, _ in tree.written]
     assert device.current_mode().cores == 1
 
 
 def test_on_jetpack_5_the_memory_maximum_is_no_cap_at_all(orin):
     device = open_sysfs(orin)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     assert orin.read(CAP_4_5) == "204000000"
     device.apply(device.space.highest)
     assert orin.read(CAP_4_5) == "0"
@@ -94,7 +91,7 @@ def test_on_jetpack_5_the_memory_maximum_is_no_cap_at_all(orin):
 def test_on_jetpack_6_the_memory_maximum_is_a_number(tmp_path):
     tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
     device = open_sysfs(tree)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     device.apply(device.space.highest)
     assert tree.read(CAP_6) == "3199000000"
 
@@ -106,8 +103,8 @@ def test_without_debugfs_the_cap_alone_sets_the_memory_and_the_table_is_the_usua
     device = open_sysfs(orin)
     assert not device.memory.table_is_live
     assert device.space.mem_hz == AGX_ORIN_JP5.emc_hz
-    device.apply(lower(device))
-    assert device.current_mode() == lower(device)
+    device.apply(device.space.lowest)
+    assert device.current_mode() == device.space.lowest
 
 
 def test_a_memory_that_cannot_be_set_has_one_frequency(tmp_path):
@@ -115,7 +112,7 @@ def test_a_memory_that_cannot_be_set_has_one_frequency(tmp_path):
     tree.location(CAP_4_5).unlink()
     device = open_sysfs(tree)
     assert device.space.mem_hz == (1_600_000_000,)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
 
 
 def test_memory_frequencies_beyond_what_the_board_reaches_are_not_offered(tmp_path):
@@ -148,16 +145,16 @@ def test_a_knob_that_silently_does_not_apply_is_named(orin, knob):
     device = open_sysfs(orin)
     orin.deaf.add(knob)
     before = orin.read(knob)
-    mode = lower(device)._replace(cores=5, cpu_khz=729_600, gpu_hz=408_000_000)
+    mode = device.space.lowest._replace(cores=5, cpu_khz=729_600, gpu_hz=408_000_000)
     with pytest.raises(ModeNotAppliedError) as failed:
         device.apply(mode)
     assert f"{knob}: wanted " in str(failed.value) and f"found {before}" in str(failed.value)
 
 
 def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
-    """Seen on AGX Orins: after some time only lower frequencies take effect until a reboot."""
+    # Reported of AGX Orins: after some time only lower frequencies take effect, until a reboot.
     device = open_sysfs(orin)
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     orin.deaf.add(f"{orin.gpu}/max_freq")
     with pytest.raises(ModeNotAppliedError, match="max_freq: wanted 1300500000, found 306000000"):
         device.apply(device.space.highest)
@@ -167,14 +164,14 @@ def test_without_permission_it_says_to_run_as_root(orin):
     device = open_sysfs(orin)
     orin.unwritable[f"{CPU}/cpu11/online"] = errno.EACCES
     with pytest.raises(ModeNotAppliedError, match=r"cpu11/online: no permission to write 0; run the agent as root"):
-        device.apply(lower(device))
+        device.apply(device.space.lowest)
 
 
 def test_a_refused_value_is_named_with_the_reason(orin):
     device = open_sysfs(orin)
     orin.unwritable[f"{LOCK}/rate"] = errno.EINVAL
     with pytest.raises(ModeNotAppliedError, match=rf"{LOCK}/rate: wanted 204000000, .*Invalid argument"):
-        device.apply(lower(device))
+        device.apply(device.space.lowest)
 
 
 def test_a_knob_that_cannot_be_read_back_is_not_applied(orin):
@@ -183,7 +180,7 @@ def test_a_knob_that_cannot_be_read_back_is_not_applied(orin):
     with pytest.raises(
         ModeNotAppliedError, match=rf"{LOCK}/rate: cannot be read: Input/output error, wanted 204000000"
     ):
-        device.apply(lower(device))
+        device.apply(device.space.lowest)
 
 
 @BOARDS
@@ -191,7 +188,7 @@ def test_everything_is_as_it_was_after_a_profile(tmp_path, board):
     tree = FakedJetson(tmp_path, board)
     device = open_sysfs(tree)
     before, kept = tree.everything(), device.knobs()
-    for mode in (lower(device), device.space.highest, lower(device)):
+    for mode in (device.space.lowest, device.space.highest, device.space.lowest):
         with device.measuring():
             device.apply(mode)
     device.restore(kept)
@@ -217,7 +214,7 @@ def test_a_locked_memory_is_locked_again(orin):
     device = open_sysfs(orin)
     assert device.current_mode().mem_hz == 2_133_000_000
     kept = device.knobs()
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     device.restore(kept)
     assert (orin.read(f"{LOCK}/mrq_rate_locked"), orin.read(f"{LOCK}/rate")) == ("1", "2133000000")
 
@@ -225,7 +222,7 @@ def test_a_locked_memory_is_locked_again(orin):
 def test_restoring_goes_on_past_a_knob_that_fails_and_names_it(orin):
     device = open_sysfs(orin)
     before, kept = orin.everything(), device.knobs()
-    device.apply(lower(device))
+    device.apply(device.space.lowest)
     orin.unwritable[f"{orin.gpu}/max_freq"] = errno.EIO
     with pytest.raises(ModeNotAppliedError, match="not restored: .*max_freq"):
         device.restore(kept)
