@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from edge_agent.devices.device import Clock, Knobs, ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import within
 from edge_agent.devices.jetson.nvpmodel_conf import Argument, NvpmodelConf, NvpmodelMode, parse_conf
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.jetson.tree import Tree
@@ -204,9 +205,9 @@ class NvpmodelDevice(SysfsDevice):
         ]
         return PowerMode(
             self.cpu.cores - offline,
-            _within(self.space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
-            _within(self.space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
-            _within(self.space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
+            _limited(self.space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
+            _limited(self.space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
+            _limited(self.space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
         )
 
 
@@ -220,9 +221,9 @@ def _first_core(path: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _within(table: tuple[int, ...], limit: int) -> int:
-    """The highest frequency within a limit; none is set by -1, and for the memory of JetPack 4 and 5 by 0."""
-    return max((value for value in table if value <= limit), default=table[0]) if limit > 0 else table[-1]
+def _limited(table: tuple[int, ...], limit: int) -> int:
+    """The highest frequency within a limit; -1 is none, and for the memory of JetPack 4 and 5 so is 0."""
+    return within(table, limit) if limit > 0 else table[-1]
 
 
 def _reason(result: ProgramResult) -> str:

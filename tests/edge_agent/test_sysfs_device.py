@@ -160,6 +160,18 @@ def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
         device.apply(device.space.highest)
 
 
+def test_a_limit_between_two_frequencies_lets_the_lower_one_be_in_force(orin):
+    # As NVIDIA's 15W preset leaves an AGX Orin whose table begins at 306 MHz.
+    orin.put(f"{orin.gpu}/max_freq", 420_750_000)
+    orin.put(CAP_4_5, 2_750_000_000)
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    assert device.current_mode() == device.space.highest._replace(gpu_hz=408_000_000, mem_hz=2_133_000_000)
+    device.apply(device.current_mode())
+    device.restore(kept)
+    assert orin.read(f"{orin.gpu}/max_freq") == "420750000"
+
+
 def test_without_permission_it_says_to_run_as_root(orin):
     device = open_sysfs(orin)
     orin.unwritable[f"{CPU}/cpu11/online"] = errno.EACCES

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, set_value, table_of, value_of
+from edge_agent.devices.jetson.knob_files import (
+    KnobNames,
+    differences,
+    set_range,
+    set_value,
+    table_of,
+    value_of,
+    within,
+)
 from edge_agent.devices.jetson.tree import Tree
 
 _CPU = "/sys/devices/system/cpu"
@@ -33,12 +41,13 @@ class Cpu:
         return [core for core in range(self.cores) if not self._can_leave(core) or self._is_online(core)]
 
     def frequency_khz(self) -> int:
-        """The highest frequency that a core may take now.
+        """The highest frequency of the table that a core may take now.
 
         Raises:
             ModeNotAppliedError: the kernel does not say.
         """
-        return max(value_of(self._tree, f"{policy}/scaling_max_freq") for policy in self._policies())
+        limit = max(value_of(self._tree, f"{policy}/scaling_max_freq") for policy in self._policies())
+        return within(self.table_khz, limit)
 
     def set(self, cores: int, khz: int) -> None:
         """Bring the first `cores` cores online, take the others offline, and hold them at one frequency.

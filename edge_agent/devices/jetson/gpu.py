@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, table_of, value_of
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, table_of, value_of, within
 from edge_agent.devices.jetson.tree import Tree
 from wattfleet.errors import InvalidInputError
 
@@ -29,12 +29,12 @@ class Gpu:
         self._limits = f"{self.folder}/min_freq", f"{self.folder}/max_freq"
 
     def frequency_hz(self) -> int:
-        """The highest frequency that the GPU may take now.
+        """The highest frequency of the table that the GPU may take now.
 
         Raises:
             ModeNotAppliedError: the kernel does not say.
         """
-        return value_of(self._tree, self._limits[1])
+        return within(self.table_hz, value_of(self._tree, self._limits[1]))
 
     def set(self, hz: int) -> None:
         """Hold the GPU at one frequency.

@@ -81,6 +81,11 @@ def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
     return found
 
 
+def within(table: tuple[int, ...], limit: int) -> int:
+    """The highest value of an ascending table that a limit allows, which need not be in the table itself."""
+    return max((value for value in table if value <= limit), default=table[0])
+
+
 def table_of(tree: Tree, path: str) -> tuple[int, ...]:
     """The numbers in a file of a knob's possible values, ascending.
 

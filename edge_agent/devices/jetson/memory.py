@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_value, table_of, value_of
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_value, table_of, value_of, within
 from edge_agent.devices.jetson.tree import Tree
 from wattfleet.errors import InvalidInputError
 
@@ -48,7 +48,7 @@ class Memory:
         return " and ".join([path for path in (self._cap, _LOCK if self.has_lock else "") if path]) or "none"
 
     def frequency_hz(self) -> int:
-        """The frequency that is held, or the cap where none is.
+        """The frequency that is held, or where none is, the highest of the table that the cap allows.
 
         Raises:
             ModeNotAppliedError: the kernel does not say.
@@ -57,7 +57,7 @@ class Memory:
             return value_of(self._tree, _RATE)
         if self._cap:
             cap = value_of(self._tree, self._cap)
-            return min(cap, self.table_hz[-1]) if cap > 0 else self.table_hz[-1]
+            return within(self.table_hz, cap) if cap > 0 else self.table_hz[-1]
         return self.table_hz[-1]
 
     def as_cap(self, hz: int) -> int:
