@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from edge_agent.devices.device import Clock, Knobs, ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import within
+from edge_agent.devices.jetson.knob_files import noting, within
 from edge_agent.devices.jetson.nvpmodel_conf import Argument, NvpmodelConf, NvpmodelMode, parse_conf
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.jetson.tree import Tree
@@ -126,15 +126,11 @@ class NvpmodelDevice(SysfsDevice):
             raise InvalidInputError(f"{self.board_kind}: cannot restore without {_KEPT_ID} and {_KEPT_CONF}")
         self.require_restorable(kept)
         base = self._read_conf(conf_path).mode_of_id(int(mode_id))
-        failed = []
-        try:
+        failed: list[str] = []
+        with noting(failed):
             self._activate(conf_path, int(mode_id))
-        except ModeNotAppliedError as error:
-            failed.append(str(error))
-        try:
+        with noting(failed):
             super().restore(kept)
-        except ModeNotAppliedError as error:
-            failed.append(str(error))
         if failed:
             raise ModeNotAppliedError("; ".join(failed))
         self._base = base

@@ -12,6 +12,7 @@ from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
 from edge_agent.devices.jetson.heat import read_conditions
 from edge_agent.devices.jetson.identity import identify
+from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.memory import Memory
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
@@ -180,12 +181,10 @@ class SysfsDevice:
             self.memory.put_back,
             self.fan.put_back,
         )
-        failed = []
+        failed: list[str] = []
         for put_back in steps:
-            try:
+            with noting(failed):
                 put_back(values)
-            except ModeNotAppliedError as error:
-                failed.append(str(error))
         if failed:
             raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
 

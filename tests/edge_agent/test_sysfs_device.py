@@ -231,7 +231,20 @@ def test_a_locked_memory_is_locked_again(orin):
     assert (orin.read(f"{LOCK}/mrq_rate_locked"), orin.read(f"{LOCK}/rate")) == ("1", "2133000000")
 
 
-def test_restoring_goes_on_past_a_knob_that_fails_and_names_it(orin):
+@pytest.mark.parametrize("knob", [f"{CPU}/cpu5/online", f"{CPU}/cpufreq/policy0/scaling_max_freq", CAP_4_5])
+def test_one_knob_that_fails_leaves_only_itself_unrestored(orin, knob):
+    device = open_sysfs(orin)
+    before, kept = orin.everything(), device.knobs()
+    device.apply(device.space.lowest)
+    orin.unwritable[knob] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match=f"not restored: {knob}"):
+        device.restore(kept)
+    after = orin.everything()
+    folder = knob.rpartition("/")[0]
+    assert {path for path in before if after[path] != before[path]} <= {knob, f"{folder}/scaling_min_freq"}
+
+
+def test_restoring_goes_on_past_a_group_that_fails_and_names_it(orin):
     device = open_sysfs(orin)
     before, kept = orin.everything(), device.knobs()
     device.apply(device.space.lowest)

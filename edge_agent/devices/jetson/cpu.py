@@ -8,6 +8,7 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import (
     KnobNames,
     differences,
+    noting,
     set_range,
     set_value,
     table_of,
@@ -55,7 +56,10 @@ class Cpu:
         Raises:
             ModeNotAppliedError: the kernel refused a step.
         """
-        self._set_online(range(cores))
+        for core in range(cores):
+            self._bring(core, 1)
+        for core in range(cores, self.cores):
+            self._bring(core, 0)
         for policy in self._policies():
             set_range(self._tree, *_limits(policy), khz, khz)
 
@@ -91,27 +95,23 @@ class Cpu:
             ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
         """
         online = [core for core in range(self.cores) if knobs.get(f"cpu/{core}/online", 1)]
+        failed: list[str] = []
         for core in online:
-            self._bring(core, 1)
-        wanted = []
+            with noting(failed):
+                self._bring(core, 1)
         for policy in self._policies():
             name = policy.rpartition("policy")[2]
             lowest = knobs.get(f"policy/{name}/min_khz", self.table_khz[0])
             highest = knobs.get(f"policy/{name}/max_khz", self.table_khz[-1])
-            set_range(self._tree, *_limits(policy), lowest, highest)
-            wanted += list(zip(_limits(policy), (lowest, highest), strict=True))
-        found = differences(self._tree, wanted)
-        self._set_online(online)
-        found += self._online_differences(online)
-        if found:
-            raise ModeNotAppliedError("; ".join(found))
-
-    def _set_online(self, wanted: range | list[int]) -> None:
-        for core in wanted:
-            self._bring(core, 1)
+            with noting(failed):
+                set_range(self._tree, *_limits(policy), lowest, highest)
+                failed += differences(self._tree, zip(_limits(policy), (lowest, highest), strict=True))
         for core in self._leaving():
-            if core not in wanted:
-                self._bring(core, 0)
+            with noting(failed):
+                self._bring(core, int(core in online))
+        failed += self._online_differences(online)
+        if failed:
+            raise ModeNotAppliedError("; ".join(dict.fromkeys(failed)))
 
     def _bring(self, core: int, online: int) -> None:
         if core in self._leaving() and self._is_online(core) != bool(online):

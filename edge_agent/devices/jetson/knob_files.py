@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edge_agent.devices.device import ModeNotAppliedError
@@ -79,6 +80,15 @@ def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
         if held != value:
             found.append(f"{path}: wanted {value}, found {held}")
     return found
+
+
+@contextmanager
+def noting(failed: list[str]) -> Iterator[None]:
+    """Note a knob that fails instead of stopping at it, so that the others are put back all the same."""
+    try:
+        yield
+    except ModeNotAppliedError as error:
+        failed.append(str(error))
 
 
 def within(table: tuple[int, ...], limit: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_value, table_of, value_of, within
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, noting, set_value, table_of, value_of, within
 from edge_agent.devices.jetson.tree import Tree
 from wattfleet.errors import InvalidInputError
 
@@ -104,23 +104,27 @@ class Memory:
         Raises:
             ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
         """
-        wanted = []
+        failed: list[str] = []
         if self._cap:
-            set_value(self._tree, self._cap, knobs["emc/cap"])
-            wanted.append((self._cap, knobs["emc/cap"]))
+            with noting(failed):
+                set_value(self._tree, self._cap, knobs["emc/cap"])
+                failed += differences(self._tree, [(self._cap, knobs["emc/cap"])])
         if self.has_lock:
-            held_hz = knobs["emc/lock_hz"]
-            if held_hz:
-                self._lock(held_hz)
-                wanted.append((_RATE, held_hz))
-            else:
-                set_value(self._tree, _LOCKED, 0)
-            wanted.append((_LOCKED, int(held_hz > 0)))
+            with noting(failed):
+                failed += self._put_lock_back(knobs["emc/lock_hz"])
         if self._has_state:
-            set_value(self._tree, _STATE, knobs["emc/state"])
-        found = differences(self._tree, wanted)
-        if found:
-            raise ModeNotAppliedError("; ".join(found))
+            with noting(failed):
+                set_value(self._tree, _STATE, knobs["emc/state"])
+        if failed:
+            raise ModeNotAppliedError("; ".join(failed))
+
+    def _put_lock_back(self, hz: int) -> list[str]:
+        """Lock the memory as it was, or release it where `hz` is 0; what is in force instead."""
+        if hz:
+            self._lock(hz)
+            return differences(self._tree, [(_LOCKED, 1), (_RATE, hz)])
+        set_value(self._tree, _LOCKED, 0)
+        return differences(self._tree, [(_LOCKED, 0)])
 
     def _lock(self, hz: int) -> None:
         set_value(self._tree, _LOCKED, 1)
