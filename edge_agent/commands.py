@@ -35,7 +35,7 @@ def run(
     import signal
 
     from edge_agent.agent import AgentConfig, run_agent
-    from edge_agent.devices.selection import open_device
+    from edge_agent.devices.selection import open_soft_board
     from wattfleet.addresses import split_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -48,7 +48,7 @@ def run(
         minibatches_per_epoch=minibatches_per_epoch,
         seed=seed,
     )
-    board = open_device(device, seed)
+    board = open_soft_board(device, seed)
 
     async def until_stopped() -> None:
         stop = asyncio.Event()

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from edge_agent.devices.device import Evidence
+from edge_agent.durable_files import sync_folder
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet.profile import Measurement
@@ -123,7 +124,7 @@ class Journal:
                 os.ftruncate(descriptor, len(complete))
             else:
                 journal._append({"journal": _FORMAT, **asdict(header)})
-                _sync_folder(path.parent)
+                sync_folder(path.parent)
         except BaseException:
             os.close(descriptor)
             raise
@@ -203,12 +204,3 @@ def _record(path: Path, line: dict[str, Any]) -> ModeRecord:
         return ModeRecord(**{**line, "mode": PowerMode(*line["mode"])})
     except (KeyError, TypeError):
         raise JournalError(f"{path}: holds a line that is no measurement: {json.dumps(line)[:80]}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put a new file's name on disk, too."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

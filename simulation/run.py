@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 
 from edge_agent.agent import IDLE_S, parked_mode
-from edge_agent.devices.selection import open_device
+from edge_agent.devices.selection import open_soft_board
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.profiler import Profiler
 from simulation.coordinator_view import CoordinatorView, require_trained
@@ -103,11 +103,11 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
     """
     if not 0 < site_budget_w < float("inf"):
         raise InvalidInputError(f"--site-budget-w needs finite watts above zero, not {site_budget_w:g}")
-    boards = {device.device_id: open_device(device.spec, device.seed) for device in devices}
+    boards = {device.device_id: open_soft_board(device.spec, device.seed) for device in devices}
     idle_w, extra_w = 0.0, []
     for device in devices:
         # A second board of the same unit: measuring moves a board's clock and noise on.
-        measured = open_device(device.spec, device.seed)
+        measured = open_soft_board(device.spec, device.seed)
         parked_w = Profiler(measured).measure_idle(parked_mode(measured), IDLE_S) / 1e3
         idle_w += parked_w
         extra_w.append(float(measured.truth(measured.modes)[1].min()) / 1e3 - parked_w)

@@ -1,9 +1,14 @@
 import pytest
 
-from edge_agent.devices.selection import open_device
+from edge_agent.devices.selection import open_device, open_soft_board
+from tests.edge_agent.jetson_boards import ORIN_NANO, XAVIER_AGX
+from tests.edge_agent.jetson_tree import FakedJetson
 from wattfleet.errors import InvalidInputError
 
-CHOICES = "simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, replay:<file>.csv"
+CHOICES = (
+    "auto, sysfs, sysfs:<folder>, nvpmodel,"
+    " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, replay:<file>.csv"
+)
 
 
 def test_a_simulated_board_by_its_kind():
@@ -18,8 +23,39 @@ def test_a_replayed_profile_by_its_file(tmp_path):
     assert (device.board_kind, device.evidence) == ("replay:odd:name", "replayed")
 
 
+def test_a_jetson_by_the_folder_that_holds_its_files(tmp_path):
+    FakedJetson(tmp_path, XAVIER_AGX)
+    device = open_device(f"sysfs:{tmp_path}", seed=1)
+    assert (device.board_kind, device.evidence) == ("xavier-agx", "hardware")
+    before = device.knobs()
+    with device.measuring():
+        device.apply(device.space.lowest)
+    device.restore(before)
+    assert device.knobs() == before
+
+
+@pytest.mark.parametrize("spec", ["auto", "sysfs"])
+def test_this_machine_where_it_is_a_jetson(tmp_path, spec):
+    FakedJetson(tmp_path, ORIN_NANO)
+    assert open_device(spec, seed=1, root=tmp_path).board_kind == "orin-nano"
+
+
 @pytest.mark.parametrize(
-    "spec", ["simulated:tx2", "simulated:", "simulated", "jtop:agx-orin", "", "replay:", "agx-orin"]
+    ("spec", "what"),
+    [("auto", "auto: this is no Jetson; choose one of simulated:agx-orin"), ("sysfs", "no Jetson here")],
+)
+def test_a_machine_that_is_no_jetson_is_told_so(tmp_path, spec, what):
+    with pytest.raises(InvalidInputError, match=what):
+        open_device(spec, seed=1, root=tmp_path)
+
+
+def test_only_soft_boards_where_a_board_has_to_be_told_that_work_is_done(tmp_path):
+    with pytest.raises(InvalidInputError, match="unknown device 'sysfs': choose one of simulated:agx-orin"):
+        open_soft_board("sysfs", seed=1)
+
+
+@pytest.mark.parametrize(
+    "spec", ["simulated:tx2", "simulated:", "simulated", "jtop:agx-orin", "", "replay:", "agx-orin", "sysfs:", "auto:"]
 )
 def test_anything_else_is_answered_with_the_choices(spec):
     with pytest.raises(InvalidInputError) as refused:

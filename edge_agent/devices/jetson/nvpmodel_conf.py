@@ -1,0 +1,206 @@
+"""NVIDIA's `nvpmodel.conf`: the preset modes of a board, and how one more is added to a copy of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from wattfleet.errors import InvalidInputError
+
+_STANZA = re.compile(r"<\s*(\w+)((?:\s+\w+=\S+)*)\s*>")
+_SETTING_WORDS = 3
+_ARGUMENT_WORDS = 2
+_KINDS = ("FILE", "CLOCK")
+
+Argument = tuple[str, str]
+"""A parameter and one of its arguments, such as `("GPU", "MAX_FREQ")`."""
+
+
+class NvpmodelConfError(InvalidInputError):
+    """An nvpmodel configuration cannot be understood."""
+
+
+@dataclass(frozen=True)
+class NvpmodelMode:
+    """A preset mode.
+
+    Attributes:
+        mode_id: its number.
+        name: such as `MAXN`.
+        settings: value by parameter and argument, in the order in which they are set; CPU in kHz, GPU and memory
+            in Hz, -1 for no limit, and words such as `auto` for what is no clock.
+    """
+
+    mode_id: int
+    name: str
+    settings: Mapping[Argument, str]
+
+
+@dataclass(frozen=True)
+class NvpmodelConf:
+    """A configuration.
+
+    Attributes:
+        kinds: by parameter, FILE or CLOCK.
+        paths: the file that each argument of each parameter is written to.
+        modes: in the order of their numbers.
+        default: number of the mode after installation.
+    """
+
+    kinds: Mapping[str, str]
+    paths: Mapping[Argument, str]
+    modes: tuple[NvpmodelMode, ...]
+    default: int
+
+    def mode_of_id(self, mode_id: int) -> NvpmodelMode:
+        """The mode of a number.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        return self._the(lambda mode: mode.mode_id == mode_id, str(mode_id))
+
+    def mode_of_name(self, name: str) -> NvpmodelMode:
+        """The mode of a name.
+
+        Raises:
+            InvalidInputError: there is none.
+        """
+        return self._the(lambda mode: mode.name == name, repr(name))
+
+    def with_mode(self, name: str, settings: Mapping[Argument, str]) -> NvpmodelConf:
+        """This configuration with one more mode at its end, and no gap between the numbers of all.
+
+        jetson-stats takes a mode's number for its place in the list, so a gap would make it choose another mode.
+        """
+        modes = tuple(NvpmodelMode(place, mode.name, mode.settings) for place, mode in enumerate(self.modes))
+        default = next((place for place, mode in enumerate(self.modes) if mode.mode_id == self.default), 0)
+        return NvpmodelConf(self.kinds, self.paths, (*modes, NvpmodelMode(len(modes), name, settings)), default)
+
+    def text(self) -> str:
+        """The configuration as nvpmodel reads it."""
+        lines = []
+        for parameter, kind in self.kinds.items():
+            lines.append(f"< PARAM TYPE={kind} NAME={parameter} >")
+            lines += [f"{argument} {path}" for (owner, argument), path in self.paths.items() if owner == parameter]
+            lines.append("")
+        for mode in self.modes:
+            lines.append(f"< POWER_MODEL ID={mode.mode_id} NAME={mode.name} >")
+            lines += [f"{parameter} {argument} {value}" for (parameter, argument), value in mode.settings.items()]
+            lines.append("")
+        return "\n".join([*lines, f"< PM_CONFIG DEFAULT={self.default} >", ""])
+
+    def _the(self, wanted: Callable[[NvpmodelMode], bool], called: str) -> NvpmodelMode:
+        for mode in self.modes:
+            if wanted(mode):
+                return mode
+        offered = ", ".join(f"{mode.name} ({mode.mode_id})" for mode in self.modes)
+        raise InvalidInputError(f"nvpmodel has no mode {called}: choose one of {offered}")
+
+
+def parse_conf(text: str, name: str) -> NvpmodelConf:
+    """Understand a configuration.
+
+    Args:
+        text: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        NvpmodelConfError: a line, or the whole, is not as nvpmodel wants it.
+    """
+    parser = _Parser(name)
+    for number, line in enumerate(text.splitlines(), start=1):
+        parser.take(number, line.partition("#")[0].strip())
+    return parser.conf()
+
+
+@dataclass
+class _Parser:
+    """Takes a configuration line by line; a stanza lasts until the next one."""
+
+    name: str
+    kinds: dict[str, str] = field(default_factory=dict)
+    paths: dict[Argument, str] = field(default_factory=dict)
+    modes: dict[int, tuple[str, dict[Argument, str]]] = field(default_factory=dict)
+    default: int | None = None
+    parameter: str | None = None
+    settings: dict[Argument, str] | None = None
+    number: int = 0
+
+    def take(self, number: int, line: str) -> None:
+        self.number = number
+        if line.startswith("<"):
+            self._begin(line)
+        elif line and self.parameter is not None:
+            self._argument(self.parameter, line.split())
+        elif line and self.settings is not None:
+            self._setting(self.settings, line.split())
+        elif line:
+            raise self._error("stands in no stanza")
+
+    def conf(self) -> NvpmodelConf:
+        if not self.modes:
+            raise NvpmodelConfError(f"{self.name}: holds no POWER_MODEL")
+        if self.default is None:
+            raise NvpmodelConfError(f"{self.name}: holds no PM_CONFIG, without which nvpmodel refuses it")
+        modes = tuple(NvpmodelMode(mode_id, *self.modes[mode_id]) for mode_id in sorted(self.modes))
+        return NvpmodelConf(self.kinds, self.paths, modes, self.default)
+
+    def _begin(self, line: str) -> None:
+        found = _STANZA.fullmatch(line)
+        if found is None:
+            raise self._error("is no stanza such as < POWER_MODEL ID=0 NAME=MAXN >")
+        kind = found[1]
+        attributes = dict(pair.split("=", 1) for pair in found[2].split())
+        self.parameter = self.settings = None
+        if kind == "PARAM":
+            self._begin_parameter(attributes)
+        elif kind == "POWER_MODEL":
+            mode_id = self._number(self._attribute(attributes, "ID"))
+            if mode_id in self.modes:
+                raise self._error(f"gives the ID {mode_id} a second time")
+            self.settings = {}
+            self.modes[mode_id] = (self._attribute(attributes, "NAME"), self.settings)
+        elif kind == "PM_CONFIG":
+            self.default = self._number(self._attribute(attributes, "DEFAULT"))
+        elif kind != "FAN_CONFIG":
+            # The fan's configuration is for nvfancontrol and changes no mode.
+            raise self._error(f"begins a stanza {kind}, which is unknown")
+
+    def _begin_parameter(self, attributes: Mapping[str, str]) -> None:
+        name, kind = self._attribute(attributes, "NAME"), self._attribute(attributes, "TYPE")
+        if kind not in _KINDS:
+            raise self._error(f"gives the TYPE {kind}, not one of {', '.join(_KINDS)}")
+        if name in self.kinds:
+            raise self._error(f"names the parameter {name} a second time")
+        self.kinds[name] = kind
+        self.parameter = name
+
+    def _argument(self, parameter: str, words: list[str]) -> None:
+        if len(words) != _ARGUMENT_WORDS or not words[1].startswith("/"):
+            raise self._error("is no argument and path")
+        self.paths[parameter, words[0]] = words[1]
+
+    def _setting(self, settings: dict[Argument, str], words: list[str]) -> None:
+        if len(words) != _SETTING_WORDS:
+            raise self._error("is no parameter, argument and value")
+        argument = words[0], words[1]
+        if argument not in self.paths:
+            raise self._error(f"sets {' '.join(argument)}, which no PARAM before it names")
+        if self.kinds[words[0]] == "CLOCK":
+            self._number(words[2])
+        settings[argument] = words[2]
+
+    def _attribute(self, attributes: Mapping[str, str], name: str) -> str:
+        if name not in attributes:
+            raise self._error(f"lacks {name}=")
+        return attributes[name]
+
+    def _number(self, word: str) -> int:
+        if not re.fullmatch(r"-?\d+", word):
+            raise self._error(f"has {word!r} where a number belongs")
+        return int(word)
+
+    def _error(self, what: str) -> NvpmodelConfError:
+        return NvpmodelConfError(f"{self.name}, line {self.number}: {what}")

@@ -1,0 +1,226 @@
+"""A Jetson whose modes are set by NVIDIA's own tool, and checked through its kernel's files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from edge_agent.devices.device import Clock, Knobs, ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import noting, within
+from edge_agent.devices.jetson.nvpmodel_conf import Argument, NvpmodelConf, NvpmodelMode, parse_conf
+from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
+from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.durable_files import replace_file
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import PowerMode
+
+SYSTEM_CONF = "/etc/nvpmodel.conf"
+CUSTOM_CONF = "nvpmodel.conf"
+"""In the state directory: NVIDIA's configuration with one mode more."""
+
+# Where nvpmodel notes which configuration it was last given.
+_CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
+_CUSTOM_NAME = "WATTFLEET"
+_KEPT_ID, _KEPT_CONF = "nvpmodel/id", "nvpmodel/conf"
+_NO_REBOOT = "no\n"
+
+
+class RebootNeededError(ModeNotAppliedError):
+    """A mode takes effect only after a reboot, which is the owner's to decide; the old one is still in force."""
+
+
+class NvpmodelDevice(SysfsDevice):
+    """A Jetson that is set with `nvpmodel` (a `Device`).
+
+    The system's configuration is never edited: a mode that is no preset is added to a copy in the state directory,
+    with the GPU's power gating as it is, for changing that asks for a reboot. What nvpmodel answers is not
+    trusted; every knob is read back.
+
+    Args:
+        tree: the board's files.
+        clock: the time base of measurements.
+        run: runs the system's programs.
+        state_directory: where the copy is written; it exists once a mode is applied.
+
+    Raises:
+        InvalidInputError: as for `SysfsDevice`, or the configuration cannot be understood.
+        ModeNotAppliedError: nvpmodel does not say which mode is in force.
+    """
+
+    def __init__(self, tree: Tree, clock: Clock, run: RunProgram, state_directory: Path) -> None:
+        super().__init__(tree, clock, run)
+        self._run = run
+        self._custom_conf = state_directory / CUSTOM_CONF
+        self._conf = self._read_conf(SYSTEM_CONF)
+        self._base = self._read_conf(self._conf_in_force()).mode_of_id(self._mode_id())
+
+    @property
+    def presets(self) -> dict[str, PowerMode]:
+        """NVIDIA's modes by name; a limit that is not in the board's table stands for the next lower frequency."""
+        return {mode.name: self._as_power_mode(mode) for mode in self._conf.modes}
+
+    def apply(self, mode: PowerMode) -> None:
+        """Put a mode in force.
+
+        Raises:
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: nvpmodel refused it, or another mode was read back.
+            RebootNeededError: nvpmodel would reboot for it.
+        """
+        self.require_offered(mode)
+        conf = self._conf.with_mode(_CUSTOM_NAME, self._stanza(mode))
+        try:
+            self._custom_conf.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._custom_conf, conf.text().encode())
+        except OSError as error:
+            raise ModeNotAppliedError(f"{self._custom_conf}: cannot be written: {error.strerror}") from None
+        self._activate(str(self._custom_conf), conf.modes[-1].mode_id)
+        found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
+        memory_hz = self.memory.frequency_hz()
+        if memory_hz != mode.mem_hz:
+            found.append(f"{self.memory.interface}: wanted {mode.mem_hz}, found {memory_hz}")
+        if found:
+            raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+
+    def apply_preset(self, name: str) -> PowerMode:
+        """Put one of NVIDIA's modes in force, and return what was read back.
+
+        Raises:
+            InvalidInputError: there is no such preset.
+            ModeNotAppliedError: nvpmodel refused it, or another mode was read back.
+            RebootNeededError: nvpmodel would reboot for it.
+        """
+        preset = self._conf.mode_of_name(name)
+        self._activate(SYSTEM_CONF, preset.mode_id)
+        wanted, found = self._as_power_mode(preset), self.current_mode()
+        tables = ((wanted.cores,), self.space.cpu_khz, self.space.gpu_hz, self.space.mem_hz)
+        for knob, stated, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
+            # nvpmodel may round a limit to either side, so a step of the table is no difference.
+            place = table.index(stated)
+            if not table[max(place - 1, 0)] <= held <= table[min(place + 1, len(table) - 1)]:
+                raise ModeNotAppliedError(f"nvpmodel set {name}, but {knob}: wanted {stated}, found {held}")
+        self._base = preset
+        return found
+
+    def knobs(self) -> Knobs:
+        """What is in force now, for `restore`.
+
+        Raises:
+            ModeNotAppliedError: a knob cannot be read, or nvpmodel does not say which mode is in force.
+        """
+        return {_KEPT_ID: str(self._mode_id()), _KEPT_CONF: self._conf_in_force(), **super().knobs()}
+
+    def restore(self, knobs: Knobs) -> None:
+        """Put back what `knobs` returned, in this process or an earlier one.
+
+        nvpmodel's mode first, as it remembers that over a reboot, then each knob as it was.
+
+        Raises:
+            InvalidInputError: these knobs are not this board's.
+            ModeNotAppliedError: some were refused, or others were read back.
+        """
+        kept = dict(knobs)
+        mode_id, conf_path = kept.pop(_KEPT_ID, ""), kept.pop(_KEPT_CONF, "")
+        if not (mode_id.isdecimal() and conf_path):
+            raise InvalidInputError(f"{self.board_kind}: cannot restore without {_KEPT_ID} and {_KEPT_CONF}")
+        self.require_restorable(kept)
+        base = self._read_conf(conf_path).mode_of_id(int(mode_id))
+        failed: list[str] = []
+        with noting(failed):
+            self._activate(conf_path, int(mode_id))
+        with noting(failed):
+            super().restore(kept)
+        if failed:
+            raise ModeNotAppliedError("; ".join(failed))
+        self._base = base
+
+    def _activate(self, conf_path: str, mode_id: int) -> None:
+        result = self._run(["nvpmodel", "-f", conf_path, "-m", str(mode_id)], _NO_REBOOT)
+        said = result.output.lower()
+        if "reboot" in said:
+            raise RebootNeededError(
+                f"nvpmodel: mode {mode_id} of {conf_path} needs a reboot, which was declined; the old mode is still in"
+                f" force. To have it, run `nvpmodel -f {conf_path} -m {mode_id}` yourself and reboot"
+            )
+        if "chroot" in said:
+            raise ModeNotAppliedError(
+                "nvpmodel takes this for a chroot and changed nothing: run the agent on the host, not in a container,"
+                " or set modes through sysfs"
+            )
+        if result.code != 0:
+            raise ModeNotAppliedError(f"nvpmodel -f {conf_path} -m {mode_id}: {_reason(result)}")
+
+    def _mode_id(self) -> int:
+        result = self._run(["nvpmodel", "-q"], _NO_REBOOT)
+        found = re.search(r"NV Power Mode:.*\n\s*(\d+)", result.output)
+        if result.code != 0 or found is None:
+            raise ModeNotAppliedError(f"nvpmodel -q does not say which mode is in force: {_reason(result)}")
+        return int(found[1])
+
+    def _conf_in_force(self) -> str:
+        try:
+            return self._tree.read(_CONF_IN_FORCE) or SYSTEM_CONF
+        except OSError:
+            return SYSTEM_CONF
+
+    def _read_conf(self, path: str) -> NvpmodelConf:
+        try:
+            # The copy lies where this process put it, which is below no other root.
+            own = path == str(self._custom_conf)
+            return parse_conf(self._custom_conf.read_text() if own else self._tree.read(path), path)
+        except OSError as error:
+            raise InvalidInputError(f"{path}: cannot be read: {error.strerror}; is nvpmodel installed?") from None
+
+    def _stanza(self, mode: PowerMode) -> dict[Argument, str]:
+        """All settings of a mode: those that no knob of it touches stay as they are."""
+        stanza = dict(self._base.settings)
+        for setting, path in self._conf.paths.items():
+            parameter, argument = setting
+            if parameter == "CPU_ONLINE":
+                stanza[setting] = str(int(int(argument.removeprefix("CORE_")) < mode.cores))
+            elif parameter == "EMC" and argument == "MAX_FREQ":
+                stanza[setting] = str(self.memory.as_cap(mode.mem_hz))
+            elif argument in ("MIN_FREQ", "MAX_FREQ"):
+                if parameter == "GPU":
+                    stanza[setting] = str(mode.gpu_hz)
+                elif _is_cpu_clock(parameter) and _first_core(path) < mode.cores:
+                    stanza[setting] = str(mode.cpu_khz)
+                elif _is_cpu_clock(parameter):
+                    # The clock of cores that are offline has no files.
+                    stanza.pop(setting, None)
+        return stanza
+
+    def _as_power_mode(self, preset: NvpmodelMode) -> PowerMode:
+        settings = preset.settings
+        offline = sum(parameter == "CPU_ONLINE" and value == "0" for (parameter, _), value in settings.items())
+        limits_khz = [
+            int(value)
+            for (parameter, argument), value in settings.items()
+            if _is_cpu_clock(parameter) and argument == "MAX_FREQ"
+        ]
+        return PowerMode(
+            self.cpu.cores - offline,
+            _limited(self.space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
+            _limited(self.space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
+            _limited(self.space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
+        )
+
+
+def _is_cpu_clock(parameter: str) -> bool:
+    return parameter.startswith("CPU_") and parameter != "CPU_ONLINE"
+
+
+def _first_core(path: str) -> int:
+    """The first core of a clock, by the file that sets it."""
+    found = re.search(r"/(?:cpu|policy)(\d+)/", path)
+    return int(found[1]) if found else 0
+
+
+def _limited(table: tuple[int, ...], limit: int) -> int:
+    """The highest frequency within a limit; -1 is none, and for the memory of JetPack 4 and 5 so is 0."""
+    return within(table, limit) if limit > 0 else table[-1]
+
+
+def _reason(result: ProgramResult) -> str:
+    return result.output.strip() or f"exit status {result.code}"
