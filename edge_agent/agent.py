@@ -194,7 +194,7 @@ def make_ready(
     header = JournalHeader(config.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
     with Journal.open(config.state_directory / "profile.jsonl", header) as journal:
         predictor = profile_device(device, journal, restore(reference), profile_modes, config.seed, report)
-        profiled = len(journal.records)
+        profiled = len(journal.measurements)
     parked = parked_mode(device)
     idle_w = Profiler(device).measure_idle(parked, IDLE_S) / 1e3
     provenance = {"reference": reference.digest, "device": config.device_id, "evidence": device.evidence}

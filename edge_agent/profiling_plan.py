@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from edge_agent.devices.device import SoftDevice
@@ -64,9 +65,10 @@ def profile_device(
         return fitted(profile).predict(device.modes)
 
     def measured() -> Profile:
-        return Profile.of(record.measurement for record in journal.records)
+        return Profile.of(journal.measurements)
 
     while len(chosen := next_modes(measured(), device.modes, predict, settings)):
-        for record in profiler.profile(as_modes(chosen), device.step, journal):
-            report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+        with closing(profiler.profile(as_modes(chosen), device.step, journal)) as records:
+            for record in records:
+                report(Progress(len(journal.measurements), settings.limit, f"measured {record.mode.label()}"))
     return fitted(measured())
