@@ -1,0 +1,133 @@
+"""CPU cores, and the frequency policies that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, set_value, table_of, value_of
+from edge_agent.devices.jetson.tree import Tree
+
+_CPU = "/sys/devices/system/cpu"
+
+
+class Cpu:
+    """The cores of a board and their frequencies, kHz.
+
+    The policies of cores that are offline vanish, so they are looked for each time. Core 0 stays online.
+
+    Args:
+        tree: the board's files.
+
+    Raises:
+        InvalidInputError: the kernel lists no frequencies.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.cores = len(tree.glob(f"{_CPU}/cpu[0-9]*"))
+        self.table_khz = table_of(tree, f"{_CPU}/cpufreq/policy0/scaling_available_frequencies")
+
+    def online(self) -> list[int]:
+        """The cores that are online, ascending."""
+        return [core for core in range(self.cores) if not self._can_leave(core) or self._is_online(core)]
+
+    def frequency_khz(self) -> int:
+        """The highest frequency that a core may take now.
+
+        Raises:
+            ModeNotAppliedError: the kernel does not say.
+        """
+        return max(value_of(self._tree, f"{policy}/scaling_max_freq") for policy in self._policies())
+
+    def set(self, cores: int, khz: int) -> None:
+        """Bring the first `cores` cores online, take the others offline, and hold them at one frequency.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused a step.
+        """
+        self._set_online(range(cores))
+        for policy in self._policies():
+            set_range(self._tree, *_limits(policy), khz, khz)
+
+    def differences(self, cores: int, khz: int) -> list[str]:
+        """What is in force instead of this."""
+        wanted = [(path, khz) for policy in self._policies() for path in _limits(policy)]
+        return self._online_differences(range(cores)) + differences(self._tree, wanted)
+
+    def knobs(self) -> dict[str, str]:
+        """What `set` may change, as it is."""
+        kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._leaving()}
+        for policy in self._policies():
+            name = policy.rpartition("policy")[2]
+            lowest, highest = (value_of(self._tree, path) for path in _limits(policy))
+            kept |= {f"policy/{name}/min_khz": str(lowest), f"policy/{name}/max_khz": str(highest)}
+        return kept
+
+    def knob_names(self) -> KnobNames:
+        """What `put_back` takes; policies whose cores were offline had nothing to keep."""
+        limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}
+        return KnobNames(
+            required={f"cpu/{core}/online" for core in self._leaving()} | limits[0],
+            optional=set().union(*limits.values()),
+        )
+
+    def put_back(self, knobs: Mapping[str, int]) -> None:
+        """Set all that `knobs` returned.
+
+        A policy that was not there before, as its cores were offline, gets its full range, as at start-up: it can
+        only be reached while they are online.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
+        """
+        online = [core for core in range(self.cores) if knobs.get(f"cpu/{core}/online", 1)]
+        for core in online:
+            self._bring(core, 1)
+        wanted = []
+        for policy in self._policies():
+            name = policy.rpartition("policy")[2]
+            lowest = knobs.get(f"policy/{name}/min_khz", self.table_khz[0])
+            highest = knobs.get(f"policy/{name}/max_khz", self.table_khz[-1])
+            set_range(self._tree, *_limits(policy), lowest, highest)
+            wanted += list(zip(_limits(policy), (lowest, highest), strict=True))
+        found = differences(self._tree, wanted)
+        self._set_online(online)
+        found += self._online_differences(online)
+        if found:
+            raise ModeNotAppliedError("; ".join(found))
+
+    def _set_online(self, wanted: range | list[int]) -> None:
+        for core in wanted:
+            self._bring(core, 1)
+        for core in self._leaving():
+            if core not in wanted:
+                self._bring(core, 0)
+
+    def _bring(self, core: int, online: int) -> None:
+        if core in self._leaving() and self._is_online(core) != bool(online):
+            set_value(self._tree, _online_path(core), online)
+
+    def _online_differences(self, wanted: range | list[int]) -> list[str]:
+        return differences(self._tree, ((_online_path(core), int(core in wanted)) for core in self._leaving()))
+
+    def _leaving(self) -> list[int]:
+        """The cores that can be taken offline."""
+        return [core for core in range(self.cores) if self._can_leave(core)]
+
+    def _can_leave(self, core: int) -> bool:
+        return core > 0 and self._tree.exists(_online_path(core))
+
+    def _is_online(self, core: int) -> bool:
+        return value_of(self._tree, _online_path(core)) == 1
+
+    def _policies(self) -> list[str]:
+        return self._tree.glob(f"{_CPU}/cpufreq/policy*")
+
+
+def _online_path(core: int) -> str:
+    return f"{_CPU}/cpu{core}/online"
+
+
+def _limits(policy: str) -> tuple[str, str]:
+    return f"{policy}/scaling_min_freq", f"{policy}/scaling_max_freq"

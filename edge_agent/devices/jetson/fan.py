@@ -1,0 +1,79 @@
+"""The fan, and the service that makes it follow the heat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import KnobNames, set_value, value_of
+from edge_agent.devices.jetson.programs import RunProgram
+from edge_agent.devices.jetson.tree import Tree
+
+_SERVICE = "nvfancontrol"
+_FULL_PWM = 255
+
+
+class Fan:
+    """A board's fan, if it has one.
+
+    Args:
+        tree: the board's files.
+        run: runs `systemctl`.
+    """
+
+    def __init__(self, tree: Tree, run: RunProgram) -> None:
+        self._tree = tree
+        self._run = run
+        self._path = next(iter(tree.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1")), None)
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is a fan that can be set."""
+        return self._path is not None
+
+    def hold_full(self) -> None:
+        """Run at full speed, whatever the heat.
+
+        Raises:
+            ModeNotAppliedError: it does not.
+        """
+        if self._path is None:
+            return
+        if self._is_serviced():
+            self._systemctl("stop")
+        set_value(self._tree, self._path, _FULL_PWM)
+        held = value_of(self._tree, self._path)
+        if held != _FULL_PWM:
+            raise ModeNotAppliedError(
+                f"{self._path}: wanted {_FULL_PWM}, found {held}; stop what else controls the fan"
+            )
+
+    def knobs(self) -> dict[str, str]:
+        """What `hold_full` changes, as it is."""
+        if self._path is None:
+            return {}
+        return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
+
+    def knob_names(self) -> KnobNames:
+        """What `put_back` takes."""
+        return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())
+
+    def put_back(self, knobs: Mapping[str, int]) -> None:
+        """Set all that `knobs` returned.
+
+        Raises:
+            ModeNotAppliedError: the fan cannot be set, or its service does not start.
+        """
+        if self._path is None:
+            return
+        set_value(self._tree, self._path, knobs["fan/pwm"])
+        if knobs["fan/service"] and not self._is_serviced():
+            self._systemctl("start")
+
+    def _is_serviced(self) -> bool:
+        return self._run(["systemctl", "is-active", "--quiet", _SERVICE], "").code == 0
+
+    def _systemctl(self, verb: str) -> None:
+        result = self._run(["systemctl", verb, _SERVICE], "")
+        if result.code != 0:
+            raise ModeNotAppliedError(f"systemctl {verb} {_SERVICE}: {result.output.strip() or 'failed'}")

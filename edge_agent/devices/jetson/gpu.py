@@ -1,0 +1,80 @@
+"""The GPU's frequency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, table_of, value_of
+from edge_agent.devices.jetson.tree import Tree
+from wattfleet.errors import InvalidInputError
+
+_NODE_NAMES = ("gpu", "ga10b", "gv11b")
+
+
+class Gpu:
+    """A GPU and its frequencies, Hz.
+
+    Args:
+        tree: the board's files.
+
+    Raises:
+        InvalidInputError: there is no GPU, or the kernel lists no frequencies.
+    """
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self.folder = _folder(tree)
+        self.table_hz = table_of(tree, f"{self.folder}/available_frequencies")
+        self._limits = f"{self.folder}/min_freq", f"{self.folder}/max_freq"
+
+    def frequency_hz(self) -> int:
+        """The highest frequency that the GPU may take now.
+
+        Raises:
+            ModeNotAppliedError: the kernel does not say.
+        """
+        return value_of(self._tree, self._limits[1])
+
+    def set(self, hz: int) -> None:
+        """Hold the GPU at one frequency.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused it.
+        """
+        set_range(self._tree, *self._limits, hz, hz)
+
+    def differences(self, hz: int) -> list[str]:
+        """What is in force instead of this."""
+        return differences(self._tree, ((path, hz) for path in self._limits))
+
+    def knobs(self) -> dict[str, str]:
+        """What `set` may change, as it is."""
+        lowest, highest = (value_of(self._tree, path) for path in self._limits)
+        return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
+
+    def knob_names(self) -> KnobNames:
+        """What `put_back` takes."""
+        return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})
+
+    def put_back(self, knobs: Mapping[str, int]) -> None:
+        """Set all that `knobs` returned.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
+        """
+        lowest, highest = knobs["gpu/min_hz"], knobs["gpu/max_hz"]
+        set_range(self._tree, *self._limits, lowest, highest)
+        found = differences(self._tree, zip(self._limits, (lowest, highest), strict=True))
+        if found:
+            raise ModeNotAppliedError("; ".join(found))
+
+
+def _folder(tree: Tree) -> str:
+    for folder in tree.glob("/sys/class/devfreq/*"):
+        try:
+            if tree.read(f"{folder}/device/of_node/name") in _NODE_NAMES:
+                return folder
+        except OSError:
+            continue
+    raise InvalidInputError("/sys/class/devfreq: no GPU among its nodes; is NVIDIA's kernel driver loaded?")

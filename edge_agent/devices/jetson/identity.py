@@ -1,0 +1,77 @@
+"""Which Jetson this is, and which software it runs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from edge_agent.devices.jetson.tree import Tree
+from wattfleet.errors import InvalidInputError
+
+_COMPATIBLE = "/proc/device-tree/compatible"
+_MODEL = "/proc/device-tree/model"
+_RELEASE = "/etc/nv_tegra_release"
+
+# The part number of the module, or of the kit where an old device tree names only that.
+_KINDS = (
+    (re.compile(r"p3701-"), "agx-orin"),
+    (re.compile(r"p3767-000[0-2]"), "orin-nx"),
+    (re.compile(r"p3767-000[3-5]"), "orin-nano"),
+    (re.compile(r"p2888-|p2972-"), "xavier-agx"),
+    (re.compile(r"p3448-|p3450-|jetson-nano"), "nano"),
+)
+_JETPACK_OF_L4T = {32: 4, 34: 5, 35: 5, 36: 6, 38: 7}
+
+
+@dataclass(frozen=True)
+class JetsonIdentity:
+    """A Jetson and its software.
+
+    Attributes:
+        kind: kind of board, such as `agx-orin`.
+        model: what the board calls itself.
+        l4t: release of Jetson Linux, such as `35.4.1`; None where no file says so.
+        jetpack: major version of JetPack; None where it does not follow from `l4t`.
+    """
+
+    kind: str
+    model: str
+    l4t: str | None
+    jetpack: int | None
+
+
+def is_jetson(tree: Tree) -> bool:
+    """Whether the device tree names an NVIDIA Tegra."""
+    return "nvidia,tegra" in _said(tree, _COMPATIBLE)
+
+
+def identify(tree: Tree) -> JetsonIdentity:
+    """Find out which Jetson this is.
+
+    Raises:
+        InvalidInputError: it is none, or none whose power rails are known.
+    """
+    compatible = _said(tree, _COMPATIBLE)
+    if not is_jetson(tree):
+        raise InvalidInputError(f"no Jetson here: {_COMPATIBLE} names no NVIDIA Tegra")
+    kind = next((kind for pattern, kind in _KINDS if pattern.search(compatible)), None)
+    if kind is None:
+        raise InvalidInputError(
+            f"{_COMPATIBLE}: {', '.join(compatible.split())} is no board whose power rails Wattfleet knows"
+            f" ({', '.join(kind for _, kind in _KINDS)})"
+        )
+    release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _said(tree, _RELEASE))
+    return JetsonIdentity(
+        kind=kind,
+        model=_said(tree, _MODEL) or "unnamed",
+        l4t=f"{release[1]}.{release[2]}" if release else None,
+        jetpack=_JETPACK_OF_L4T.get(int(release[1])) if release else None,
+    )
+
+
+def _said(tree: Tree, path: str) -> str:
+    """A file's text, NUL-separated lists as words; nothing where it cannot be read."""
+    try:
+        return tree.read(path).replace("\0", " ")
+    except OSError:
+        return ""

@@ -1,0 +1,129 @@
+"""The frequency of the external memory controller (EMC)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_value, table_of, value_of
+from edge_agent.devices.jetson.tree import Tree
+from wattfleet.errors import InvalidInputError
+
+# Each with what stands for "no cap": on JetPack 4 and 5 the maximum cannot be written as a number.
+_CAPS = (("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 0), ("/sys/kernel/nvpmodel_clk_cap/emc", None))
+_POSSIBLE_KHZ = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
+_LOCK = "/sys/kernel/debug/bpmp/debug/clk/emc"
+_STATE, _LOCKED, _RATE = f"{_LOCK}/state", f"{_LOCK}/mrq_rate_locked", f"{_LOCK}/rate"
+_MAXIMUM = f"{_LOCK}/max_rate"
+
+
+class Memory:
+    """The memory's frequencies, Hz: capped by NVIDIA's interface, and held by a lock where debugfs offers one.
+
+    Args:
+        tree: the board's files.
+        usual_hz: the frequencies of this kind of board, for where the kernel does not list its own.
+    """
+
+    def __init__(self, tree: Tree, usual_hz: tuple[int, ...]) -> None:
+        self._tree = tree
+        self._cap, self._uncapped = next(((path, none) for path, none in _CAPS if tree.exists(path)), ("", None))
+        self.has_lock = tree.exists(_LOCKED) and tree.exists(_RATE)
+        self._has_state = self.has_lock and tree.exists(_STATE)
+        self.table_is_live = True
+        try:
+            self.table_hz = tuple(khz * 1000 for khz in table_of(tree, _POSSIBLE_KHZ))
+        except InvalidInputError:
+            self.table_hz, self.table_is_live = usual_hz, False
+        if tree.exists(_MAXIMUM):
+            reachable = tuple(hz for hz in self.table_hz if hz <= value_of(tree, _MAXIMUM))
+            self.table_hz = reachable or self.table_hz
+        if not (self._cap or self.has_lock):
+            # What cannot be set has one value, and the kernel runs it as high as it needs.
+            self.table_hz = self.table_hz[-1:]
+
+    @property
+    def interface(self) -> str:
+        """The files through which the frequency is set, for people."""
+        return " and ".join([path for path in (self._cap, _LOCK if self.has_lock else "") if path]) or "none"
+
+    def frequency_hz(self) -> int:
+        """The frequency that is held, or the cap where none is.
+
+        Raises:
+            ModeNotAppliedError: the kernel does not say.
+        """
+        if self.has_lock and value_of(self._tree, _LOCKED) == 1:
+            return value_of(self._tree, _RATE)
+        if self._cap:
+            cap = value_of(self._tree, self._cap)
+            return min(cap, self.table_hz[-1]) if cap > 0 else self.table_hz[-1]
+        return self.table_hz[-1]
+
+    def set(self, hz: int) -> None:
+        """Hold the memory at one frequency.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused it.
+        """
+        # The cap first: a lock above it would not be granted.
+        if self._cap:
+            set_value(self._tree, self._cap, self._as_cap(hz))
+        if self.has_lock:
+            self._lock(hz)
+
+    def differences(self, hz: int) -> list[str]:
+        """What is in force instead of this."""
+        wanted = [(self._cap, self._as_cap(hz))] if self._cap else []
+        if self.has_lock:
+            wanted += [(_LOCKED, 1), (_RATE, hz)]
+        return differences(self._tree, wanted)
+
+    def knobs(self) -> dict[str, str]:
+        """What `set` may change, as it is."""
+        kept = {"emc/cap": value_of(self._tree, self._cap)} if self._cap else {}
+        if self.has_lock:
+            # What a free memory runs at for the moment is nothing to put back.
+            kept["emc/lock_hz"] = value_of(self._tree, _RATE) if value_of(self._tree, _LOCKED) else 0
+        if self._has_state:
+            kept["emc/state"] = value_of(self._tree, _STATE)
+        return {name: str(value) for name, value in kept.items()}
+
+    def knob_names(self) -> KnobNames:
+        """What `put_back` takes."""
+        there = (("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state))
+        return KnobNames(required={name for name, exists in there if exists})
+
+    def put_back(self, knobs: Mapping[str, int]) -> None:
+        """Set all that `knobs` returned.
+
+        Raises:
+            ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
+        """
+        wanted = []
+        if self._cap:
+            set_value(self._tree, self._cap, knobs["emc/cap"])
+            wanted.append((self._cap, knobs["emc/cap"]))
+        if self.has_lock:
+            held_hz = knobs["emc/lock_hz"]
+            if held_hz:
+                self._lock(held_hz)
+                wanted.append((_RATE, held_hz))
+            else:
+                set_value(self._tree, _LOCKED, 0)
+            wanted.append((_LOCKED, int(held_hz > 0)))
+        if self._has_state:
+            set_value(self._tree, _STATE, knobs["emc/state"])
+        found = differences(self._tree, wanted)
+        if found:
+            raise ModeNotAppliedError("; ".join(found))
+
+    def _lock(self, hz: int) -> None:
+        set_value(self._tree, _LOCKED, 1)
+        if self._has_state:
+            # JetPack 6: a clock that is switched off ignores its rate.
+            set_value(self._tree, _STATE, 1)
+        set_value(self._tree, _RATE, hz)
+
+    def _as_cap(self, hz: int) -> int:
+        return self._uncapped if self._uncapped is not None and hz == self.table_hz[-1] else hz

@@ -1,0 +1,57 @@
+"""The files through which a Jetson's kernel is asked and told, below a root that tests choose."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from pathlib import Path
+
+
+class Tree:
+    """The files of one board; paths are those on the board, such as `/sys/class/devfreq`.
+
+    Args:
+        root: where the board's `/` lies: `/` on the board itself.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such a file or folder, and it may be seen."""
+        return os.path.exists(self.location(path))
+
+    def glob(self, pattern: str) -> list[str]:
+        """The paths that match, in the order of the numbers in them."""
+        found = glob.glob(pattern.lstrip("/"), root_dir=self._root)
+        return sorted((f"/{path}" for path in found), key=_numbers_in_order)
+
+    def read(self, path: str) -> str:
+        """What a file says, without white space or device-tree NULs at its ends.
+
+        Raises:
+            OSError: it is missing, or the kernel does not answer.
+        """
+        return self.location(path).read_text(encoding="utf-8", errors="replace").strip("\0 \t\n")
+
+    def write(self, path: str, text: str) -> None:
+        """Hand a value to the kernel in one write.
+
+        Raises:
+            OSError: it is missing, or the kernel refuses it.
+        """
+        # Unbuffered and never created: a knob that vanished is an error, not a new file.
+        descriptor = os.open(self.location(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+
+    def location(self, path: str) -> Path:
+        """Where a path of the board lies on this machine."""
+        return self._root / path.lstrip("/")
+
+
+def _numbers_in_order(path: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", path)]

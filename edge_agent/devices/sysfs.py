@@ -1,0 +1,190 @@
+"""A Jetson through the files of its kernel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from edge_agent.devices.device import Clock, Conditions, Evidence, Knobs, ModeNotAppliedError
+from edge_agent.devices.jetson.cpu import Cpu
+from edge_agent.devices.jetson.fan import Fan
+from edge_agent.devices.jetson.gpu import Gpu
+from edge_agent.devices.jetson.heat import read_conditions
+from edge_agent.devices.jetson.identity import identify
+from edge_agent.devices.jetson.memory import Memory
+from edge_agent.devices.jetson.programs import RunProgram
+from edge_agent.devices.jetson.rails import BoardPower
+from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.polled_meter import PolledMeter
+from wattfleet.boards import BOARDS
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import ModeArray, ModeSpace, PowerMode
+
+# The Nano is no board that is simulated; only its maximum is known.
+_NANO_MEMORY_HZ = (1_600_000_000,)
+
+
+class SysfsDevice:
+    """A Jetson whose kernel is asked and told directly (a `Device`); changing anything takes root.
+
+    A mode is held: minimum and maximum of each frequency are set to it.
+
+    Args:
+        tree: the board's files.
+        clock: the time base of measurements.
+        run: runs the system's programs.
+
+    Raises:
+        InvalidInputError: this is no Jetson that Wattfleet knows, or its kernel does not list its frequencies.
+    """
+
+    def __init__(self, tree: Tree, clock: Clock, run: RunProgram) -> None:
+        self._tree = tree
+        self._clock = clock
+        self.identity = identify(tree)
+        self.cpu = Cpu(tree)
+        self.gpu = Gpu(tree)
+        self.memory = Memory(tree, _usual_memory_hz(self.identity.kind))
+        self.fan = Fan(tree, run)
+        self.power = BoardPower(tree, self.identity.kind)
+        self._space = ModeSpace(
+            tuple(range(1, self.cpu.cores + 1)), self.cpu.table_khz, self.gpu.table_hz, self.memory.table_hz
+        )
+        self._modes = self._space.array()
+
+    @property
+    def board_kind(self) -> str:
+        """Kind of board, such as `agx-orin`."""
+        return self.identity.kind
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where its figures come from."""
+        return "hardware"
+
+    @property
+    def clock(self) -> Clock:
+        """The time base of everything measured on it."""
+        return self._clock
+
+    @property
+    def space(self) -> ModeSpace:
+        """The values that each knob takes, as the kernel lists them."""
+        return self._space
+
+    @property
+    def modes(self) -> ModeArray:
+        """`[n, 4]` modes that can be applied."""
+        return self._modes
+
+    def current_mode(self) -> PowerMode:
+        """The mode in force, read back from the board.
+
+        Raises:
+            ModeNotAppliedError: a knob cannot be read.
+        """
+        return PowerMode(
+            len(self.cpu.online()), self.cpu.frequency_khz(), self.gpu.frequency_hz(), self.memory.frequency_hz()
+        )
+
+    def apply(self, mode: PowerMode) -> None:
+        """Put a mode in force.
+
+        Raises:
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: the kernel refused a knob, or another value was read back.
+        """
+        self.require_offered(mode)
+        self.cpu.set(mode.cores, mode.cpu_khz)
+        self.gpu.set(mode.gpu_hz)
+        self.memory.set(mode.mem_hz)
+        found = [
+            *self.cpu.differences(mode.cores, mode.cpu_khz),
+            *self.gpu.differences(mode.gpu_hz),
+            *self.memory.differences(mode.mem_hz),
+        ]
+        if found:
+            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+
+    def require_offered(self, mode: PowerMode) -> None:
+        """Check that the board offers a mode.
+
+        Raises:
+            InvalidInputError: it does not.
+        """
+        if mode not in self._space:
+            raise InvalidInputError(
+                f"{self.board_kind} does not offer the mode {mode.label()}: choose one of its {len(self._space)}"
+            )
+
+    def start_meter(self) -> PolledMeter:
+        """Begin to sample board power."""
+        return PolledMeter(self.power.read_mw, self._clock)
+
+    def conditions(self) -> Conditions:
+        """How the board fares now."""
+        return read_conditions(self._tree)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Hold the fan at full speed until the block ends.
+
+        Raises:
+            ModeNotAppliedError: the fan cannot be held, or not be given back.
+        """
+        before = _as_numbers(self.fan.knobs())
+        try:
+            self.fan.hold_full()
+            yield
+        finally:
+            self.fan.put_back(before)
+
+    def knobs(self) -> Knobs:
+        """What is in force now, for `restore`.
+
+        Raises:
+            ModeNotAppliedError: a knob cannot be read.
+        """
+        return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
+
+    def restore(self, knobs: Knobs) -> None:
+        """Put back what `knobs` returned, in this process or an earlier one; one that fails keeps none of the others.
+
+        Raises:
+            InvalidInputError: these knobs are not this board's.
+            ModeNotAppliedError: some were refused, or others were read back.
+        """
+        names = [group.knob_names() for group in (self.cpu, self.gpu, self.memory, self.fan)]
+        required = set().union(*(group.required for group in names))
+        strange = set(knobs) - required.union(*(group.optional for group in names))
+        if missing := required - set(knobs):
+            raise InvalidInputError(f"{self.board_kind}: cannot restore without {', '.join(sorted(missing))}")
+        if strange:
+            raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(strange))} to restore")
+        values = _as_numbers(knobs)
+        steps: tuple[Callable[[Mapping[str, int]], None], ...] = (
+            self.cpu.put_back,
+            self.gpu.put_back,
+            self.memory.put_back,
+            self.fan.put_back,
+        )
+        failed = []
+        for put_back in steps:
+            try:
+                put_back(values)
+            except ModeNotAppliedError as error:
+                failed.append(str(error))
+        if failed:
+            raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
+
+
+def _usual_memory_hz(kind: str) -> tuple[int, ...]:
+    return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
+
+
+def _as_numbers(knobs: Knobs) -> dict[str, int]:
+    for name, value in knobs.items():
+        if not re.fullmatch(r"-?\d+", value):
+            raise InvalidInputError(f"cannot restore {name}: {value!r} is no number")
+    return {name: int(value) for name, value in knobs.items()}
