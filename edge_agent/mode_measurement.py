@@ -90,18 +90,19 @@ class ModeMeasurement:
         """What it took so far, device-clock seconds."""
         return self._device.clock.now_s() - self._begin_s
 
-    def minibatch_ended(self, times: StepTimes | None = None) -> ModeRecord | None:
-        """Take note of a minibatch that ended now; the record once enough is known.
+    def minibatch_ended(self, times: StepTimes | None = None, ended_s: float | None = None) -> ModeRecord | None:
+        """Take note of a minibatch that ended; the record once enough is known.
 
         Args:
             times: where its time went, if that is known.
+            ended_s: when it ended, device-clock seconds; None for now.
 
         Raises:
             DisturbedError: the board got too hot or throttled itself.
             MeasurementError: too few settled power samples within the patience.
             ModeNotAppliedError: another mode is in force by now.
         """
-        now_s = self._device.clock.now_s()
+        now_s = self._device.clock.now_s() if ended_s is None else ended_s
         self._end_s.append(now_s)
         self._times.append(times)
         enough = self.minibatches > self._settings.minibatches
