@@ -106,29 +106,33 @@ class ProductiveProfiler:
             self._held.enter_context(self._device.measuring())
             self._measure_next()
 
-    def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> None:
+    def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> bool:
         """Take note of a minibatch of the training; at the end of a measurement the next mode is put in force.
 
         Args:
             times: where its time went.
             ended_s: when it ended, device-clock seconds; None for now.
 
+        Returns:
+            Whether another mode is in force now than the one that the minibatch was trained in.
+
         Raises:
             ModeNotAppliedError: a mode did not take effect, or did not last.
             JournalError: the measurement could not be written; nothing else is lost.
         """
         if self._measurement is None:
-            self._measure_once_cool()
-            return
+            return self._measure_once_cool()
         try:
             record = self._measurement.minibatch_ended(times, ended_s)
         except (DisturbedError, MeasurementError) as error:
             self._discard(self._measurement, str(error))
-            return
-        if record is not None:
-            self._journal.append(record)
-            self._leave()
-            self._measure_next()
+            return True
+        if record is None:
+            return False
+        self._journal.append(record)
+        self._leave()
+        self._measure_next()
+        return True
 
     def pause(self) -> None:
         """The training pauses or has ended: its own mode is in force again.
@@ -147,10 +151,13 @@ class ProductiveProfiler:
         else:
             self._rest()
 
-    def _measure_once_cool(self) -> None:
+    def _measure_once_cool(self) -> bool:
         temperature_c = self._device.conditions().temperature_c
-        if self._ahead and (temperature_c is None or temperature_c < self._settings.limits.cool_c):
-            self._measure_next()
+        cool = temperature_c is None or temperature_c < self._settings.limits.cool_c
+        if not cool or not self._ahead or self._own_mode is None:
+            return False
+        self._measure_next()
+        return True
 
     def _discard(self, measurement: ModeMeasurement, reason: str) -> None:
         measurement.stop()

@@ -15,6 +15,10 @@ from wattfleet.profile import Profile
 from wattfleet.sampling import SamplingSettings, next_modes
 
 
+class StoppedError(Exception):
+    """Raised by who is told of progress, to end a profile after the mode that was just measured."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a profile is.
@@ -70,5 +74,5 @@ def profile_device(
     while len(chosen := next_modes(measured(), device.modes, predict, settings)):
         with closing(profiler.profile(as_modes(chosen), device.step, journal)) as records:
             for record in records:
-                report(Progress(len(journal.measurements), settings.limit, f"measured {record.mode.label()}"))
+                report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
     return fitted(measured())
