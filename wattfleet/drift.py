@@ -22,8 +22,9 @@ from wattfleet.profile import Measurement
 class DriftRule:
     """When to measure anew, and how much.
 
-    With the usual numbers a predictor that is right raises a false alarm in one of 200 rounds at most: for each of
-    time and power, `outside` of `of_last` rounds beyond one end of the interval, each with a chance of 5 %.
+    For each of time and power, `outside` of the `of_last` last rounds have to lie beyond the same end of the interval,
+    each with a chance of 5 % where the predictor is right. With the usual numbers that happens by chance in fewer than
+    one of 1,000 rounds; intervals that are somewhat too narrow are forgiven, too.
 
     Attributes:
         interval: probability that the predictor's interval is to hold.
@@ -36,8 +37,8 @@ class DriftRule:
     """
 
     interval: float = 0.90
-    outside: int = 3
-    of_last: int = 5
+    outside: int = 4
+    of_last: int = 6
     modes: int = 16
 
     def __post_init__(self) -> None:

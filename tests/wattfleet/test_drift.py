@@ -24,36 +24,36 @@ def test_a_residual_is_counted_in_standard_deviations_of_the_prediction():
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
-        (Residual(1.7, 0), "3 of the last 5 rounds took longer than the predictor's 90% interval"),
+        (Residual(1.7, 0), "4 of the last 6 rounds took longer than the predictor's 90% interval"),
         (Residual(-1.7, 0), "took less long"),
         (Residual(0, 1.7), "drew more power"),
         (Residual(0, -1.7), "drew less power"),
     ],
 )
-def test_three_of_the_last_five_beyond_one_end_are_drift(odd, words):
-    assert words in drift([odd, QUIET, odd, QUIET, odd])
-    assert drift([odd, odd]) is None
-    assert drift([odd, odd, QUIET, QUIET, QUIET, odd]) is None, "the first is no longer among the last five"
+def test_four_of_the_last_six_beyond_one_end_are_drift(odd, words):
+    assert words in drift([odd, QUIET, odd, QUIET, odd, odd])
+    assert drift([odd, odd, odd]) is None
+    assert drift([odd, odd, odd, QUIET, QUIET, QUIET, odd]) is None, "the first is no longer among the last six"
 
 
 def test_both_sides_in_turn_are_noise():
-    assert drift([Residual(1.7, -1.7), Residual(-1.7, 1.7)] * 2) is None
+    assert drift([Residual(1.7, -1.7), Residual(-1.7, 1.7)] * 3) is None
 
 
 def test_just_inside_the_interval_is_inside():
     # The 90 % interval of a normal distribution reaches to 1.645 standard deviations.
-    assert drift([Residual(1.64, 1.64)] * 5) is None
-    assert drift([Residual(1.65, 0)] * 5) is not None
+    assert drift([Residual(1.64, 1.64)] * 6) is None
+    assert drift([Residual(1.65, 0)] * 6) is not None
 
 
-def test_a_predictor_that_is_right_is_called_wrong_in_one_of_two_hundred_rounds_at_most():
+def test_a_predictor_that_is_right_is_called_wrong_in_fewer_than_one_of_a_thousand_rounds():
     rng = np.random.default_rng(0)
-    rounds = [Residual(*pair) for pair in rng.standard_normal((20_000, 2))]
-    alarms = sum(drift(rounds[end - 5 : end]) is not None for end in range(5, len(rounds)))
-    assert 0 < alarms / len(rounds) < 1 / 200
+    rounds = [Residual(*pair) for pair in rng.standard_normal((40_000, 2))]
+    alarms = sum(drift(rounds[end - 6 : end]) is not None for end in range(6, len(rounds)))
+    assert 0 < alarms / len(rounds) < 1 / 1000
 
 
-@pytest.mark.parametrize("wrong", [{"interval": 1.0}, {"outside": 0}, {"outside": 6}, {"modes": 0}])
+@pytest.mark.parametrize("wrong", [{"interval": 1.0}, {"outside": 0}, {"outside": 7}, {"modes": 0}])
 def test_rules_out_of_range_are_refused(wrong):
     with pytest.raises(InvalidInputError):
         DriftRule(**wrong)
