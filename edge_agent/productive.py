@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -64,8 +64,12 @@ class ProductiveProfiler:
         """Whether a mode is left to be measured."""
         return bool(self._ahead)
 
-    def profiled(self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu) -> Iterator[Batch]:
+    def profiled(
+        self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu
+    ) -> Generator[Batch, None, None]:
         """The batches of `loader`; while the caller trains on them, modes are measured.
+
+        Close it when leaving early with an error: the training's own mode comes back at its end.
 
         Args:
             loader: yields minibatches.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import reference_models
+from edge_agent.agent import PREDICTOR_DIRECTORY, AgentConfig, make_ready
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
@@ -17,6 +18,7 @@ from edge_agent.records import RoundRecord
 from edge_agent.training import Observed, TrainingWatch
 from wattfleet.artefact import read_directory, restore
 from wattfleet.drift import DriftRule
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import as_array, as_modes
 
 REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
@@ -152,3 +154,18 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert (true_mw < 1.1 * limit_w * 1e3).all()
         assert not learner.productive(0.0).measuring
         assert not any(isinstance(one, RoundRecord) for one in journal.records)
+
+
+def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
+    artefact = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+    config = AgentConfig(
+        "bench", "127.0.0.1:7070", tmp_path / "state", tmp_path / "socket", PER_EPOCH, 0, modes_first=6
+    )
+    ready = make_ready(config, SimulatedDevice("orin-nano", 1), artefact, 20, lambda progress: None)
+    assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
+    assert ready.learner.productive(60.0).measuring
+    ready.learner.close()
+    kept = read_directory(tmp_path / "state" / PREDICTOR_DIRECTORY)
+    assert kept.details.figures["profiled_modes"] == 6
+    with pytest.raises(InvalidInputError, match="at least 1 mode"):
+        replace(config, modes_first=0)
