@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,6 +111,11 @@ class Journal:
     def discarded(self) -> tuple[Discarded, ...]:
         """The measurements given up so far, in order, since the last renewal."""
         return tuple(entry for entry in self._current if isinstance(entry, Discarded))
+
+    def discarded_modes(self, times: int) -> list[PowerMode]:
+        """The modes whose measurement was given up so many times or more: the board does not bear them."""
+        counts = Counter(entry.mode for entry in self.discarded)
+        return [mode for mode, count in counts.items() if count >= times]
 
     @property
     def renewal(self) -> Renewal | None:

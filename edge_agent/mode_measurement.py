@@ -20,7 +20,7 @@ _LOOK_EVERY_S = 0.5
 
 
 class MeasurementError(WattfleetError):
-    """A mode could not be measured: power did not settle, could not be read, or the board was disturbed again."""
+    """A mode could not be measured: power did not settle, or could not be read."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Generator, Iterable
 
 from edge_agent.devices.device import Device
@@ -18,6 +19,8 @@ from edge_agent.records import Discarded, ModeRecord
 from edge_agent.settling import level_mw
 from edge_agent.workloads.step import Step
 from wattfleet.modes import PowerMode
+
+_log = logging.getLogger(__name__)
 
 # A board that was training takes this long to come to rest, s.
 _COOL_DOWN_S = 5.0
@@ -38,8 +41,9 @@ class Profiler:
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
         """Measure those of `modes` that the journal lacks; each is in the journal when it is yielded.
 
-        A mode whose measurement was disturbed is measured again once the board is cool; what was discarded is in the
-        journal, too. Close the iterator when leaving early: the fan is held until its end.
+        A mode whose measurement was disturbed is measured again once the board is cool, and left out after as many
+        attempts as the settings allow; what was discarded is in the journal, too. Close the
+        iterator when leaving early: the fan is held until its end.
 
         Args:
             modes: modes that the device offers.
@@ -48,14 +52,15 @@ class Profiler:
 
         Raises:
             ModeNotAppliedError: a mode did not take effect, or did not last.
-            MeasurementError: too few settled power samples within the patience, or disturbed at every attempt.
+            MeasurementError: too few settled power samples within the patience.
             TooHotError: the board did not cool down within the patience.
         """
         with self._device.measuring():
             for mode in journal.remaining(modes):
                 record = self._undisturbed(mode, step, journal)
-                journal.append(record)
-                yield record
+                if record is not None:
+                    journal.append(record)
+                    yield record
 
     def measure(self, mode: PowerMode, step: Step) -> ModeRecord:
         """Train at a mode until time and power are known.
@@ -93,7 +98,7 @@ class Profiler:
             raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} s of idling")
         return level.median
 
-    def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord:
+    def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord | None:
         for attempt in range(self._settings.limits.attempts):
             if attempt:
                 wait_until_cool(self._device, self._settings.limits)
@@ -103,10 +108,8 @@ class Profiler:
                 except DisturbedError as error:
                     reason = str(error)
                     journal.append(Discarded(mode, reason, measurement.minibatches, measurement.seconds))
-        raise MeasurementError(
-            f"{mode.label()}: disturbed {self._settings.limits.attempts} times, last by this: {reason}; cool the board"
-            " better or supply it with more power"
-        )
+        _log.warning("%s is left out, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
+        return None
 
 
 def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:

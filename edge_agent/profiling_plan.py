@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from edge_agent.devices.device import SoftDevice
+from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
-from wattfleet.modes import as_modes
+from wattfleet.modes import ModeArray, as_array, as_modes
 from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
 from wattfleet.sampling import SamplingSettings, next_modes
@@ -32,6 +33,11 @@ class Progress:
     done: int
     total: int
     detail: str
+
+
+def unbearable(journal: Journal) -> ModeArray:
+    """`[k, 4]` modes that were disturbed at every attempt, and are not tried again."""
+    return as_array(journal.discarded_modes(USUAL_LIMITS.attempts))
 
 
 def profile_device(
@@ -71,7 +77,10 @@ def profile_device(
     def measured() -> Profile:
         return Profile.of(journal.measurements)
 
-    while len(chosen := next_modes(measured(), device.modes, predict, settings)):
+    def choose() -> ModeArray:
+        return next_modes(measured(), device.modes, predict, settings, exclude=unbearable(journal))
+
+    while len(chosen := choose()):
         with closing(profiler.profile(as_modes(chosen), device.step, journal)) as records:
             for record in records:
                 report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))

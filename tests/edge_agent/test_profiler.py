@@ -1,9 +1,11 @@
 import itertools
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import reference_models
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.devices.virtual_clock import VirtualClock
@@ -11,10 +13,13 @@ from edge_agent.disturbance import DisturbedError, Limits, TooHotError
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiler import Profiler
+from edge_agent.profiling_plan import profile_device
 from edge_agent.workloads.step import StepTimes
+from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array, as_modes
 
+REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
 OTHER = PowerMode(2, 1_036_800, 510_000_000, 2_133_000_000)
 HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)
@@ -259,13 +264,25 @@ def test_what_a_throttling_board_shows_is_discarded():
     assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
 
 
-def test_a_mode_that_throttles_every_time_is_given_up_and_every_attempt_is_on_record(tmp_path):
+def test_a_mode_that_throttles_every_time_is_left_out_and_every_attempt_is_on_record(tmp_path):
     device = ScriptedDevice()
-    device.conditions_at = lambda at_s: Conditions(None, int(at_s))
+    device.conditions_at = lambda at_s: Conditions(None, int(at_s) if device.in_force == MODE else 0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        with pytest.raises(MeasurementError, match="disturbed 3 times.*throttled"):
-            list(Profiler(device).profile([MODE], device.step, journal))
-        assert len(journal.discarded) == 3 and not journal.records
+        (record,) = Profiler(device).profile([MODE, OTHER], device.step, journal)
+        assert record.mode == OTHER
+        assert len(journal.discarded) == 3
+        assert (journal.discarded_modes(3), journal.discarded_modes(4)) == ([MODE], [])
+
+
+def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path):
+    device = SimulatedDevice("orin-nano", 0)
+    highest = device.current_mode()
+    device.conditions = lambda: Conditions(None, int(device.clock.now_s()) if device.current_mode() == highest else 0)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        profile_device(device, journal, REFERENCE, 7, 0, lambda progress: None)
+        assert len(journal.records) == 7
+        assert journal.discarded_modes(3) == [highest]
+        assert highest not in [record.mode for record in journal.records]
 
 
 def test_the_fan_is_held_from_the_first_mode_to_the_last_and_given_back(tmp_path):
