@@ -42,8 +42,8 @@ class Profiler:
         """Measure those of `modes` that the journal lacks; each is in the journal when it is yielded.
 
         A mode whose measurement was disturbed is measured again once the board is cool, and left out after as many
-        attempts as the settings allow; what was discarded is in the journal, too. Close the
-        iterator when leaving early: the fan is held until its end.
+        attempts as the settings allow; what was discarded is in the journal, too. Close the iterator when leaving
+        early: the fan is held until its end.
 
         Args:
             modes: modes that the device offers.
