@@ -9,7 +9,7 @@ import numpy as np
 from edge_agent.devices.device import SoftDevice
 from edge_agent.journal import Journal
 from edge_agent.productive import ProductiveProfiler
-from edge_agent.profiling_plan import Progress, profile_device, unbearable
+from edge_agent.profiling_plan import BATCH, Progress, profile_device, unbearable
 from edge_agent.records import Renewal, RoundRecord
 from edge_agent.training import Observed
 from wattfleet.drift import USUAL_RULE, DriftRule, Residual, drift
@@ -122,7 +122,7 @@ class OnlineLearner:
             self._profile(),
             self._device.modes,
             self._predict,
-            SamplingSettings(limit=most, seed=self._seed),
+            SamplingSettings(limit=most, batch=BATCH, seed=self._seed),
             exclude=np.vstack([self._device.modes[~affordable], unbearable(self._journal)]),
         )
         return ProductiveProfiler(self._device, as_modes(chosen), self._journal)

@@ -15,8 +15,8 @@ from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
 from wattfleet.sampling import SamplingSettings, next_modes
 
-# A fit and a prediction of all modes take a board's own cores a second or so: they are not made for every mode.
-_BATCH = 3
+BATCH = 3
+"""Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
 
 
 class StoppedError(Exception):
@@ -68,7 +68,7 @@ def profile_device(
     Returns:
         The fitted predictor; the journal has what it was fitted to.
     """
-    settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=_BATCH, seed=seed)
+    settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, seed=seed)
     profiler = Profiler(device)
 
     def fitted(profile: Profile) -> Predictor:
