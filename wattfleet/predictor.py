@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from wattfleet.boards import Hardware
+from wattfleet.boards import Board, Hardware
 from wattfleet.modes import ModeArray
 from wattfleet.profile import Profile
 
@@ -85,3 +85,8 @@ class Predictor(Protocol):
             CorruptReferenceError: these bytes hold no such predictor.
         """
         ...
+
+
+def transferable(predictor: P, of: Board | None, to: Board | None) -> P:
+    """A predictor as a start on another board: adapted where both boards are known, as it is elsewhere."""
+    return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
