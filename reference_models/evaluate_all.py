@@ -19,10 +19,9 @@ from wattfleet.choice_evaluation import evaluate_choice
 from wattfleet.errors import InvalidInputError
 from wattfleet.evaluation import evaluate_transfer
 from wattfleet.front import pareto_front
-from wattfleet.predictor import Predictor, transferable
+from wattfleet.predictor import CORPUS_MODES, FEWEST_MODES, Predictor, transferable
 from wattfleet.predictors import KINDS, kind
 from wattfleet.profile import Profile, read_csv
-from wattfleet.roofline import CORPUS_MODES, FEWEST_MODES
 from wattfleet.strategies.random_then_predict import Fit
 from wattfleet.strategies.registry import DEFAULT_PREDICTOR, NAMES, strategy_named
 

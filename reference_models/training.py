@@ -10,9 +10,9 @@ import numpy as np
 from wattfleet.artefact import Artefact, pack
 from wattfleet.boards import BOARDS, board_offering
 from wattfleet.errors import InvalidInputError
-from wattfleet.predictor import transferable
+from wattfleet.predictor import CORPUS_MODES, transferable
 from wattfleet.profile import Profile
-from wattfleet.roofline import CORPUS_MODES, RooflinePredictor
+from wattfleet.roofline import RooflinePredictor
 from wattfleet.workload import Workload
 
 _FOLDS = 5

@@ -16,6 +16,12 @@ from wattfleet.profile import Profile
 Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
 
+FEWEST_MODES = 5
+"""Every kind of predictor can be fitted to this many measured modes, with a reference or without."""
+
+CORPUS_MODES = 400
+"""From this many modes on, a profile is a corpus: it makes a reference, and may be fitted in another way."""
+
 
 @dataclass(frozen=True)
 class Prediction:
