@@ -48,7 +48,7 @@ class SysfsDevice:
         self.identity = identify(tree)
         self.cpu = Cpu(tree)
         self.gpu = Gpu(tree)
-        self.memory = Memory(tree, _usual_memory_hz(self.identity.kind))
+        self.memory = Memory(tree, usual_memory_hz(self.identity.kind))
         self.fan = Fan(tree, run)
         self.power = BoardPower(tree, self.identity.kind)
         self._space = ModeSpace(
@@ -200,7 +200,8 @@ class SysfsDevice:
             raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
 
 
-def _usual_memory_hz(kind: str) -> tuple[int, ...]:
+def usual_memory_hz(kind: str) -> tuple[int, ...]:
+    """The memory frequencies of a kind of board, for where its kernel does not list them."""
     return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
 
 
