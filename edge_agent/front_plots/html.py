@@ -65,12 +65,16 @@ def front_page(view: FrontView) -> str:
         plotly=get_plotlyjs(),
         rows="\n".join(rows),
         data=_script(_traces(view)),
-        layout=_script(_LAYOUT),
+        layout=_script(_layout(view)),
     )
 
 
-_LAYOUT = {
-    "xaxis": {"title": {"text": "seconds per epoch"}, "type": "log", "gridcolor": "#e6e9ed", "dtick": "D1"},
+def _layout(view: FrontView) -> dict[str, Any]:
+    time_axis = {"title": {"text": "seconds per epoch"}, "type": "log", "tickvals": view.time_ticks()}
+    return {"xaxis": {**time_axis, "tickformat": "~r", "gridcolor": "#e6e9ed"}, **_LOOK}
+
+
+_LOOK = {
     "yaxis": {"title": {"text": "watts while training"}, "rangemode": "tozero", "gridcolor": "#e6e9ed"},
     "legend": {"x": 1, "xanchor": "right", "y": 1},
     "margin": {"l": 60, "r": 20, "t": 20, "b": 60},

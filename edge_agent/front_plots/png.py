@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, StrMethodFormatter
 
 from edge_agent.front_plots.view import FrontView
 
@@ -30,9 +29,8 @@ def write_front_picture(view: FrontView, path: Path) -> None:
     axes.plot(front.epoch_s, front.power_w, ".-", color=_BLUE, label="predicted front")
     axes.plot(view.measured_epoch_s, view.measured_w, "x", color=_ORANGE, label="measured")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.xaxis.set_minor_formatter("")
+    axes.set_xticks(view.time_ticks(), [f"{seconds:g}" for seconds in view.time_ticks()])
+    axes.set_xticks([], minor=True)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds per epoch")
     axes.set_ylabel("watts while training")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from edge_agent.mode_names import written
 from edge_agent.profile_state import FittedDevice
@@ -46,6 +49,13 @@ class FrontView:
     def labels(self) -> list[str]:
         """The front's modes in short."""
         return [mode.label() for mode in as_modes(self.front.modes)]
+
+    def time_ticks(self) -> list[float]:
+        """Round seconds per epoch to mark on an axis: 1, 2 and 5 times powers of ten, within what is shown."""
+        seconds = np.concatenate([self.front.epoch_s, self.measured_epoch_s])
+        decades = range(math.floor(math.log10(seconds.min())), math.ceil(math.log10(seconds.max())) + 1)
+        rounded = (times * 10.0**decade for decade in decades for times in (1, 2, 5))
+        return [tick for tick in rounded if seconds.min() <= tick <= seconds.max()]
 
     def content(self) -> dict[str, Any]:
         """All of it as JSON."""
