@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.devices.device import Device, ModeNotAppliedError, SoftDevice
+from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError, SoftDevice
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.mode_names import mode_named
 from edge_agent.safekeeping import KEPT_FILE, Safekeeping, SafekeepingError
@@ -33,7 +33,7 @@ def apply_kept(device: Device, name: str, folder: Path) -> PowerMode:
         raise InvalidInputError(f"{device.board_kind} is {device.evidence}: it ends with the command, so no mode lasts")
     mode = mode_named(device, name)
     with Safekeeping.hold(device, folder) as safekeeping:
-        safekeeping.keep()
+        kept_now, before = safekeeping.keep(), device.knobs()
         try:
             if isinstance(device, NvpmodelDevice) and name in device.presets:
                 # A preset may gate the GPU's power, which the same mode by its numbers would not.
@@ -41,15 +41,24 @@ def apply_kept(device: Device, name: str, folder: Path) -> PowerMode:
             device.apply(mode)
             return device.current_mode()
         except ModeNotAppliedError as error:
-            try:
-                safekeeping.restore()
-            except WattfleetError as not_restored:
-                raise ModeNotAppliedError(f"{error}; and it could not be restored: {not_restored}") from None
-            raise ModeNotAppliedError(f"{error}; the device was restored") from None
+            raise ModeNotAppliedError(f"{error}; {_taken_back(device, before, kept_now, safekeeping)}") from None
         except BaseException:
             # Interrupted half-way: neither the one mode nor the other.
             safekeeping.restore()
             raise
+
+
+def _taken_back(device: Device, before: Knobs, kept_now: bool, safekeeping: Safekeeping) -> str:
+    """Undo what a refused mode has changed, and say how that ended."""
+    try:
+        if device.knobs() != before:
+            safekeeping.restore()
+            return "the device was restored"
+        if kept_now:
+            safekeeping.forget()
+        return "nothing was changed"
+    except WattfleetError as error:
+        return f"and it could not be restored: {error}"
 
 
 def is_kept(folder: Path) -> bool:

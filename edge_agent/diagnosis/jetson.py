@@ -100,7 +100,7 @@ def _memory(tree: Tree, kind: str) -> tuple[Finding, list[str]]:
         return limited("memory", found, f"{_AS_ROOT}; a Nano has none"), []
     found = f"{memory.interface}; {_span(memory.table_hz, 1e6)}"
     if not memory.table_is_live:
-        return limited("memory", f"{found}, the usual table of a {kind}", _debugfs("the live one")), memory.written()
+        return limited("memory", f"{found}, the usual table of its kind", _debugfs("the live one")), memory.written()
     if not memory.has_lock:
         return limited("memory", f"{found}; capped, not held", _debugfs("a lock")), memory.written()
     return fine("memory", f"{found}, the live table; held by a lock"), memory.written()
