@@ -116,7 +116,7 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
     """What is known of all modes of a device.
 
     Raises:
-        InvalidInputError: no predictor was fitted yet, or it belongs to another kind of board.
+        InvalidInputError: no predictor was fitted yet, or it belongs to another device.
         JournalError: the profile is damaged.
         CorruptReferenceError: the predictor is damaged.
     """
@@ -132,6 +132,11 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
         raise InvalidInputError(
             f"{state_directory}: holds the predictor of the board {artefact.details.board}, and this device is"
             f" {device.board_kind}: name that one with --device"
+        )
+    if measured.header.evidence != device.evidence:
+        raise InvalidInputError(
+            f"{state_directory}: holds a profile that is {measured.header.evidence}, and the figures of this device"
+            f" are {device.evidence}: name the device that it was taken from with --device"
         )
     predictor = restore(artefact)
     prediction = predictor.predict(device.modes)

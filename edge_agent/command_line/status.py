@@ -150,12 +150,11 @@ def _device_lines(device: Any) -> dict[str, str]:
 
 def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
     holder, kept = safekeeping["held_by"], safekeeping["restore_file"]
-    line = "as its owner left it"
-    if kept:
-        line = "may be in another mode than its owner left it in; `wattfleet agent restore` puts it back"
     if holder is not None:
-        line = f"in use by process {holder}{', which will restore it' if kept else ''}"
-    return {"left": line}
+        return {"changed": f"in use by process {holder}{', which will restore it' if kept else ''}"}
+    if kept:
+        return {"changed": "yes; `wattfleet agent restore` puts back what was before"}
+    return {"changed": "no, it is as its owner left it"}
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:

@@ -23,6 +23,8 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     """
     figure = plotext.figure.clear()
     figure.plot_size(width, _HEIGHT_LINES)
+    # Axes in the terminal's own colours, on its own background.
+    figure.theme("simple")
     figure.canvas("default")
     # Times by their logarithms: the slowest mode takes many times as long as most.
     front_at, measured_at = np.log10(view.front.epoch_s), np.log10(view.measured_epoch_s)

@@ -10,6 +10,8 @@ from edge_agent.command_line.choose import _PROBABILITY
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.simulated import SimulatedDevice
 from tests.edge_agent.conftest import PROFILED
+from tests.edge_agent.jetson_boards import ORIN_NANO
+from tests.edge_agent.jetson_tree import FakedJetson
 from wattfleet.boards import board
 from wattfleet.choosing import PROBABILITY
 from wattfleet.modes import PowerMode, as_array
@@ -109,6 +111,13 @@ def test_the_predictor_of_another_board_is_refused(run):
     ended = run("choose", "--budget-w", 10, device="simulated:agx-orin")
     assert ended.code == 2
     assert "holds the predictor of the board orin-nano, and this device is agx-orin" in ended.err
+
+
+def test_a_simulated_profile_is_not_taken_for_a_real_board_s(run, tmp_path):
+    FakedJetson(tmp_path, ORIN_NANO)
+    ended = run("choose", "--budget-w", 10, device=f"sysfs:{tmp_path}")
+    assert ended.code == 2
+    assert "holds a profile that is simulated, and the figures of this device are hardware" in ended.err
 
 
 def test_a_damaged_predictor_says_what_to_do(run, copied):

@@ -107,4 +107,4 @@ def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetso
         shown = agent("status", "--state-dir", tmp_path).out
         assert f"in use by process {os.getpid()}, which will restore it" in shown
     (tmp_path / "device" / KEPT_FILE).write_text(json.dumps({}))
-    assert "may be in another mode" in agent("status", "--state-dir", tmp_path).out
+    assert "yes; `wattfleet agent restore` puts back" in agent("status", "--state-dir", tmp_path).out
