@@ -15,7 +15,11 @@ DEVICES = "auto, sysfs, sysfs:<folder>, nvpmodel, simulated:<kind> or replay:<fi
 
 DeviceOption = Annotated[str, typer.Option("--device", help=f"The device: {DEVICES}.")]
 StateDirOption = Annotated[
-    Path, typer.Option("--state-dir", help="Where profile, predictor and the device's restore file are kept.")
+    Path,
+    # Whether it can be read is for each command to say, with what to do about it.
+    typer.Option(
+        "--state-dir", readable=False, help="Where profile, predictor and the device's restore file are kept."
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
