@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,30 +68,39 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
     """
     path = state_directory / PROFILE_FILE
     try:
-        with path.open("rb") as file:
-            first = file.readline()
+        held = path.read_bytes()
     except FileNotFoundError:
         return None
     except OSError as error:
         raise JournalError(f"{path}: cannot be read: {error.strerror}") from None
-    if not first.endswith(b"\n"):
+    first, ended, _ = held.partition(b"\n")
+    if not ended:
         return None
     try:
         line = json.loads(first)
         header = JournalHeader(**{name: value for name, value in line.items() if name != "journal"})
     except (ValueError, TypeError, AttributeError):
         raise JournalError(f"{path}, line 1: is damaged; move the file away to measure anew") from None
-    # A copy, for opening a journal cuts off an unfinished line, and that may be one the agent is just writing.
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch, PROFILE_FILE)
+    with _copy_in_memory(held) as copy:
         try:
-            shutil.copyfile(path, copy)
             with Journal.open(copy, header) as journal:
                 return MeasuredProfile(header, journal.records)
-        except OSError as error:
-            raise JournalError(f"{path}: cannot be read: {error.strerror}") from None
         except JournalError as error:
             raise JournalError(str(error).replace(str(copy), str(path))) from None
+
+
+@contextmanager
+def _copy_in_memory(content: bytes) -> Iterator[Path]:
+    """A file that takes no place on a disk, which may be full.
+
+    Opening a journal cuts off an unfinished line; in the file itself that may be one the agent is just writing.
+    """
+    descriptor = os.memfd_create(PROFILE_FILE)
+    try:
+        os.write(descriptor, content)
+        yield Path(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 def read_predictor(state_directory: Path) -> Artefact | None:

@@ -55,9 +55,9 @@ def install(
 
 def _program() -> Path:
     """The `wattfleet` of the environment that this runs in."""
-    import sys
+    import sysconfig
 
-    return Path(sys.prefix, "bin", "wattfleet")
+    return Path(sysconfig.get_path("scripts"), "wattfleet")
 
 
 def _content(plan: InstallationPlan, root: Path) -> dict[str, Any]:

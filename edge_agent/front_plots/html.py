@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 from plotly.offline import get_plotlyjs
 
-from edge_agent.front_plots.view import FrontView
+from edge_agent.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
 from edge_agent.mode_names import written
 from wattfleet.front import Values
 from wattfleet.modes import as_modes
-
-_SD_OF_90_PCT = 1.645
-_BLUE, _ORANGE = "#0072b2", "#d55e00"
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -92,7 +89,7 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
             "x": view.measured_epoch_s.tolist(),
             "y": view.measured_w.tolist(),
             "text": [mode.label() for mode in as_modes(view.measured_modes)],
-            "marker": {"symbol": "x-thin-open", "size": 8, "color": _ORANGE},
+            "marker": {"symbol": "x-thin-open", "size": 8, "color": MEASURED_COLOUR},
             "hovertemplate": f"{hover}<extra>measured</extra>",
         },
         {
@@ -101,8 +98,8 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
             "x": front.epoch_s.tolist(),
             "y": front.power_w.tolist(),
             "text": view.labels(),
-            "line": {"color": _BLUE, "width": 1.5},
-            "marker": {"size": 5, "color": _BLUE},
+            "line": {"color": FRONT_COLOUR, "width": 1.5},
+            "marker": {"size": 5, "color": FRONT_COLOUR},
             "error_x": _bars(front.epoch_s, front.epoch_log_sd),
             "error_y": _bars(front.power_w, front.power_log_sd),
             "hovertemplate": f"{hover}<extra>predicted</extra>",
@@ -111,12 +108,12 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
 
 
 def _bars(median: Values, log_sd: Values) -> dict[str, Any]:
-    factor = np.exp(_SD_OF_90_PCT * log_sd)
+    factor = np.exp(INTERVAL_LOG_SDS * log_sd)
     return {
         "type": "data",
         "array": (median * (factor - 1)).tolist(),
         "arrayminus": (median * (1 - 1 / factor)).tolist(),
-        "color": _BLUE,
+        "color": FRONT_COLOUR,
         "thickness": 0.5,
         "width": 0,
     }

@@ -7,10 +7,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from edge_agent.front_plots.view import FrontView
-
-_SD_OF_90_PCT = 1.645
-_BLUE, _ORANGE = "#0072b2", "#d55e00"
+from edge_agent.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
 
 
 def write_front_picture(view: FrontView, path: Path) -> None:
@@ -20,14 +17,19 @@ def write_front_picture(view: FrontView, path: Path) -> None:
         OSError: the file cannot be written.
     """
     front = view.front
-    factor = np.exp(_SD_OF_90_PCT * front.power_log_sd)
+    factor = np.exp(INTERVAL_LOG_SDS * front.power_log_sd)
     figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     axes.fill_between(
-        front.epoch_s, front.power_w / factor, front.power_w * factor, color=_BLUE, alpha=0.15, label="90 % interval"
+        front.epoch_s,
+        front.power_w / factor,
+        front.power_w * factor,
+        color=FRONT_COLOUR,
+        alpha=0.15,
+        label="90 % interval",
     )
-    axes.plot(front.epoch_s, front.power_w, ".-", color=_BLUE, label="predicted front")
-    axes.plot(view.measured_epoch_s, view.measured_w, "x", color=_ORANGE, label="measured")
+    axes.plot(front.epoch_s, front.power_w, ".-", color=FRONT_COLOUR, label="predicted front")
+    axes.plot(view.measured_epoch_s, view.measured_w, "x", color=MEASURED_COLOUR, label="measured")
     axes.set_xscale("log")
     axes.set_xticks(view.time_ticks(), [f"{seconds:g}" for seconds in view.time_ticks()])
     axes.set_xticks([], minor=True)

@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
+from edge_agent.expectation import INTERVAL
 from edge_agent.mode_names import written
 from edge_agent.profile_state import FittedDevice
 from wattfleet.front import Front, Values, predicted_front
 from wattfleet.modes import ModeArray, as_modes
+
+FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
+"""Okabe and Ito's blue and vermilion, told apart by whoever sees fewer colours."""
+
+INTERVAL_LOG_SDS = float(ndtri((1 + INTERVAL) / 2))
+"""Standard deviations of the logarithm from the median to either end of an interval."""
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,8 @@ def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
             f"{program}: lies in a home directory, which the service cannot see and whose owner would become root:"
             f" install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
         )
+    if not program.exists():
+        raise InvalidInputError(f"{program}: no such program: install Wattfleet with pip, and run its own `wattfleet`")
     unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     return InstallationPlan(
         files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit.replace(_SHIPPED_PROGRAM, str(program))},

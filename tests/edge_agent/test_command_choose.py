@@ -1,8 +1,11 @@
 """`wattfleet agent choose`, `explain` and `front`: what a profiled device is told about its modes."""
 
+import errno
 import json
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +121,15 @@ def test_a_simulated_profile_is_not_taken_for_a_real_board_s(run, tmp_path):
     ended = run("choose", "--budget-w", 10, device=f"sysfs:{tmp_path}")
     assert ended.code == 2
     assert "holds a profile that is simulated, and the figures of this device are hardware" in ended.err
+
+
+def test_a_directory_that_is_only_for_others_says_who_may_look(run, monkeypatch):
+    def hidden(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", hidden)
+    ended = run("choose", "--budget-w", 10)
+    assert ended.code == 2 and "run this as root, or as one of its group" in ended.err
 
 
 def test_a_damaged_predictor_says_what_to_do(run, copied):

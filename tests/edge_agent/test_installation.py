@@ -4,6 +4,7 @@ import io
 import re
 import shutil
 import subprocess
+import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 
 SETTINGS = ServiceSettings("auto", "jetson-1", "site.example:7070", 2000)
-PROGRAM = Path("/opt/fleet/bin/wattfleet")
+PROGRAM = Path(sys.executable)
 UNIT = files("edge_agent.systemd").joinpath(UNIT_FILE).read_text()
 
 
@@ -96,6 +97,11 @@ def test_a_folder_that_cannot_be_written_is_named(install, tmp_path):
 def test_a_program_in_a_home_directory_is_refused(program):
     with pytest.raises(InvalidInputError, match="whose owner would become root"):
         installation(SETTINGS, Path(program))
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="no such program"):
+        installation(SETTINGS, tmp_path / "wattfleet")
 
 
 @pytest.mark.parametrize(
