@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +14,18 @@ import grpc
 
 from edge_agent.devices.device import SoftDevice
 from edge_agent.journal import Journal, JournalHeader
+from edge_agent.learning import OnlineLearner, most_modes
 from edge_agent.link import Link
 from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
 from edge_agent.profiler import Profiler
-from edge_agent.profiling_plan import Progress, profile_device
+from edge_agent.profiling_plan import Progress, StoppedError, profile_device
 from edge_agent.references import reference_of_digest
 from edge_agent.training import TrainingWatch
 from wattfleet.artefact import Artefact, pack, restore, write_directory
+from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
-from wattfleet.front import Front, predicted_front
 from wattfleet.modes import PowerMode, as_modes
+from wattfleet.predictor import Predictor
 from wattfleet.workload import Workload
 from wattfleet_proto.convert import evidence_to_message, front_to_message
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
@@ -37,10 +39,6 @@ PREDICTOR_DIRECTORY = "predictor"
 """Below the state directory: the device's own fitted predictor."""
 
 
-class _StoppedError(Exception):
-    """The agent is to end in the middle of a profile."""
-
-
 @dataclass(frozen=True)
 class AgentConfig:
     """How an agent runs.
@@ -52,6 +50,8 @@ class AgentConfig:
         socket: the unix socket for the ClientApp.
         minibatches_per_epoch: minibatches of one pass over the device's data.
         seed: of the choice of modes to profile.
+        modes_first: modes to measure before the first round; the others are measured by apps that train by
+            `edge_agent.flower.profiled`. None measures all of them first.
     """
 
     device_id: str
@@ -60,20 +60,39 @@ class AgentConfig:
     socket: Path
     minibatches_per_epoch: int
     seed: int
+    modes_first: int | None = None
 
     def __post_init__(self) -> None:
         if not self.device_id or self.minibatches_per_epoch < 1:
             raise InvalidInputError("an agent needs a device id and at least one minibatch per epoch")
+        if self.modes_first is not None and self.modes_first < 1:
+            raise InvalidInputError(f"an agent measures at least 1 mode before the first round, not {self.modes_first}")
 
 
 @dataclass(frozen=True)
 class Readiness:
-    """What an agent knows once its device is ready to train."""
+    """What an agent has once its device is ready to train.
 
-    front: Front
+    Attributes:
+        learner: knows the device's front, and goes on learning.
+        idle_w: watts of the device while parked.
+        parked: the mode between trainings.
+        reference_digest: of the predictor that was transferred.
+    """
+
+    learner: OnlineLearner
     idle_w: float
     parked: PowerMode
-    profiled_modes: int
+    reference_digest: str
+
+    def front_report(self) -> session_pb2.FrontReport:
+        """The front by what is known now, as it travels."""
+        return session_pb2.FrontReport(
+            front=front_to_message(self.learner.front),
+            idle_w=self.idle_w,
+            profiled_modes=self.learner.profiled_modes,
+            reference_digest=self.reference_digest,
+        )
 
 
 async def run_agent(config: AgentConfig, device: SoftDevice, stop: asyncio.Event) -> None:
@@ -130,7 +149,7 @@ async def _serve_device(
 
     def report(progress: Progress) -> None:
         if stopping.is_set():
-            raise _StoppedError
+            raise StoppedError
         loop.call_soon_threadsafe(
             link.report_state,
             session_pb2.StateReport(
@@ -148,23 +167,18 @@ async def _serve_device(
         except asyncio.CancelledError:
             # A thread cannot be cancelled: it stops after the mode that it measures, and only then is the board ours.
             stopping.set()
-            with suppress(_StoppedError):
+            with suppress(StoppedError):
                 await work
             raise
-        link.report_front(
-            session_pb2.FrontReport(
-                front=front_to_message(ready.front),
-                idle_w=ready.idle_w,
-                profiled_modes=ready.profiled_modes,
-                reference_digest=reference.digest,
-            )
-        )
-        watch = TrainingWatch(device, ready.parked, config.minibatches_per_epoch)
-        servicer = LocalAgentServicer(config.device_id, watch, link, ready.profiled_modes)
-        async with serve_socket(config.socket, servicer):
-            servicer.report(session_pb2.DEVICE_STATE_READY, "parked")
-            _log.info("%s is ready: a front of %d modes", config.device_id, len(ready.front))
-            await asyncio.Event().wait()
+        with closing(ready.learner):
+            report_of_front = ready.front_report()
+            link.report_front(report_of_front)
+            watch = TrainingWatch(device, ready.parked, config.minibatches_per_epoch, ready.learner.productive)
+            servicer = LocalAgentServicer(config.device_id, watch, link, ready.learner, ready.front_report)
+            async with serve_socket(config.socket, servicer):
+                servicer.report(session_pb2.DEVICE_STATE_READY, "parked")
+                _log.info("%s is ready: a front of %d modes", config.device_id, len(report_of_front.front.points))
+                await asyncio.Event().wait()
     finally:
         device.apply(original)
 
@@ -192,16 +206,24 @@ def make_ready(
     workload = Workload(trained.name, trained.minibatch, config.minibatches_per_epoch)
     config.state_directory.mkdir(parents=True, exist_ok=True)
     header = JournalHeader(config.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
-    with Journal.open(config.state_directory / "profile.jsonl", header) as journal:
-        predictor = profile_device(device, journal, restore(reference), profile_modes, config.seed, report)
-        profiled = len(journal.records)
-    parked = parked_mode(device)
-    idle_w = Profiler(device).measure_idle(parked, IDLE_S) / 1e3
     provenance = {"reference": reference.digest, "device": config.device_id, "evidence": device.evidence}
-    artefact = pack(predictor, workload, device.board_kind, provenance, {"profiled_modes": profiled})
-    write_directory(artefact, config.state_directory / PREDICTOR_DIRECTORY)
-    front = predicted_front(device.modes, predictor.predict(device.modes), config.minibatches_per_epoch)
-    return Readiness(front, idle_w, parked, profiled)
+
+    def keep(predictor: Predictor, profiled_modes: int) -> None:
+        artefact = pack(predictor, workload, device.board_kind, provenance, {"profiled_modes": profiled_modes})
+        write_directory(artefact, config.state_directory / PREDICTOR_DIRECTORY)
+
+    journal = Journal.open(config.state_directory / "profile.jsonl", header)
+    try:
+        prior, most = restore(reference, BOARDS.get(device.board_kind)), most_modes(journal, profile_modes)
+        first = most if config.modes_first is None else min(config.modes_first, most)
+        profile_device(device, journal, prior, first, config.seed, report)
+        learner = OnlineLearner(device, journal, prior, profile_modes, config.minibatches_per_epoch, config.seed, keep)
+        parked = parked_mode(device)
+        idle_w = Profiler(device).measure_idle(parked, IDLE_S) / 1e3
+    except BaseException:
+        journal.close()
+        raise
+    return Readiness(learner, idle_w, parked, reference.digest)
 
 
 def parked_mode(device: SoftDevice) -> PowerMode:

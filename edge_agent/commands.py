@@ -42,6 +42,10 @@ def run(
     ),
     socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(DEFAULT_SOCKET),
     seed: Annotated[int, typer.Option(help="Seed of the modes to profile, and of a simulated board.", min=0)] = 0,
+    modes_first: Annotated[
+        int | None,
+        typer.Option(help="Modes to measure before the first round, the others during training; all if not given."),
+    ] = None,
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging
@@ -60,6 +64,7 @@ def run(
         socket=socket,
         minibatches_per_epoch=minibatches_per_epoch,
         seed=seed,
+        modes_first=modes_first,
     )
     board = open_soft_board(device, seed)
 

@@ -3,22 +3,33 @@
 from edge_agent.flower import power_mode_mod
 
 app = ClientApp(mods=[power_mode_mod])
+
+An app that trains by `for batch in profiled(loader)` lets the agent measure other modes meanwhile, in rounds in which
+some are still to be measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edge_agent.paths import DEFAULT_SOCKET
+from edge_agent.productive import wait_for_gpu
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
+
+Batch = TypeVar("Batch")
+
+# Every report waits for the agent's answer, which takes about a millisecond.
+_REPORT_EVERY_S = 0.5
 
 
 class AgentUnreachableError(WattfleetError):
@@ -48,15 +59,58 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         try:
             training.start(assignment)
             reply = None
+            running = _running.set(training)
             try:
                 reply = call_next(message, context)
             finally:
+                _running.reset(running)
                 training.finish(failed=reply is None or reply.has_error())
         except grpc.RpcError as error:
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {error.details()}"
             ) from None
     return reply
+
+
+def profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches of `loader`; while the app trains on them, the agent measures modes that are still to be measured.
+
+    Outside of a training that the mod has begun, and once nothing is left to be measured, these are the loader's
+    batches and nothing else.
+
+    Raises:
+        grpc.RpcError: the agent is gone, or could not put a mode in force; the mod translates it.
+    """
+    training = _running.get()
+    if training is None or not training.report([], paused=False):
+        yield from loader
+        return
+    times: list[local_pb2.MinibatchTimes] = []
+    batches, measuring, reported_s = iter(loader), True, time.perf_counter()
+    try:
+        while True:
+            asked_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            fetched_s = time.perf_counter()
+            yield batch
+            if not measuring:
+                continue
+            wait_for_gpu()
+            ended_s = time.perf_counter()
+            times.append(
+                local_pb2.MinibatchTimes(
+                    fetch_stall_ms=(fetched_s - asked_s) * 1e3, compute_ms=(ended_s - fetched_s) * 1e3
+                )
+            )
+            if ended_s - reported_s >= _REPORT_EVERY_S:
+                measuring = training.report(times, paused=False)
+                times, reported_s = [], time.perf_counter()
+    finally:
+        if measuring:
+            training.report(times, paused=True)
 
 
 class _Training:
@@ -73,6 +127,7 @@ class _Training:
             device_id=assignment.device_id,
             mode=mode_to_message(assignment.mode),
             epochs=assignment.epochs,
+            power_limit_w=assignment.power_limit_w,
         )
         self._requests.put(local_pb2.TrainRequest(start=start))
         try:
@@ -81,11 +136,21 @@ class _Training:
             self._requests.put(None)
             raise
 
+    def report(self, times: list[local_pb2.MinibatchTimes], paused: bool) -> bool:
+        """Report minibatches; whether to go on reporting. The mode to train on in is in force when this returns."""
+        trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused)
+        self._requests.put(local_pb2.TrainRequest(minibatches=trained))
+        measuring: bool = next(self._responses).noted.measuring
+        return measuring
+
     def finish(self, failed: bool) -> None:
         """Have the device parked, and what was observed reported."""
         self._requests.put(local_pb2.TrainRequest(finish=local_pb2.FinishTraining(failed=failed)))
         self._requests.put(None)
         next(self._responses)
+
+
+_running: ContextVar[_Training | None] = ContextVar("training of this process that the agent watches", default=None)
 
 
 def _device_id(context: Context) -> str:

@@ -1,6 +1,7 @@
 """The journal of a profile: every measured mode on disk before the next one begins.
 
-One JSON object a line. The first line says what is measured; the others are measurements. A line counts once it
+One JSON object a line. The first line says what is measured; the others are records: modes measured, measurements
+that were discarded, what rounds showed, and renewals, before which nothing counts any more. A line counts once it
 ends, so what a power cut leaves of the last one is cut off and measured again.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any
 
 from edge_agent.devices.device import Evidence
 from edge_agent.durable_files import sync_folder
+from edge_agent.records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 from wattfleet.profile import Measurement
@@ -46,53 +49,23 @@ class JournalHeader:
     minibatch: int
 
 
-@dataclass(frozen=True)
-class ModeRecord:
-    """A measured mode.
-
-    Attributes:
-        mode: the power mode, read back from the device.
-        minibatch_ms: median time of a minibatch, ms, the first one dropped.
-        power_mw: median board power while training, mW, once it had settled.
-        minibatch_spread: robust standard deviation of a single minibatch's time, as a share.
-        power_spread: the same of a single power sample.
-        minibatches: minibatches that `minibatch_ms` rests on.
-        power_samples: samples that `power_mw` rests on.
-        seconds: what measuring took, device-clock seconds.
-    """
-
-    mode: PowerMode
-    minibatch_ms: float
-    power_mw: float
-    minibatch_spread: float
-    power_spread: float
-    minibatches: int
-    power_samples: int
-    seconds: float
-
-    @property
-    def measurement(self) -> Measurement:
-        """The row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
-
-
 class Journal:
     """An open journal; use `open`.
 
     Args:
         descriptor: of the file, positioned anywhere.
         path: for messages.
-        records: what the file holds.
+        entries: what the file holds.
         size: bytes of complete lines.
         write: how bytes get to a descriptor, `os.write` outside of tests.
     """
 
     def __init__(
-        self, descriptor: int, path: Path, records: list[ModeRecord], size: int, write: Callable[[int, bytes], int]
+        self, descriptor: int, path: Path, entries: list[Record], size: int, write: Callable[[int, bytes], int]
     ) -> None:
         self._descriptor = descriptor
         self._path = path
-        self._records = records
+        self._entries = entries
         self._size = size
         self._write = write
 
@@ -120,7 +93,7 @@ class Journal:
             journal = cls(descriptor, path, [], len(complete), write)
             if lines:
                 _require_same(path, lines[0], header)
-                journal._records += [_record(path, line) for line in lines[1:]]
+                journal._entries += [_record(path, line) for line in lines[1:]]
                 os.ftruncate(descriptor, len(complete))
             else:
                 journal._append({"journal": _FORMAT, **asdict(header)})
@@ -132,22 +105,51 @@ class Journal:
 
     @property
     def records(self) -> tuple[ModeRecord, ...]:
-        """What was measured so far, in order."""
-        return tuple(self._records)
+        """The modes measured so far, in order, since the last renewal."""
+        return tuple(entry for entry in self._current if isinstance(entry, ModeRecord))
+
+    @property
+    def discarded(self) -> tuple[Discarded, ...]:
+        """The measurements given up so far, in order, since the last renewal."""
+        return tuple(entry for entry in self._current if isinstance(entry, Discarded))
+
+    def discarded_modes(self, times: int) -> list[PowerMode]:
+        """The modes whose measurement was given up so many times or more: the board does not bear them."""
+        counts = Counter(entry.mode for entry in self.discarded)
+        return [mode for mode, count in counts.items() if count >= times]
+
+    @property
+    def renewal(self) -> Renewal | None:
+        """Why, and for how many modes, the profile was begun anew; None where it never was."""
+        renewals = [entry for entry in self._entries if isinstance(entry, Renewal)]
+        return renewals[-1] if renewals else None
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """What is known of each mode, measured or shown by a round; the newest replaces what was known before."""
+        known = {
+            entry.mode: entry.measurement for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))
+        }
+        return tuple(known.values())
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """Those of `modes` that are not measured yet, in order."""
-        measured = {record.mode for record in self._records}
-        return [mode for mode in modes if mode not in measured]
+        """Those of `modes` of which nothing is known yet, in order."""
+        known = {measurement.mode for measurement in self.measurements}
+        return [mode for mode in modes if mode not in known]
 
-    def append(self, record: ModeRecord) -> None:
-        """Put a measurement on disk; it is there when this returns.
+    def append(self, record: Record) -> None:
+        """Put a record on disk; it is there when this returns.
 
         Raises:
             JournalError: it could not be written; the journal is as it was before.
         """
-        self._append(asdict(record))
-        self._records.append(record)
+        self._append(to_line(record))
+        self._entries.append(record)
+
+    @property
+    def _current(self) -> list[Record]:
+        begins = [at for at, entry in enumerate(self._entries) if isinstance(entry, Renewal)]
+        return self._entries[begins[-1] + 1 :] if begins else self._entries
 
     def close(self) -> None:
         """Close the file."""
@@ -172,7 +174,7 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as error:
             raise JournalError(
-                f"{self._path}: cannot be written: {error.strerror}; the {len(self._records)} modes it holds are kept"
+                f"{self._path}: cannot be written: {error.strerror}; the {len(self._entries)} records it holds are kept"
             ) from None
         self._size += len(data)
 
@@ -199,8 +201,8 @@ def _require_same(path: Path, line: dict[str, Any], header: JournalHeader) -> No
         raise InvalidInputError(f"{path}: is the journal of {', '.join(differing)}; name another file")
 
 
-def _record(path: Path, line: dict[str, Any]) -> ModeRecord:
+def _record(path: Path, line: dict[str, Any]) -> Record:
     try:
-        return ModeRecord(**{**line, "mode": PowerMode(*line["mode"])})
+        return from_line(line)
     except (KeyError, TypeError):
         raise JournalError(f"{path}: holds a line that is no measurement: {json.dumps(line)[:80]}") from None

@@ -15,8 +15,12 @@ from typing import Any, TypeVar
 import grpc
 
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.journal import JournalError
+from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
-from edge_agent.training import PowerNotReadError, TrainingWatch
+from edge_agent.profiling_plan import Progress, StoppedError
+from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
+from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable
@@ -40,6 +44,7 @@ STATUS: StatusTable = {
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    JournalError: grpc.StatusCode.INTERNAL,
 }
 
 # After these the board is not to be trusted with a round; a request that was refused says nothing about it.
@@ -49,21 +54,32 @@ _DEVICE_TROUBLE = (ModeNotAppliedError, PowerNotReadError)
 class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     """Translates between the socket and the training watch."""
 
-    def __init__(self, device_id: str, watch: TrainingWatch, link: Link, profiled_modes: int) -> None:
+    def __init__(
+        self,
+        device_id: str,
+        watch: TrainingWatch,
+        link: Link,
+        learner: OnlineLearner,
+        front_report: Callable[[], session_pb2.FrontReport],
+    ) -> None:
         """Serve one device.
 
         Args:
             device_id: its name.
             watch: what runs its trainings.
             link: where states and observations are reported.
-            profiled_modes: modes measured, repeated in every state report.
+            learner: takes in what rounds show.
+            front_report: the report of the front by what the learner knows now.
         """
         self._device_id = device_id
         self._watch = watch
         self._link = link
-        self._profiled_modes = profiled_modes
+        self._learner = learner
+        self._front_report = front_report
+        self._closing = False
         self._training = asyncio.Lock()
         self._recovery: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -80,42 +96,97 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         async with self._training:
             try:
                 mode = mode_from_message(start.mode)
-                await _to_the_end(self._watch.start, mode, start.epochs)
+                await _to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
                 self.report(session_pb2.DEVICE_STATE_TRAINING, f"training in {mode.label()}")
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
-                finish = (await anext(request_iterator)).finish
-                finished = await self._finished(start.plan_id, finish.failed)
+                while (request := await anext(request_iterator)).HasField("minibatches"):
+                    measuring = await self._noted(request.minibatches)
+                    yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
+                finished, observed = await self._finished(start.plan_id, request.finish.failed)
             except _DEVICE_TROUBLE as error:
                 self._degrade(str(error))
                 raise
-            except InvalidInputError:
+            except InvalidInputError as error:
+                if self._watch.is_training:
+                    await _to_the_end(self._watch.abandon)
+                    self.report(session_pb2.DEVICE_STATE_READY, f"parked; {error}")
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
                 self._watch.abandon()
                 self.report(session_pb2.DEVICE_STATE_READY, "parked; the last training broke off")
                 raise
-            self.report(session_pb2.DEVICE_STATE_READY, "parked")
+            await self._learn(observed, request.finish.failed)
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
         if not await self._link.flush(_ACKNOWLEDGED_WITHIN_S):
             _log.warning("the coordinator has not acknowledged %s within %g s", start.plan_id, _ACKNOWLEDGED_WITHIN_S)
         yield local_pb2.TrainResponse(finished=finished)
 
-    async def _finished(self, plan_id: str, failed: bool) -> local_pb2.TrainingFinished:
+    async def _noted(self, report: local_pb2.MinibatchesTrained) -> bool:
+        """Measure by the minibatches that the app reports; whether it is to go on reporting."""
+        times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
+        if not all(time.fetch_stall_ms >= 0 and 0 < time.compute_ms < float("inf") for time in times):
+            raise InvalidInputError("a minibatch has to wait for 0 ms or more and to compute for more than 0 ms")
+        return await _to_the_end(self._watch.minibatches_ended, times, report.paused)
+
+    async def _finished(self, plan_id: str, failed: bool) -> tuple[local_pb2.TrainingFinished, Observed | None]:
         """End the training and report what was observed."""
         if failed:
             await _to_the_end(self._watch.abandon)
-            return local_pb2.TrainingFinished()
+            return local_pb2.TrainingFinished(), None
         observed = await _to_the_end(self._watch.finish)
+        if observed is None:
+            return local_pb2.TrainingFinished(), None
         self._link.report_observation(
             session_pb2.Observation(plan_id=plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
         )
-        return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w)
+        return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
+
+    async def _learn(self, observed: Observed | None, failed: bool) -> None:
+        """Take in what a round showed, and say what the device does next."""
+        reason = None
+        try:
+            if observed is not None:
+                reason = await _to_the_end(self._learner.observe, observed)
+            elif not failed:
+                await _to_the_end(self._learner.refit)
+        except JournalError as error:
+            # The round stands; only what it taught is lost.
+            _log.error("nothing learnt from the round: %s", error)
+            self.report(session_pb2.DEVICE_STATE_READY, f"parked; {error}")
+            return
+        if reason is None:
+            if not failed:
+                self._link.report_front(await _to_the_end(self._front_report))
+            self.report(session_pb2.DEVICE_STATE_READY, "parked")
+        else:
+            self.report(session_pb2.DEVICE_STATE_PROFILING, f"measured anew: {reason}")
+            self._renewal = asyncio.create_task(self._measure_anew())
+
+    async def _measure_anew(self) -> None:
+        loop = asyncio.get_running_loop()
+
+        def report(progress: Progress) -> None:
+            if self._closing:
+                raise StoppedError
+            loop.call_soon_threadsafe(self.report, session_pb2.DEVICE_STATE_PROFILING, progress.detail)
+
+        async with self._training:
+            try:
+                await _to_the_end(self._learner.measure_anew, report)
+                await _to_the_end(self._watch.park)
+            except StoppedError:
+                return
+            except WattfleetError as error:
+                self._degrade(str(error))
+                return
+            self._link.report_front(await _to_the_end(self._front_report))
+            self.report(session_pb2.DEVICE_STATE_READY, "parked; measured anew")
 
     def report(self, state: session_pb2.DeviceState.ValueType, detail: str) -> None:
         """Tell the coordinator what the device is doing."""
         self._link.report_state(
-            session_pb2.StateReport(state=state, profiled_modes=self._profiled_modes, detail=detail)
+            session_pb2.StateReport(state=state, profiled_modes=self._learner.profiled_modes, detail=detail)
         )
 
     def _degrade(self, reason: str) -> None:
@@ -129,14 +200,18 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             await asyncio.sleep(_CHECKED_EVERY_S)
             async with self._training:
                 with suppress(WattfleetError):
+                    await _to_the_end(self._watch.abandon)
                     await _to_the_end(self._watch.park)
                     self.report(session_pb2.DEVICE_STATE_READY, "parked; recovered")
                     return
 
-    def close(self) -> None:
-        """Stop looking after a degraded device."""
+    async def close(self) -> None:
+        """Stop looking after a degraded device, and measuring one anew once the mode in hand is measured."""
+        self._closing = True
         if self._recovery:
             self._recovery.cancel()
+        if self._renewal:
+            await asyncio.wait([self._renewal])
 
 
 async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
@@ -191,5 +266,5 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     try:
         yield
     finally:
-        servicer.close()
         await server.stop(1.0)
+        await servicer.close()

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 from edge_agent.devices.device import SoftDevice
+from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
-from wattfleet.modes import as_modes
+from wattfleet.modes import ModeArray, as_array, as_modes
 from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
 from wattfleet.sampling import SamplingSettings, next_modes
+
+BATCH = 3
+"""Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
+
+
+class StoppedError(Exception):
+    """Raised by who is told of progress, to end a profile after the mode that was just measured."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,11 @@ class Progress:
     done: int
     total: int
     detail: str
+
+
+def unbearable(journal: Journal) -> ModeArray:
+    """`[k, 4]` modes that were disturbed at every attempt, and are not tried again."""
+    return as_array(journal.discarded_modes(USUAL_LIMITS.attempts))
 
 
 def profile_device(
@@ -54,7 +68,7 @@ def profile_device(
     Returns:
         The fitted predictor; the journal has what it was fitted to.
     """
-    settings = SamplingSettings(limit=min(limit, len(device.modes)), seed=seed)
+    settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, seed=seed)
     profiler = Profiler(device)
 
     def fitted(profile: Profile) -> Predictor:
@@ -64,9 +78,13 @@ def profile_device(
         return fitted(profile).predict(device.modes)
 
     def measured() -> Profile:
-        return Profile.of(record.measurement for record in journal.records)
+        return Profile.of(journal.measurements)
 
-    while len(chosen := next_modes(measured(), device.modes, predict, settings)):
-        for record in profiler.profile(as_modes(chosen), device.step, journal):
-            report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+    def choose() -> ModeArray:
+        return next_modes(measured(), device.modes, predict, settings, exclude=unbearable(journal))
+
+    while len(chosen := choose()):
+        with closing(profiler.profile(as_modes(chosen), device.step, journal)) as records:
+            for record in records:
+                report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
     return fitted(measured())

@@ -1,12 +1,15 @@
-"""One round's training on the device: put the mode in force, observe, park."""
+"""One round's training on the device: put the mode in force, observe or measure, park."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from edge_agent.devices.device import Device, PowerMeter, SoftDevice
+from edge_agent.productive import ProductiveProfiler
+from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
@@ -30,31 +33,53 @@ class Observed:
     power_w: float
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
     epochs: float
+    power_limit_w: float
     started_s: float
     meter: PowerMeter
+    profiler: ProductiveProfiler | None = None
+    measured: bool = False
+    stepped: int = 0
 
 
 class TrainingWatch:
     """Runs a device through the trainings of a run's rounds, one at a time."""
 
-    def __init__(self, device: Device, parked: PowerMode, minibatches_per_epoch: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        parked: PowerMode,
+        minibatches_per_epoch: int,
+        productive: Callable[[float], ProductiveProfiler],
+    ) -> None:
         """Watch one device.
 
         Args:
             device: the board.
             parked: the mode between trainings.
             minibatches_per_epoch: minibatches of one pass over the device's data.
+            productive: what measures modes during a training that was given so many watts.
         """
         self._device = device
         self._parked = parked
         self._minibatches_per_epoch = minibatches_per_epoch
+        self._productive = productive
         self._running: _Running | None = None
 
-    def start(self, mode: PowerMode, epochs: float) -> None:
+    @property
+    def is_training(self) -> bool:
+        """Whether a training was started and has not ended."""
+        return self._running is not None
+
+    def start(self, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
         """Put the mode in force and begin to observe; a training left unfinished is given up.
+
+        Args:
+            mode: the assigned mode.
+            epochs: local epochs that are to be trained.
+            power_limit_w: watts set aside for the device.
 
         Raises:
             InvalidInputError: the device does not offer the mode, or there is nothing to train.
@@ -66,10 +91,51 @@ class TrainingWatch:
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
             self._device.step()  # warm-up
-        self._running = _Running(epochs, self._device.clock.now_s(), self._device.start_meter())
+        self._running = _Running(epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
 
-    def finish(self) -> Observed:
+    def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
+        """Measure modes by minibatches that the app reports; when this returns, the mode to train on in is in force.
+
+        Args:
+            times: of the minibatches since the last report, the last of which ended just now; none of them begins to
+                measure.
+            paused: whether the training pauses now.
+
+        Returns:
+            Whether further reports are wanted.
+
+        Raises:
+            ModeNotAppliedError: another mode was read back.
+            JournalError: a measurement could not be written.
+        """
+        running = self._running
+        assert running is not None, "minibatches follow start"
+        if running.profiler is None:
+            running.profiler = self._productive(running.power_limit_w)
+        profiler = running.profiler
+        if not times and not paused:
+            profiler.begin()
+            running.measured |= profiler.measuring
+        ended_s = self._device.clock.now_s() - sum(time.fetch_stall_ms + time.compute_ms for time in times) / 1e3
+        for time in times:
+            if isinstance(self._device, SoftDevice):
+                self._device.step()
+                running.stepped += 1
+                profiler.minibatch_ended(time)
+                continue
+            ended_s += (time.fetch_stall_ms + time.compute_ms) / 1e3
+            if profiler.minibatch_ended(time, ended_s):
+                # What follows in this report was trained in the mode before.
+                break
+        if paused:
+            profiler.pause()
+        return profiler.measuring
+
+    def finish(self) -> Observed | None:
         """End the training that was started, and park the device.
+
+        Returns:
+            What the assigned mode was seen to need; None where other modes were measured meanwhile.
 
         Raises:
             PowerNotReadError: not one power sample could be read.
@@ -77,13 +143,18 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "finish follows start"
+        if running.profiler is not None:
+            running.profiler.pause()
         if isinstance(self._device, SoftDevice):
-            self._device.run(max(1, round(running.epochs * self._minibatches_per_epoch)))
+            minibatches = max(1, round(running.epochs * self._minibatches_per_epoch))
+            self._device.run(max(0, minibatches - running.stepped))
         elapsed_s = self._device.clock.now_s() - running.started_s
         mode = self._device.current_mode()
         trace = running.meter.stop()
         self._running = None
         self.park()
+        if running.measured:
+            return None
         during = (trace.at_s >= running.started_s) & np.isfinite(trace.power_mw)
         if not during.any():
             raise PowerNotReadError("no power sample could be read during the training: check the power rails")
@@ -91,9 +162,11 @@ class TrainingWatch:
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""
-        if self._running:
-            self._running.meter.stop()
-            self._running = None
+        running, self._running = self._running, None
+        if running is not None:
+            running.meter.stop()
+            if running.profiler is not None:
+                running.profiler.pause()
             self.park()
 
     def park(self) -> None:

@@ -88,12 +88,13 @@ def audit(
     from reference_models import load
     from wattfleet.artefact import restore
     from wattfleet.audit import audit as audit_profile
+    from wattfleet.boards import board_offering
     from wattfleet.errors import InvalidInputError
     from wattfleet.profile import read_csv
     from wattfleet.roofline import RooflinePredictor
 
     profile = read_csv(csv)
-    known = None if reference is None else restore(load(reference))
+    known = None if reference is None else restore(load(reference), board_offering(profile.modes))
     if known is not None and not isinstance(known, RooflinePredictor):
         raise InvalidInputError(f"the reference {reference!r} is of the kind {known.name!r}: an audit needs 'roofline'")
     with Console(stderr=True).status(f"fitting {len(profile)} modes"):

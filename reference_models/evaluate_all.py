@@ -19,7 +19,7 @@ from wattfleet.choice_evaluation import evaluate_choice
 from wattfleet.errors import InvalidInputError
 from wattfleet.evaluation import evaluate_transfer
 from wattfleet.front import pareto_front
-from wattfleet.predictor import Predictor
+from wattfleet.predictor import Predictor, transferable
 from wattfleet.predictors import KINDS, kind
 from wattfleet.profile import Profile, read_csv
 from wattfleet.roofline import CORPUS_MODES, FEWEST_MODES
@@ -137,11 +137,17 @@ def build_report(
         report(f"reference {stem}, {name}", done, total)
         return kind(name).predictor_class().fit(profiles[stem])
 
-    def known(name: str, stem: str | None) -> Predictor | None:
-        return reference(name, stem) if stem and kind(name).transfers else None
+    def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
+        if stem is None or not kind(name).transfers:
+            return None
+        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
 
-    def fit_after(stem: str | None) -> Callable[[str], Fit]:
-        return lambda name: lambda profile: kind(name).predictor_class().fit(profile, known(name, stem))
+    def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
+        def after(name: str) -> Fit:
+            before = known(name, stem, target)
+            return lambda profile: kind(name).predictor_class().fit(profile, before)
+
+        return after
 
     def track(case: Case) -> Callable[[Iterable[int]], Iterator[int]]:
         def told(runs: Iterable[int]) -> Iterator[int]:
@@ -162,18 +168,19 @@ def build_report(
         "fronts": [],
     }
     for case in transfers:
-        before = known(case.name, case.reference)
         fitted, target = kind(case.name).predictor_class(), profiles[case.target]
+        before = known(case.name, case.reference, target)
         scores = evaluate_transfer(
             fitted, before, target, case.modes, case.runs, extent.seed, perf_counter, trusted[case.target], track(case)
         )
         found["transfers"].append(asdict(case) | scores.summary())
     for case in choices:
-        found["choices"].append(asdict(case) | _choice(case, profiles[case.target], fit_after(case.reference), extent))
+        target = profiles[case.target]
+        found["choices"].append(asdict(case) | _choice(case, target, fit_after(case.reference, target), extent))
         done += case.runs
         report(f"{case.name}, {case.modes} modes, {case.target}", done, total)
     for reference_stem, stem in _pairs(profiles):
-        front = _front(profiles[stem], known(DEFAULT_PREDICTOR, reference_stem), extent.seed)
+        front = _front(profiles[stem], known(DEFAULT_PREDICTOR, reference_stem, profiles[stem]), extent.seed)
         found["fronts"].append({"target": stem, "reference": reference_stem, **front})
     return found
 

@@ -13,6 +13,7 @@ import typer
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from wattfleet.boards import Board
     from wattfleet.strategies.random_then_predict import Fit
 
 
@@ -47,9 +48,10 @@ def choice(
 
     budgets_w = parse_budgets(budgets)
     corpus = read_csv(target)
+    on = board_offering(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        judged = strategy_named(strategy, partial(_fit_after, reference), board_offering(corpus.modes))
+        judged = strategy_named(strategy, partial(_fit_after, reference, on), on)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
         cases = evaluate_choice(
@@ -75,13 +77,13 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_after(reference: str, predictor: str) -> Fit:
+def _fit_after(reference: str, target: Board | None, predictor: str) -> Fit:
     """How a kind of predictor is fitted after the reference that the command line names."""
-    from reference_models.evaluate_commands import reference_for
+    from reference_models.evaluated_reference import reference_for
     from wattfleet.predictors import kind
 
     fitted = kind(predictor)
-    known = reference_for(predictor, fitted, reference)
+    known = reference_for(predictor, fitted, reference, target)
     return lambda profile: fitted.predictor_class().fit(profile, known)
 
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from reference_models.evaluate_choice import choice
 from reference_models.evaluate_report import report
-
-if TYPE_CHECKING:
-    from wattfleet.predictor import Predictor
-    from wattfleet.predictors import Kind
 
 app = typer.Typer(no_args_is_help=True, help="Measure predictors and choices on measured modes.")
 
@@ -49,7 +45,9 @@ def transfer(
     from rich.console import Console
     from rich.progress import track
 
+    from reference_models.evaluated_reference import reference_for
     from wattfleet.audit import audit, passing_rows
+    from wattfleet.boards import board_offering
     from wattfleet.evaluation import evaluate_transfer
     from wattfleet.predictors import kind
     from wattfleet.profile import read_csv
@@ -58,7 +56,7 @@ def transfer(
     measured = read_csv(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = reference_for(predictor, chosen, reference)
+        known = reference_for(predictor, chosen, reference, board_offering(measured.modes))
     with console.status(f"auditing {target.name}"):
         trusted = passing_rows(measured, audit(measured))
     scores = evaluate_transfer(
@@ -77,42 +75,6 @@ def transfer(
         print(json.dumps(summary, indent=2))
     else:
         print_table(summary, f"{predictor} from {modes} modes of {target.name}, {runs} runs")
-
-
-def reference_for(name: str, kind: Kind, reference: str) -> Predictor | None:
-    """The reference that a command line names, for a kind of predictor; None where the kind transfers nothing.
-
-    Args:
-        name: the kind's name.
-        kind: the kind.
-        reference: a shipped name, or the path of a corpus to train on.
-
-    Raises:
-        InvalidInputError: it is neither, or what ships under the name is of another kind.
-    """
-    from reference_models import load, shipped
-    from wattfleet.artefact import restore
-    from wattfleet.errors import InvalidInputError
-    from wattfleet.profile import read_csv
-
-    if reference in shipped():
-        if not kind.transfers:
-            return None
-        artefact = load(reference)
-        if artefact.details.predictor != name:
-            raise InvalidInputError(
-                f"the reference {reference!r} holds a predictor of the kind {artefact.details.predictor!r}, not"
-                f" {name!r}: give the CSV of its corpus, to train one on"
-            )
-        return restore(artefact)
-    path = Path(reference)
-    if not path.is_file():
-        raise InvalidInputError(
-            f"{reference!r} is neither a file nor a reference that ships: give the CSV of a corpus, or one of"
-            f" {', '.join(shipped())}"
-        )
-    corpus = read_csv(path)
-    return kind.predictor_class().fit(corpus) if kind.transfers else None
 
 
 def print_table(summary: Mapping[str, Any], title: str) -> None:

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wattfleet.boards import BOARDS, Board
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.predictor import Predictor
+from wattfleet.predictor import Predictor, transferable
 from wattfleet.predictors import KINDS
 from wattfleet.workload import Workload
 
@@ -142,8 +143,13 @@ def pack(
     return Artefact((json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), weights)
 
 
-def restore(artefact: Artefact) -> Predictor:
+def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
     """The predictor that an artefact holds.
+
+    Args:
+        artefact: the artefact.
+        board: the board that it is to be transferred to, to whose hardware it is adapted if the board that it was
+            trained on is known, too. None leaves it as it was trained.
 
     Raises:
         InvalidInputError: this version does not know the kind of predictor.
@@ -155,7 +161,8 @@ def restore(artefact: Artefact) -> Predictor:
             f"the reference holds a predictor of the kind {artefact.details.predictor!r}, this Wattfleet knows"
             f" {', '.join(KINDS)}: install the version that wrote it, or train the reference anew"
         )
-    return kind.predictor_class().load(artefact.weights)
+    predictor = kind.predictor_class().load(artefact.weights)
+    return transferable(predictor, BOARDS.get(artefact.details.board), board)
 
 
 def read_directory(directory: Path) -> Artefact:

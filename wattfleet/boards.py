@@ -1,7 +1,7 @@
 """The boards Wattfleet knows, and the values each of their knobs takes.
 
-Sources: NVIDIA's nvpmodel configurations (see `docs/boards.md`). A real device is always asked for its live
-tables; these serve simulated boards.
+Sources: NVIDIA's nvpmodel configurations and, for the hardware, its data sheets. A real device is always asked for
+its live tables; these serve simulated boards.
 """
 
 from __future__ import annotations
@@ -14,6 +14,21 @@ from wattfleet.modes import ModeArray, ModeSpace, PowerMode, as_modes
 
 
 @dataclass(frozen=True)
+class Hardware:
+    """What a board's data sheet says of the hardware behind its clocks.
+
+    Attributes:
+        gpu_cores: CUDA cores.
+        mem_bus_bits: width of the memory bus, bits.
+        least_preset_w: watts of the lowest of NVIDIA's presets: the scale of what a board draws at its least.
+    """
+
+    gpu_cores: int
+    mem_bus_bits: int
+    least_preset_w: float
+
+
+@dataclass(frozen=True)
 class Board:
     """A kind of board.
 
@@ -23,12 +38,14 @@ class Board:
         space: its power modes.
         presets: NVIDIA's preset modes by name, as its configurations state them: a frequency that is not in the
             board's table is rounded by the device, so a preset need not be one of `space`.
+        hardware: what its data sheet says.
     """
 
     kind: str
     title: str
     space: ModeSpace
     presets: Mapping[str, PowerMode]
+    hardware: Hardware
 
 
 def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
@@ -110,10 +127,10 @@ _XAVIER_AGX_PRESETS = {
 BOARDS: Mapping[str, Board] = {
     board.kind: board
     for board in (
-        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN, _AGX_ORIN_PRESETS),
-        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS),
-        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS),
-        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS),
+        Board("agx-orin", "Jetson AGX Orin", _AGX_ORIN, _AGX_ORIN_PRESETS, Hardware(2048, 256, 15)),
+        Board("orin-nano", "Jetson Orin Nano 8GB", _ORIN_NANO, _ORIN_NANO_PRESETS, Hardware(1024, 128, 7)),
+        Board("orin-nx", "Jetson Orin NX 16GB", _ORIN_NX, _ORIN_NX_PRESETS, Hardware(1024, 128, 10)),
+        Board("xavier-agx", "Jetson AGX Xavier", _XAVIER_AGX, _XAVIER_AGX_PRESETS, Hardware(512, 256, 10)),
     )
 }
 

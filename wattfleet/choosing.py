@@ -23,6 +23,14 @@ PROBABILITY = 0.95
 """With which probability a mode that was not measured must keep a limit, unless another is asked for."""
 
 
+TIE = 0.006
+"""Predicted times that differ by less than this share are taken for equal: even measured ones repeat no better."""
+
+# In standard deviations: whatever keeps a budget by more keeps it for certain.
+_SURE = 6.0
+_LEAST_SD = 1e-9
+
+
 class InfeasibleDeadlineError(InvalidInputError):
     """No mode is known to finish in the time that was given."""
 
@@ -117,7 +125,10 @@ def _deviations(probability: float) -> float:
 
 
 def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> Chosen:
-    """The mode with the least time of those whose power keeps a budget; of equals, the one that draws least.
+    """The mode with the least time of those whose power keeps a budget.
+
+    Of predicted times that cannot be told apart, the one whose power most surely keeps it; of equals, the one that
+    draws least.
 
     Args:
         known: the modes.
@@ -135,8 +146,11 @@ def fastest_within_budget(known: KnownModes, budget_mw: float, probability: floa
             f"no mode draws at most {budget_mw / 1e3:g} W with a probability of {probability:g}: the least is"
             f" {safe.min(initial=np.inf) / 1e3:.1f} W"
         )
-    best = np.lexsort((known.power_mw[within], known.minibatch_ms[within]))[0]
-    return known.chosen(int(within[best]))
+    times = known.minibatch_ms[within]
+    near = within[times <= (1 + TIE) * times.min()]
+    margin = np.log(budget_mw / known.power_mw[near]) / np.maximum(known.power_log_sd[near], _LEAST_SD)
+    best = np.lexsort((known.power_mw[near], known.minibatch_ms[near], -np.minimum(margin, _SURE)))[0]
+    return known.chosen(int(near[best]))
 
 
 def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> Chosen:

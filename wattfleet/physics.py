@@ -217,21 +217,47 @@ def step_time_ms(theta: TimeParameters, modes: ModeArray) -> Values:
     return step_parts(theta, modes).step_ms
 
 
-def power_mw(theta_power: PowerParameters, theta_time: TimeParameters, modes: ModeArray) -> Values:
+@dataclass(frozen=True)
+class Activity:
+    """How busy a board is while it trains at `n` modes: what power follows from.
+
+    Attributes:
+        modes: `[n, 4]` power modes.
+        busy_cores: `[n]` cores that load or launch, on average over a step.
+        gpu_use: `[n]` share of a step in which the GPU computes.
+        mem_use: `[n]` share of a step in which it moves data.
+    """
+
+    modes: ModeArray
+    busy_cores: Values
+    gpu_use: Values
+    mem_use: Values
+
+
+def activity(theta: TimeParameters, modes: ModeArray) -> Activity:
+    """How busy the time model says a board is at `[n, 4]` modes."""
+    cores, cpu, _, _ = _knobs(modes)
+    parts = step_parts(theta, modes)
+    loading_cores = parts.loading_ms / parts.step_ms * loader_cores(theta, cores, cpu)
+    busy_cores = np.minimum(loading_cores + parts.launch_ms / parts.step_ms, cores)
+    return Activity(modes, busy_cores, parts.compute_ms / parts.step_ms, parts.traffic_ms / parts.step_ms)
+
+
+def active_power_mw(power: PowerParameters, busy: Activity) -> Values:
+    """Board milliwatts at the `n` modes of an activity, `[n]`."""
+    cores, cpu, gpu, mem = _knobs(busy.modes)
+    cpu_voltage = 1 + power.core_voltage * _smooth_positive(cpu - power.core_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
+    gpu_voltage = 1 + power.gpu_voltage * _smooth_positive(gpu - power.gpu_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
+    cpu_mw = (power.core_clock_mw * cores + power.core_busy_mw * busy.busy_cores) * cpu * cpu_voltage
+    gpu_busy = power.gpu_busy_mw * busy.gpu_use + power.gpu_stall_mw * busy.mem_use
+    gpu_mw = (power.gpu_clock_mw + gpu_busy) * gpu * gpu_voltage
+    mem_mw = (power.mem_clock_mw + power.mem_traffic_mw * busy.mem_use + power.mem_compute_mw * busy.gpu_use) * mem
+    return np.asarray(power.floor_mw + cpu_mw + gpu_mw + mem_mw)
+
+
+def power_mw(power: PowerParameters, theta: TimeParameters, modes: ModeArray) -> Values:
     """Board milliwatts while training at `[n, 4]` modes, `[n]`.
 
     The time model says what share of a step each resource is busy.
     """
-    power = theta_power
-    cores, cpu, gpu, mem = _knobs(modes)
-    parts = step_parts(theta_time, modes)
-    loading_cores = parts.loading_ms / parts.step_ms * loader_cores(theta_time, cores, cpu)
-    busy_cores = np.minimum(loading_cores + parts.launch_ms / parts.step_ms, cores)
-    gpu_use, mem_use = parts.compute_ms / parts.step_ms, parts.traffic_ms / parts.step_ms
-    cpu_voltage = 1 + power.core_voltage * _smooth_positive(cpu - power.core_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
-    gpu_voltage = 1 + power.gpu_voltage * _smooth_positive(gpu - power.gpu_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
-    cpu_mw = (power.core_clock_mw * cores + power.core_busy_mw * busy_cores) * cpu * cpu_voltage
-    gpu_busy = power.gpu_busy_mw * gpu_use + power.gpu_stall_mw * mem_use
-    gpu_mw = (power.gpu_clock_mw + gpu_busy) * gpu * gpu_voltage
-    mem_mw = (power.mem_clock_mw + power.mem_traffic_mw * mem_use + power.mem_compute_mw * gpu_use) * mem
-    return np.asarray(power.floor_mw + cpu_mw + gpu_mw + mem_mw)
+    return active_power_mw(power, activity(theta, modes))

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.boards import Hardware
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray
 from wattfleet.networks import DenseNetwork, Loss, Schedule, train
@@ -125,6 +126,10 @@ class PowerTrainPredictor:
         time, power = _fit(profile, starts, "mape" if far else "mse", schedule)
         return cls(time, power, np.unique(profile.modes[:, 2]))
 
+    def adapted(self, of: Hardware, to: Hardware) -> PowerTrainPredictor:
+        """Itself: the networks know nothing of hardware."""
+        return self
+
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not."""
         return _predict(self.time, self.power, modes)
@@ -174,6 +179,10 @@ class ScratchPredictor:
             InvalidInputError: too few modes, or torch is not installed.
         """
         return cls(*_fit(profile, (None, None), "mse", schedule))
+
+    def adapted(self, of: Hardware, to: Hardware) -> ScratchPredictor:
+        """Itself: the networks know nothing of hardware."""
+        return self
 
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not."""

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from wattfleet.boards import Board, Hardware
 from wattfleet.modes import ModeArray
 from wattfleet.profile import Profile
 
@@ -61,6 +62,13 @@ class Predictor(Protocol):
         """
         ...
 
+    def adapted(self: P, of: Hardware, to: Hardware) -> P:
+        """What to transfer from on another board: scaled by what the data sheets say of the two.
+
+        Kinds that know nothing of hardware are returned as they are.
+        """
+        ...
+
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not: finite and positive everywhere."""
         ...
@@ -77,3 +85,8 @@ class Predictor(Protocol):
             CorruptReferenceError: these bytes hold no such predictor.
         """
         ...
+
+
+def transferable(predictor: P, of: Board | None, to: Board | None) -> P:
+    """A predictor as a start on another board: adapted where both boards are known, as it is elsewhere."""
+    return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)

@@ -100,6 +100,14 @@ class Surface:
         return np.asarray(_alike(modes, self.modes) @ self.weights)
 
 
+def both_at(modes: ModeArray, one: Surface, other: Surface) -> tuple[Values, Values]:
+    """Two surfaces at `[n, 4]` modes, `[n]` each; those of one corpus share their inducing modes, and then the work."""
+    if not np.array_equal(one.modes, other.modes):
+        return one.at(modes), other.at(modes)
+    bumps = _alike(modes, one.modes)
+    return np.asarray(bumps @ one.weights), np.asarray(bumps @ other.weights)
+
+
 @dataclass(frozen=True)
 class Process:
     """A prior on log residuals.
@@ -176,19 +184,20 @@ class Correction:
             Process(0.0, sd), np.empty((0, 4)), np.empty((0, parameters)), np.zeros(parameters), nothing, nothing
         )
 
-    def mean(self, modes: ModeArray) -> Values:
-        """What to add at `[m, 4]` modes, `[m]` logarithms."""
-        return np.asarray(self.process.covariance(modes, self.modes) @ self.weights)
+    def at(self, modes: ModeArray, gradient: Values) -> tuple[Values, Values]:
+        """What to add at `[m, 4]` modes with `[m, k]` gradients, and how sure a measurement there is.
 
-    def sd(self, modes: ModeArray, gradient: Values) -> Values:
-        """Standard deviation of a measurement's logarithm at `[m, 4]` modes with `[m, k]` gradients, `[m]`."""
+        Returns:
+            `[m]` means and `[m]` standard deviations of logarithms.
+        """
+        between = self.process.covariance(modes, self.modes)
         ahead, behind = gradient * self.parameter_sd, self.gradient * self.parameter_sd
-        cross = ahead @ behind.T + self.process.covariance(modes, self.modes)
         among = behind @ behind.T + self.process.covariance(self.modes, self.modes)
         root = np.linalg.cholesky(among + np.diag(self.measurement_var))
         prior = (ahead**2).sum(1) + self.process.amplitude**2 + self.process.nugget_sd**2
-        explained = (solve_triangular(root, cross.T, lower=True) ** 2).sum(0)
-        return np.asarray(np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2))
+        explained = (solve_triangular(root, (ahead @ behind.T + between).T, lower=True) ** 2).sum(0)
+        sd = np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2)
+        return np.asarray(between @ self.weights), np.asarray(sd)
 
     def left_out(self) -> tuple[Values, Values]:
         """What each of the `n` measured modes would miss if it had not been measured.

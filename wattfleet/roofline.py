@@ -6,13 +6,13 @@ PowerTrain's (doi:10.1016/j.future.2024.07.001, section 3.3), the means are not 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.boards import Hardware
 from wattfleet.errors import InvalidInputError
 from wattfleet.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
 from wattfleet.expectations import (
@@ -26,16 +26,13 @@ from wattfleet.expectations import (
 )
 from wattfleet.explanation import Explanation, explain
 from wattfleet.modes import ModeArray, PowerMode
-from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.physics import PowerParameters, TimeParameters, active_power_mw, activity, power_mw, step_time_ms
 from wattfleet.predictor import Prediction
 from wattfleet.profile import Profile
-from wattfleet.residual import Correction, Process, Remainder, Surface, expected_process
+from wattfleet.residual import Correction, Process, Remainder, Surface, both_at, expected_process
 from wattfleet.weights import Tensors, read_parameters, read_remainder, read_tensors, remainder_tensors, write_tensors
 
 Values = NDArray[np.float64]
-Physics = Callable[[Values, ModeArray], Values]
-"""From `[k]` log parameters and `[n, 4]` modes to the `[n]` logarithms they predict."""
-
 FEWEST_MODES = 5
 """Fewer measured modes than this cannot be fitted without a reference."""
 
@@ -94,7 +91,9 @@ class RooflinePredictor:
             ratio = log_ms - np.log(step_time_ms(reference.time, profile.modes))
             belief = time_after(reference.time, float(np.median(ratio)))
             surface = reference.time_remainder.surface
-        log_time, time_remainder = _fit(_time_physics, profile.modes, log_ms, belief, surface, _TIME_WIDTH)
+        log_time, time_remainder = _fit(
+            _time_physics(profile.modes), profile.modes, log_ms, belief, surface, _TIME_WIDTH
+        )
         time = TimeParameters.from_log(log_time)
         if reference is None:
             belief, surface = usual_power(), Surface.zero()
@@ -102,7 +101,8 @@ class RooflinePredictor:
             ratio = log_mw - np.log(power_mw(reference.power, time, profile.modes))
             belief = power_after(reference.power, float(np.median(ratio)))
             surface = reference.power_remainder.surface
-        log_power, power_remainder = _fit(_power_physics(time), profile.modes, log_mw, belief, surface, _POWER_WIDTH)
+        physics = _power_physics(time, profile.modes)
+        log_power, power_remainder = _fit(physics, profile.modes, log_mw, belief, surface, _POWER_WIDTH)
         return cls(time, PowerParameters.from_log(log_power), time_remainder, power_remainder)
 
     @classmethod
@@ -112,10 +112,34 @@ class RooflinePredictor:
         power = _expect(power_after(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD)
         return cls(reference.time, reference.power, time, power)
 
+    def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
+        """What to transfer from on another board.
+
+        The same work takes a GPU with half the cores twice the cycles, and a memory bus of half the width too, at half
+        the power. What a board draws at its least is taken to go with the lowest of its presets.
+        """
+        gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
+        time = replace(
+            self.time,
+            compute_mcycles=self.time.compute_mcycles * gpu,
+            serial_compute_mcycles=self.time.serial_compute_mcycles * gpu,
+            traffic_mcycles=self.time.traffic_mcycles * bus,
+        )
+        power = replace(
+            self.power,
+            floor_mw=self.power.floor_mw * to.least_preset_w / of.least_preset_w,
+            mem_clock_mw=self.power.mem_clock_mw / bus,
+            mem_traffic_mw=self.power.mem_traffic_mw / bus,
+            mem_compute_mw=self.power.mem_compute_mw / bus,
+        )
+        return replace(self, time=time, power=power)
+
     def predict(self, modes: ModeArray) -> Prediction:
         """Predict `[n, 4]` modes, measured or not."""
-        log_ms, time_sd = _predict(_time_physics, self.time.log(), self.time_remainder, modes)
-        log_mw, power_sd = _predict(_power_physics(self.time), self.power.log(), self.power_remainder, modes)
+        of_time, of_power = both_at(modes, self.time_remainder.surface, self.power_remainder.surface)
+        log_ms, time_sd = _predict(_time_physics(modes), self.time.log(), self.time_remainder, modes, of_time)
+        physics = _power_physics(self.time, modes)
+        log_mw, power_sd = _predict(physics, self.power.log(), self.power_remainder, modes, of_power)
         return Prediction(np.exp(log_ms), np.exp(log_mw), time_sd, power_sd)
 
     def explain(self, mode: PowerMode) -> Explanation:
@@ -146,29 +170,31 @@ class RooflinePredictor:
         return predictor
 
 
-def _time_physics(log_time: Values, modes: ModeArray) -> Values:
-    return np.asarray(np.log(step_time_ms(TimeParameters.from_log(log_time), modes)))
+def _time_physics(modes: ModeArray) -> Model:
+    """From log time parameters to the logarithms of the times at `[n, 4]` modes."""
+    return lambda log_time: np.log(step_time_ms(TimeParameters.from_log(log_time), modes))
 
 
-def _power_physics(time: TimeParameters) -> Physics:
-    return lambda log_power, modes: np.log(power_mw(PowerParameters.from_log(log_power), time, modes))
+def _power_physics(time: TimeParameters, modes: ModeArray) -> Model:
+    """From log power parameters to the logarithms of the powers at `[n, 4]` modes."""
+    busy = activity(time, modes)
+    return lambda log_power: np.log(active_power_mw(PowerParameters.from_log(log_power), busy))
 
 
-def _model(physics: Physics, surface: Surface, modes: ModeArray) -> Model:
-    """The model of the log parameters and, last, the share of the surface."""
-    bumps = surface.at(modes)
-    return lambda parameters: physics(parameters[:-1], modes) + parameters[-1] * bumps
+def _with_surface(physics: Model, surface: Values) -> Model:
+    """The model of the log parameters and, last, the share of a surface with these `[n]` values."""
+    return lambda parameters: physics(parameters[:-1]) + parameters[-1] * surface
 
 
 def _fit(
-    physics: Physics, modes: ModeArray, observed: Values, belief: Belief, surface: Surface, width: float
+    physics: Model, modes: ModeArray, observed: Values, belief: Belief, surface: Surface, width: float
 ) -> tuple[Values, Remainder]:
     """Fit one quantity: its log parameters, and what to add to them."""
     if len(modes) >= CORPUS_MODES:
         return _fit_corpus(physics, modes, observed, belief, width)
     mean, sd = _SHARE
     belief = Belief(np.append(belief.mean, mean), np.append(belief.sd, sd))
-    model = _model(physics, surface, modes)
+    model = _with_surface(physics, surface.at(modes))
     parameters = robust_fit(model, observed, belief, width / 5, "soft_l1", starts=1)
     residuals = observed - model(parameters)
     trusted = trust(residuals, width)
@@ -199,13 +225,11 @@ def _expect(belief: Belief, surface: Surface, scale_sd: float) -> Remainder:
 
 
 def _fit_corpus(
-    physics: Physics, modes: ModeArray, observed: Values, belief: Belief, width: float
+    physics: Model, modes: ModeArray, observed: Values, belief: Belief, width: float
 ) -> tuple[Values, Remainder]:
     """Fit one quantity to a whole corpus, some of whose rows are false."""
-    parameters = robust_fit(
-        lambda log_parameters: physics(log_parameters, modes), observed, belief, 0.02, "cauchy", starts=3
-    )
-    residuals = observed - physics(parameters, modes)
+    parameters = robust_fit(physics, observed, belief, 0.02, "cauchy", starts=3)
+    residuals = observed - physics(parameters)
     inducing = np.random.default_rng(0).permutation(len(modes))[:_INDUCING]
     surface = Surface.fit(modes, residuals, trust(residuals, width), np.sort(inducing))
     # The standard deviation whose 90 % interval holds 90 % of the rows: false ones must not widen it.
@@ -213,9 +237,11 @@ def _fit_corpus(
     return parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd))
 
 
-def _predict(physics: Physics, log_parameters: Values, remainder: Remainder, modes: ModeArray) -> tuple[Values, Values]:
+def _predict(
+    physics: Model, log_parameters: Values, remainder: Remainder, modes: ModeArray, surface: Values
+) -> tuple[Values, Values]:
     """Mean and standard deviation of one quantity's logarithm at `[n, 4]` modes, `[n]` each."""
-    model = _model(physics, remainder.surface, modes)
+    model = _with_surface(physics, surface)
     parameters = np.append(log_parameters, remainder.share)
-    mean = model(parameters) + remainder.correction.mean(modes)
-    return mean, remainder.correction.sd(modes, jacobian(model, parameters))
+    correction, sd = remainder.correction.at(modes, jacobian(model, parameters))
+    return model(parameters) + correction, sd

@@ -48,8 +48,8 @@ class SamplingSettings:
     Attributes:
         limit: modes to measure in all, at most.
         spread: modes that are spread over the space before any is chosen by prediction; the highest is the first.
-        batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often. None
-            takes a sixteenth of the limit.
+            Every kind of predictor can be fitted to five; one that transfers a reference may do with fewer.
+        batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often.
         tolerance: stop once no measurement is expected to shorten the step that would be chosen under any of the
             budgets by more than this share; 0 goes on to the limit.
         seed: of the spread modes.
@@ -60,21 +60,16 @@ class SamplingSettings:
 
     limit: int = 50
     spread: int = 5
-    batch: int | None = None
+    batch: int = 1
     tolerance: float = 0.001
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.limit, self.spread, self.modes_between_fits) < 1 or not 0 <= self.tolerance < 1:
+        if min(self.limit, self.spread, self.batch) < 1 or not 0 <= self.tolerance < 1:
             raise InvalidInputError(
                 "sampling needs a limit, a spread and a batch of at least 1 mode and a tolerance from 0 to below 1, not"
-                f" {self.limit}, {self.spread}, {self.modes_between_fits} and {self.tolerance}"
+                f" {self.limit}, {self.spread}, {self.batch} and {self.tolerance}"
             )
-
-    @property
-    def modes_between_fits(self) -> int:
-        """The batch, settled."""
-        return max(1, self.limit // 16) if self.batch is None else self.batch
 
 
 def next_modes(
@@ -121,9 +116,7 @@ def next_modes(
         front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
         budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
     known = KnownModes.of(modes, prediction, profile)
-    return descending(
-        modes[_worthwhile(known, free, budgets_mw, min(settings.modes_between_fits, left), settings.tolerance)]
-    )
+    return descending(modes[_worthwhile(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)])
 
 
 def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:

@@ -194,5 +194,5 @@ class FleetMachine(RuleBasedStateMachine):
                 assert record.observed_site_w is None
 
 
-FleetMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+FleetMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
 TestFleet = FleetMachine.TestCase

@@ -91,7 +91,7 @@ def test_a_device_comes_back_as_it_was(store: Store, reopen: Callable[[], Store]
 text = st.text(st.characters(exclude_categories=("Cs",)))
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     device=st.builds(
         DeviceRecord,

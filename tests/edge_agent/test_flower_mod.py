@@ -13,23 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+import reference_models
 from edge_agent.agent import parked_mode
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
-from edge_agent.flower import AgentUnreachableError, power_mode_mod
+from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled
+from edge_agent.journal import Journal, JournalHeader
+from edge_agent.learning import OnlineLearner
 from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
+from edge_agent.profiling_plan import profile_device
+from edge_agent.records import Renewal
 from edge_agent.training import TrainingWatch
+from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
-from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
+REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+MEASURED, LIMIT = 6, 12
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
 
@@ -39,9 +48,13 @@ class Reports:
     def __init__(self) -> None:
         self.states: list[session_pb2.StateReport] = []
         self.observations: list[session_pb2.Observation] = []
+        self.fronts: list[session_pb2.FrontReport] = []
 
     def report_state(self, report: session_pb2.StateReport) -> None:
         self.states.append(report)
+
+    def report_front(self, report: session_pb2.FrontReport) -> None:
+        self.fronts.append(report)
 
     def report_observation(self, report: session_pb2.Observation) -> None:
         self.observations.append(report)
@@ -54,6 +67,10 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board: SoftBoard = open_device("simulated:orin-nano", 1)
+        header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
+        self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
+        profile_device(self.board, self.journal, REFERENCE, MEASURED, 0, lambda progress: None)
+        self.learner = OnlineLearner(self.board, self.journal, REFERENCE, LIMIT, 100, 0, lambda *kept: None)
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
 
@@ -64,8 +81,14 @@ def agent_at(socket: Path) -> Iterator[Agent]:
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
     async def serve() -> None:
-        watch = TrainingWatch(agent.board, parked_mode(agent.board), 100)
-        servicer = LocalAgentServicer("orin-nano-0", watch, agent.reports, 50)  # type: ignore[arg-type]
+        watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
+        servicer = LocalAgentServicer(
+            "orin-nano-0",
+            watch,
+            agent.reports,  # type: ignore[arg-type]
+            agent.learner,
+            lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
+        )
         async with serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
@@ -79,6 +102,7 @@ def agent_at(socket: Path) -> Iterator[Agent]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(10)
         loop.close()
+        agent.learner.close()
 
 
 @pytest.fixture
@@ -255,3 +279,100 @@ def test_neither_a_file_nor_a_living_agents_socket_is_taken(tmp_path: Path) -> N
         with pytest.raises(InvalidInputError, match="another agent serves"):
             require_own_socket(living.socket)
         assert not power_mode_mod(assigned(), context(**{"agent-socket": str(living.socket)}), answered).has_error()
+
+
+def trains_on(batches: Any, seen: list[int], modes: list[PowerMode], agent: Agent) -> Any:
+    def train(request: Message, _: Context) -> Message:
+        for batch in profiled(batches):
+            seen.append(batch)
+            modes.append(agent.board.current_mode())
+        modes.append(agent.board.current_mode())
+        return answered(request, _)
+
+    return train
+
+
+def test_modes_are_measured_while_the_app_trains_and_no_batch_is_lost(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Every minibatch is reported: here they take no time, so the usual half second would never be over.
+    monkeypatch.setattr("edge_agent.flower._REPORT_EVERY_S", 0.0)
+    seen: list[int] = []
+    modes: list[PowerMode] = []
+    before = len(agent.journal.records)
+    train = trains_on(range(800), seen, modes, agent)
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert not reply.has_error()
+    assert seen == list(range(800))
+    measured = [record.mode for record in agent.journal.records[before:]]
+    assert measured and set(measured) < set(modes)
+    assert modes[-1] == MODE, "after the loader the assigned mode is in force again"
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    # What the round needed says nothing of the assigned mode, so it is no observation; the front is newer.
+    assert agent.reports.observations == []
+    assert len(agent.reports.fronts) == 1
+
+
+def test_no_mode_is_measured_that_may_draw_more_than_the_round_was_given(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.flower._REPORT_EVERY_S", 0.0)
+    prediction = agent.learner.front
+    least_w = float(np.min(prediction.power_w))
+    record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=0.5 * least_w).to_record()
+    request = message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
+    modes: list[PowerMode] = []
+    train = trains_on(range(10), [], modes, agent)
+    power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), train)
+    assert set(modes) == {MODE}
+    assert len(agent.reports.observations) == 1, "such a round is observed as any other"
+
+
+def test_outside_of_a_watched_training_a_profiled_loader_is_the_loader() -> None:
+    assert list(profiled(range(3))) == [0, 1, 2]
+
+
+def test_an_app_that_dies_while_modes_are_measured_leaves_the_device_parked(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        for batch in profiled(range(100)):
+            if batch == 3:
+                assert agent.board.current_mode() != MODE
+                raise MemoryError("out of memory")
+        raise AssertionError("unreachable")
+
+    with pytest.raises(MemoryError):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+
+
+def test_what_rounds_show_joins_the_profile_and_the_front_follows(agent: Agent) -> None:
+    power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+    assert MODE in [known.mode for known in agent.journal.measurements]
+    assert len(agent.reports.fronts) == 1
+
+
+def test_a_device_that_contradicts_its_predictor_is_measured_anew_and_comes_back(agent: Agent) -> None:
+    reasons = iter(["3 of the last 5 rounds took longer"])
+    agent.learner.observe = lambda observed: next(reasons, None)  # type: ignore[method-assign]
+    agent.journal.append(Renewal("3 of the last 5 rounds took longer", 5))
+    power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+    give_up_s = time.monotonic() + 20
+    while agent.reports.states[-1].detail != "parked; measured anew":
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    assert len(agent.journal.records) == 5
+    assert session_pb2.DEVICE_STATE_PROFILING in [report.state for report in agent.reports.states]
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+def test_a_minibatch_of_impossible_times_is_refused(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        training = _running.get()
+        assert training is not None
+        training.report([local_pb2.MinibatchTimes(fetch_stall_ms=-1.0, compute_ms=5.0)], paused=False)
+        raise AssertionError("unreachable")
+
+    with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT: a minibatch has to wait"):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)

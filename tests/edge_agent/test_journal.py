@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from edge_agent.journal import Journal, JournalError, JournalHeader, ModeRecord
+from edge_agent.journal import Journal, JournalError, JournalHeader
+from edge_agent.records import Discarded, ModeRecord, Renewal, RoundRecord
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 
@@ -82,7 +83,10 @@ def test_the_journal_of_something_else_is_refused_and_kept(path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("damage", [b"{]\n", b"\x00\xff\n", b"[1, 2]\n", b'{"mode": [2]}\n', b'{"minibatch_ms": 2}\n'])
+@pytest.mark.parametrize(
+    "damage",
+    [b"{]\n", b"\x00\xff\n", b"[1, 2]\n", b'{"mode": [2]}\n', b'{"minibatch_ms": 2}\n', b'{"kind": "other"}\n'],
+)
 def test_damage_before_the_end_is_reported_and_nothing_is_lost(path, damage):
     lines = written(path).splitlines(keepends=True)
     damaged = b"".join([*lines[:2], damage, *lines[3:]])
@@ -113,7 +117,7 @@ def test_on_a_full_disk_what_was_measured_is_kept_and_the_rest_goes_on_later(pat
     with Journal.open(path, HEADER, write=disk.write) as journal:
         for one in RECORDS[:3]:
             journal.append(one)
-        with pytest.raises(JournalError, match="No space left.*3 modes it holds are kept"):
+        with pytest.raises(JournalError, match="No space left.*3 records it holds are kept"):
             journal.append(RECORDS[3])
         assert list(journal.records) == RECORDS[:3]
         with Journal.open(path, HEADER) as other:
@@ -153,3 +157,53 @@ def test_it_is_json_lines_that_begin_with_what_is_measured(path):
         "minibatch": 16,
     }
     assert json.loads(second)["mode"] == [1, 1_036_800, 306_000_000, 2_133_000_000]
+
+
+MODE = RECORDS[0].mode
+
+
+def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path):
+    header = '{"journal": 1, "device_id": "jetson-07", "board_kind": "orin-nano", "evidence": "hardware", '
+    header += '"workload": "resnet18-imagenet", "minibatch": 16}\n'
+    old = '{"mode": [1, 1036800, 306000000, 2133000000], "minibatch_ms": 352.6876, "power_mw": 12929.0, '
+    old += (
+        '"minibatch_spread": 0.024, "power_spread": 0.013, "minibatches": 48, "power_samples": 12, "seconds": 25.1}\n'
+    )
+    path.write_text(header + old)
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == RECORDS[:1]
+        assert journal.records[0].fetch_stall_ms is None
+
+
+def test_what_was_discarded_is_on_disk_and_its_mode_is_still_to_be_measured(path):
+    discarded = Discarded(MODE, "throttled", 12, 9.5)
+    with Journal.open(path, HEADER) as journal:
+        journal.append(discarded)
+    with Journal.open(path, HEADER) as journal:
+        assert journal.discarded == (discarded,)
+        assert (journal.records, journal.measurements) == ((), ())
+        assert journal.remaining([MODE]) == [MODE]
+
+
+def test_the_newest_of_a_mode_counts_measured_or_shown_by_a_round(path):
+    with Journal.open(path, HEADER) as journal:
+        for one in (RECORDS[0], RECORDS[1], RoundRecord(MODE, 400.0, 13_500.0)):
+            journal.append(one)
+    with Journal.open(path, HEADER) as journal:
+        assert [(one.mode.cores, one.minibatch_ms) for one in journal.measurements] == [
+            (1, 400.0),
+            (2, RECORDS[1].minibatch_ms),
+        ]
+        assert len(journal.records) == 2
+
+
+def test_before_a_renewal_nothing_counts_and_nothing_is_lost(path):
+    before = written(path)
+    with Journal.open(path, HEADER) as journal:
+        journal.append(Renewal("3 of 5 rounds slower", 16))
+        journal.append(RECORDS[2])
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == [RECORDS[2]]
+        assert journal.renewal.modes == 16
+        assert journal.remaining([MODE]) == [MODE]
+    assert path.read_bytes().startswith(before)

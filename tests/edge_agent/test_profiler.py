@@ -1,16 +1,25 @@
 import itertools
+from contextlib import closing, contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+import reference_models
+from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.devices.virtual_clock import VirtualClock
+from edge_agent.disturbance import DisturbedError, Limits, TooHotError
 from edge_agent.journal import Journal, JournalHeader
-from edge_agent.profiler import MeasurementError, Profiler, ProfilerSettings
+from edge_agent.mode_measurement import MeasurementError, ProfilerSettings
+from edge_agent.profiler import Profiler
+from edge_agent.profiling_plan import profile_device
+from edge_agent.workloads.step import StepTimes
+from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array, as_modes
 
+REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
 OTHER = PowerMode(2, 1_036_800, 510_000_000, 2_133_000_000)
 HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)
@@ -31,6 +40,19 @@ class ScriptedDevice:
         self.applied_as = {}
         self.steps = 0
         self.running_meters = 0
+        self.conditions_at = lambda at_s: Conditions(None, None)
+        self.held = 0
+
+    def conditions(self):
+        return self.conditions_at(self.clock.now_s())
+
+    @contextmanager
+    def measuring(self):
+        self.held += 1
+        try:
+            yield
+        finally:
+            self.held -= 1
 
     def current_mode(self):
         return self.in_force
@@ -177,6 +199,107 @@ def test_a_mode_that_fails_leaves_those_before_it_in_the_journal(tmp_path):
         with pytest.raises(ModeNotAppliedError):
             list(Profiler(device).profile(modes, device.step, journal))
         assert [one.mode for one in journal.records] == modes[:1]
+
+
+def test_where_the_time_of_a_minibatch_went_is_recorded_where_the_workload_says(tmp_path):
+    device = ScriptedDevice()
+
+    def step():
+        first = device.steps == 0
+        device.step()
+        return StepTimes(5000.0, 1000.0) if first else StepTimes(fetch_stall_ms=30.0, compute_ms=220.0)
+
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        list(Profiler(device).profile([MODE], step, journal))
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        assert (journal.records[0].fetch_stall_ms, journal.records[0].compute_ms) == (30.0, 220.0)
+    record = Profiler(device).measure(MODE, device.step)
+    assert (record.fetch_stall_ms, record.compute_ms) == (None, None)
+
+
+def hot_between(begin_s, end_s):
+    return lambda at_s: Conditions(92.0 if begin_s <= at_s < end_s else 60.0, None)
+
+
+def test_a_board_that_gets_too_hot_rests_and_the_mode_is_measured_again(tmp_path):
+    device = ScriptedDevice()
+    device.conditions_at = hot_between(10, 300)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        (record,) = Profiler(device).profile([MODE], device.step, journal)
+    assert record.minibatches == 40 and record.power_mw == 13_000
+    assert device.clock.now_s() > 300
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        assert list(journal.records) == [record]
+        (discarded,) = journal.discarded
+    assert discarded.mode == MODE and "92 degrees" in discarded.reason
+    # It stopped within half a second, and rested instead of training on.
+    assert discarded.seconds == pytest.approx(10, abs=0.6)
+    assert device.steps == discarded.minibatches + 41
+    assert (device.running_meters, device.held) == (0, 0)
+
+
+def test_a_warm_board_below_its_limit_is_not_made_to_wait():
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(80.0, 0)
+    assert Profiler(device).measure(MODE, device.step).seconds == pytest.approx(16)
+
+
+def test_a_board_that_stays_hot_ends_the_profile_within_the_patience(tmp_path):
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(92.0, None)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        settings = ProfilerSettings(limits=Limits(cooling_patience_s=60))
+        with pytest.raises(TooHotError, match="still at 92 degrees after 60 s"):
+            list(Profiler(device, settings).profile([MODE], device.step, journal))
+    assert device.clock.now_s() < 75
+    assert (device.running_meters, device.held) == (0, 0)
+
+
+def test_what_a_throttling_board_shows_is_discarded():
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(None, 7 if at_s < 12 else 9)
+    with pytest.raises(DisturbedError, match="throttled itself, 2 times"):
+        Profiler(device).measure(MODE, device.step)
+    # Events of before the measurement do not count.
+    assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
+
+
+def test_a_mode_that_throttles_every_time_is_left_out_and_every_attempt_is_on_record(tmp_path):
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(None, int(at_s) if device.in_force == MODE else 0)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        (record,) = Profiler(device).profile([MODE, OTHER], device.step, journal)
+        assert record.mode == OTHER
+        assert len(journal.discarded) == 3
+        assert (journal.discarded_modes(3), journal.discarded_modes(4)) == ([MODE], [])
+
+
+def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path):
+    device = SimulatedDevice("orin-nano", 0)
+    highest = device.current_mode()
+    device.conditions = lambda: Conditions(None, int(device.clock.now_s()) if device.current_mode() == highest else 0)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        profile_device(device, journal, REFERENCE, 7, 0, lambda progress: None)
+        assert len(journal.records) == 7
+        assert journal.discarded_modes(3) == [highest]
+        assert highest not in [record.mode for record in journal.records]
+
+
+def test_the_fan_is_held_from_the_first_mode_to_the_last_and_given_back(tmp_path):
+    device = ScriptedDevice()
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        with closing(Profiler(device).profile(as_modes(device.modes), device.step, journal)) as records:
+            next(records)
+            assert device.held == 1
+        assert device.held == 0
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"cool_c": 85}, {"cool_c": float("nan")}, {"cooling_patience_s": -1}, {"attempts": 0}]
+)
+def test_limits_out_of_range_are_refused(wrong):
+    with pytest.raises(InvalidInputError):
+        Limits(**wrong)
 
 
 @pytest.mark.parametrize("kind", ["agx-orin", "orin-nano", "orin-nx", "xavier-agx"])

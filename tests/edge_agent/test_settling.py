@@ -2,7 +2,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from edge_agent.devices.device import PowerTrace
+from benchmarks.raw_logs import read_raw_logs
+from edge_agent.devices.device import Conditions, PowerTrace
+from edge_agent.devices.virtual_clock import VirtualClock
+from edge_agent.mode_measurement import ProfilerSettings
+from edge_agent.profiler import Profiler
 from edge_agent.settling import level_mw, settled_minibatch_ms, settled_power_mw
 
 
@@ -97,3 +101,53 @@ def test_it_finds_the_values_that_the_raw_logs_were_condensed_to(corpora):
         )
         assert time.median == pytest.approx(recorded.minibatch_ms, rel=0.01), run.name
         assert power.median == pytest.approx(recorded.power_mw, rel=0.02), run.name
+
+
+class LoggedDevice:
+    """A board on which one logged run happens again, minibatch by minibatch."""
+
+    def __init__(self, log):
+        self.log = log
+        self.clock = VirtualClock()
+        self.begin_s = log.minibatch_end_s - log.minibatch_ms / 1e3
+        self.trained = 0
+
+    def apply(self, mode):
+        self.clock.sleep_s(max(0.0, self.begin_s[0]))
+
+    def current_mode(self):
+        return self.log.mode
+
+    def conditions(self):
+        return Conditions(None, None)
+
+    def start_meter(self):
+        return self
+
+    def read(self):
+        seen = self.log.power.at_s <= self.clock.now_s()
+        return PowerTrace(self.log.power.at_s[seen], self.log.power.power_mw[seen])
+
+    def stop(self):
+        return self.read()
+
+    def step(self):
+        self.clock.sleep_s(max(0.0, self.log.minibatch_end_s[self.trained] - self.clock.now_s()))
+        self.trained += 1
+
+
+@pytest.mark.data
+def test_the_profiler_measures_what_the_tables_say_when_the_logged_runs_happen_again(corpora):
+    table = pd.read_csv(corpora / "orin_nano_resnet18.csv").set_index(["cores", "cpu_khz", "gpu_hz", "mem_hz"])
+    logs = read_raw_logs(corpora / "orin_nano_resnet18_telemetry")
+    assert len(logs) == 26
+    for log in logs:
+        device = LoggedDevice(log)
+        record = Profiler(device, ProfilerSettings(minibatches=len(log.minibatch_ms) - 1, power_samples=3)).measure(
+            log.mode, device.step
+        )
+        recorded = table.loc[tuple(log.mode)]
+        # The logger wrote its files between two minibatches: part of this loop, not of the table's times.
+        between_ends_ms = np.diff(log.minibatch_end_s) * 1e3
+        assert record.minibatch_ms == pytest.approx(np.median(between_ends_ms), rel=0.001), log.mode.label()
+        assert record.power_mw == pytest.approx(recorded.power_mw, rel=0.02), log.mode.label()

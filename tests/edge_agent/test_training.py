@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from edge_agent.agent import parked_mode
-from edge_agent.devices.device import PowerTrace
+from edge_agent.devices.device import Conditions, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.devices.virtual_clock import VirtualClock
+from edge_agent.journal import Journal, JournalHeader
+from edge_agent.productive import ProductiveProfiler
 from edge_agent.training import PowerNotReadError, TrainingWatch
+from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array
 
 MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
+
+
+def nothing_to_measure(power_limit_w: float) -> ProductiveProfiler:
+    raise AssertionError("the app reported no minibatches")
 
 
 @pytest.fixture
@@ -23,11 +35,11 @@ def board() -> SoftBoard:
 
 @pytest.fixture
 def watch(board: SoftBoard) -> TrainingWatch:
-    return TrainingWatch(board, parked_mode(board), minibatches_per_epoch=500)
+    return TrainingWatch(board, parked_mode(board), minibatches_per_epoch=500, productive=nothing_to_measure)
 
 
 def test_what_is_observed_is_what_the_board_is(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=2)
+    watch.start(MODE, epochs=2, power_limit_w=60)
     assert board.current_mode() == MODE
     observed = watch.finish()
     true_ms, true_mw = board.truth(as_array([MODE]))
@@ -38,16 +50,16 @@ def test_what_is_observed_is_what_the_board_is(board: SoftBoard, watch: Training
 
 
 def test_a_failed_training_parks_and_teaches_nothing(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=1)
+    watch.start(MODE, epochs=1, power_limit_w=60)
     watch.abandon()
     assert board.current_mode() == parked_mode(board)
 
 
 def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: TrainingWatch) -> None:
-    watch.start(MODE, epochs=1)
+    watch.start(MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)
     slower = MODE._replace(gpu_hz=318_750_000)
-    watch.start(slower, epochs=1)
+    watch.start(slower, epochs=1, power_limit_w=60)
     observed = watch.finish()
     assert observed.mode == slower
     assert observed.epoch_s < 500
@@ -57,13 +69,13 @@ def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: T
 def test_no_epochs_are_no_training(board: SoftBoard, watch: TrainingWatch, epochs: float) -> None:
     before = board.current_mode()
     with pytest.raises(InvalidInputError, match="epochs"):
-        watch.start(MODE, epochs)
+        watch.start(MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
 
 def test_a_mode_of_another_board_is_refused(watch: TrainingWatch) -> None:
     with pytest.raises(InvalidInputError):
-        watch.start(MODE._replace(gpu_hz=1), 1)
+        watch.start(MODE._replace(gpu_hz=1), 1, power_limit_w=60)
 
 
 def test_power_that_cannot_be_read_is_missing_not_zero(
@@ -78,7 +90,104 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
             return PowerTrace(at_s, np.full(3, np.nan))
 
     monkeypatch.setattr(board, "start_meter", BrokenMeter)
-    watch.start(MODE, epochs=1)
+    watch.start(MODE, epochs=1, power_limit_w=60)
     with pytest.raises(PowerNotReadError):
         watch.finish()
     assert board.current_mode() == parked_mode(board)
+
+
+class RealTimeBoard:
+    """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
+
+    board_kind = "orin-nano"
+    evidence = "hardware"
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.modes = as_array([MODE, OTHER, PARKED])
+        self.mode = PARKED
+        self.held = 0
+        self.meters = 0
+
+    def current_mode(self) -> PowerMode:
+        return self.mode
+
+    def apply(self, mode: PowerMode) -> None:
+        self.clock.sleep_s(1.0)  # as a Jetson takes its time
+        self.mode = mode
+
+    def conditions(self) -> Conditions:
+        return Conditions(None, None)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        self.held += 1
+        yield
+        self.held -= 1
+
+    def start_meter(self) -> RealTimeBoard.Meter:
+        self.meters += 1
+        return self.Meter(self)
+
+    class Meter:
+        def __init__(self, board: RealTimeBoard) -> None:
+            self.board = board
+            self.begin_s = board.clock.now_s()
+
+        def read(self) -> PowerTrace:
+            at_s = np.arange(self.begin_s, self.board.clock.now_s(), 0.2)
+            return PowerTrace(at_s, np.full(len(at_s), 9000.0 if self.board.mode == OTHER else 12_000.0))
+
+        def stop(self) -> PowerTrace:
+            self.board.meters -= 1
+            return self.read()
+
+
+OTHER = PowerMode(8, 1_728_000, 624_750_000, 3_199_000_000)
+PARKED = PowerMode(1, 115_200, 114_750_000, 204_000_000)
+TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
+
+
+def test_reports_of_several_minibatches_are_spread_over_the_time_they_took(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        assert (board.mode, board.held) == (OTHER, 1)
+        reports, wanted = 0, True
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reports += 1
+        (record,) = journal.records
+        assert (record.minibatch_ms, record.power_mw) == (pytest.approx(100), 9000)
+        assert (record.fetch_stall_ms, record.compute_ms) == (10, 90)
+        assert reports == 9, "41 minibatches are enough; those after them in the last report do not count"
+        assert record.minibatches == 40
+        assert (board.mode, board.held) == (MODE, 0)
+        assert watch.finish() is None
+    assert (board.mode, board.meters) == (PARKED, 0)
+
+
+def test_a_training_given_up_while_a_mode_is_measured_gives_the_fan_back(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        watch.abandon()
+        assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
+        assert not journal.records

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from flwr.app import ConfigRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
@@ -17,7 +17,6 @@ ASSIGNMENT = RoundAssignment(
 )
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         RoundAssignment,

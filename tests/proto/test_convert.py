@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fronts import front
@@ -56,7 +56,6 @@ def assert_same(one: Front, other: Front) -> None:
         assert np.array_equal(getattr(one, column.name), getattr(other, column.name)), column.name
 
 
-@settings(deadline=None)
 @given(modes)
 def test_a_mode_comes_back_as_it_was(mode: PowerMode) -> None:
     message = power_pb2.PowerMode.FromString(mode_to_message(mode).SerializeToString())
@@ -71,7 +70,6 @@ def test_a_mode_with_an_unset_knob_is_refused(knob: str) -> None:
         mode_from_message(message)
 
 
-@settings(deadline=None)
 @given(any_front())
 def test_a_front_comes_back_to_the_last_bit(sent: Front) -> None:
     assert_same(front_from_message(as_received(front_to_message(sent))), sent)
@@ -140,7 +138,6 @@ assignments = st.builds(Assignment, st.text(min_size=1), modes, positive, watts,
 decisions = st.builds(Decision, st.text(), st.booleans(), st.text())
 
 
-@settings(deadline=None)
 @given(
     st.builds(
         RoundPlan,

@@ -25,9 +25,13 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 NOT_RAISED_BY_A_SERVICER = {
     "coordinator.flower.PlanningError",  # in Flower's ServerApp
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
-    "edge_agent.journal.JournalError",  # while profiling
-    "edge_agent.profiler.MeasurementError",  # while profiling
+    "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
+    "edge_agent.disturbance.DisturbedError",  # while profiling
+    "edge_agent.disturbance.TooHotError",  # while profiling
+    "edge_agent.mode_measurement.MeasurementError",  # while profiling
     "edge_agent.references.ReferenceRefusedError",  # before profiling
+    "edge_agent.safekeeping.DeviceBusyError",  # before the socket is served
+    "edge_agent.safekeeping.SafekeepingError",  # before the socket is served
 }
 
 

@@ -39,6 +39,16 @@ def test_the_fastest_mode_within_the_budget_is_chosen_by_its_power_at_the_probab
     assert fastest_within_budget(known, 26.0e3, 0.95).mode == THREE
 
 
+def test_of_times_that_cannot_be_told_apart_the_surest_to_keep_the_budget_is_chosen() -> None:
+    nearly_equal = Prediction(
+        np.array([20.1, 20.0, 20.05, 20.3]), np.array([9e3, 10e3, 12e3, 5e3]), np.full(4, 0.02), np.full(4, 0.05)
+    )
+    # 20.1 ms is within 0.6 % of the fastest, 20.3 ms is not.
+    assert fastest_within_budget(KnownModes.of(MODES, nearly_equal), 13e3, 0.9).mode == ONE
+    # Whatever is as sure as can be, such as measured modes, is judged by its time alone.
+    assert fastest_within_budget(KnownModes.of(MODES, nearly_equal), 40e3, 0.9).mode == TWO
+
+
 def test_a_measured_power_decides_over_a_predicted_one() -> None:
     cheap = KnownModes.of(MODES, PREDICTED, profile(3, 16.0, 21e3))
     chosen = fastest_within_budget(cheap, 21e3, 0.999)

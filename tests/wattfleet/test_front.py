@@ -38,7 +38,6 @@ def optimal(points: list[tuple[float, float]]) -> list[int]:
     return sorted(kept, key=lambda k: points[k])
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(FEW, FEW), max_size=20) | st.lists(st.tuples(ANY, ANY), max_size=20))
 def test_the_front_is_what_comparing_all_pairs_leaves(points: list[tuple[float, float]]) -> None:
     time, power = (np.array([point[axis] for point in points], dtype=np.float64) for axis in (0, 1))
@@ -76,7 +75,7 @@ def test_a_mode_that_may_draw_more_loses_to_a_surer_one() -> None:
     assert predicted_front(numbered(2), prediction(ms, mw, 0.01), 100).modes[:, 0].tolist() == [1, 2]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.randoms(use_true_random=False))
 @pytest.mark.parametrize("optimal_points", [1, 2, 63, 64, 65, 66, 100, 129, 400])
 def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, random: Random) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
@@ -18,7 +18,6 @@ SMALL = ModeSpace(
 KNOB = st.integers(1, 20_000_000_000)
 
 
-@settings(deadline=None)
 @given(st.lists(st.builds(PowerMode, KNOB, KNOB, KNOB, KNOB), max_size=20))
 def test_modes_survive_the_way_into_an_array_and_back(modes: list[PowerMode]) -> None:
     array = as_array(modes)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fronts import front, fronts
@@ -85,7 +85,6 @@ def points_of(plan: RoundPlan, offers: Sequence[Offer]) -> list[tuple[Offer, int
     return found
 
 
-@settings(deadline=None)
 @given(fleets(), sizes, budgets, epochs)
 def test_fastest_k_is_the_best_of_all_plans(
     offers: list[Offer], count: int | None, budget_w: float, epochs: float
@@ -99,7 +98,6 @@ def test_fastest_k_is_the_best_of_all_plans(
     assert (len(plan.assignments), plan.duration_s) == (expected[0], epochs * expected[1])
 
 
-@settings(deadline=None)
 @given(fleets(), budgets)
 def test_all_takes_as_many_as_the_watts_carry_and_is_the_best_of_those_plans(
     offers: list[Offer], budget_w: float
@@ -110,7 +108,6 @@ def test_all_takes_as_many_as_the_watts_carry_and_is_the_best_of_those_plans(
     assert (len(plan.assignments), plan.duration_s) == expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(fronts(power_log_sd=0.08), st.floats(0, 6)), min_size=1, max_size=6),
     st.floats(1, 100),
@@ -140,7 +137,6 @@ def test_a_plan_never_exceeds_the_watts_and_says_what_its_modes_are_predicted_to
     assert plan.duration_s == 2.0 * max(assignment.epoch_s for assignment in plan.assignments)
 
 
-@settings(deadline=None)
 @given(fleets(), policies(), budgets, epochs)
 def test_every_device_gets_a_reason_and_every_reason_is_true(
     offers: list[Offer], chosen_policy: Policy, budget_w: float, epochs: float
@@ -176,7 +172,6 @@ def test_every_device_gets_a_reason_and_every_reason_is_true(
             assert said == [plan.duration_s, thriftiest_w, max(chosen.values())]
 
 
-@settings(deadline=None)
 @given(fleets(), policies(), budgets, st.randoms(use_true_random=False))
 def test_the_order_of_the_devices_does_not_matter(
     offers: list[Offer], chosen_policy: Policy, budget_w: float, shuffler: object
@@ -192,7 +187,6 @@ def test_the_order_of_the_devices_does_not_matter(
         assert plan_round(shuffled, chosen_policy, budget_w, 1.0, 4) == plan
 
 
-@settings(deadline=None)
 @given(fleets(), policies(), budgets, st.integers(0, 40))
 def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
     offers: list[Offer], chosen_policy: Policy, budget_w: float, more_w: int
@@ -207,7 +201,6 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
         assert rich.duration_s <= poor.duration_s
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(fronts(power_log_sd=0.07), st.floats(0, 2.9)), min_size=1, max_size=5),
     policies(),
@@ -226,7 +219,6 @@ def test_the_watts_that_a_refusal_names_are_enough_and_hardly_more_than_needed(
         plan_round(offers, chosen_policy, least_w - 0.11, 1.0, 1)
 
 
-@settings(deadline=None)
 @given(fleets(), policies(), st.integers(1, 40).map(float), st.integers(0, 12).map(float))
 def test_watts_that_idle_elsewhere_are_watts_less(
     offers: list[Offer], chosen_policy: Policy, rest_w: float, elsewhere_w: float

@@ -122,6 +122,15 @@ class PredictorContract:
         artefact = pack(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
         assert restore(artefact).save() == fitted.save()
 
+    def test_needs_no_adapting_to_the_same_hardware(self, reference: Predictor) -> None:
+        hardware = board("agx-orin").hardware
+        assert reference.adapted(hardware, hardware).save() == reference.save()
+
+    def test_is_sound_when_adapted_to_other_hardware(self, reference: Predictor) -> None:
+        adapted = reference.adapted(board("agx-orin").hardware, board("orin-nano").hardware)
+        modes = board("orin-nano").space.array()
+        assert_sound(adapted.predict(modes), len(modes))
+
     def test_refuses_weights_of_another_kind(self, fitted: Predictor) -> None:
         with pytest.raises(CorruptReferenceError):
             type(fitted).load(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
@@ -154,6 +163,23 @@ class TestRoofline(PredictorContract):
         )
         assert 85 <= scores.time_coverage.mean() <= 95
         assert 85 <= scores.power_coverage.mean() <= 95
+
+    @pytest.mark.data
+    def test_data_sheets_say_most_of_what_changes_from_board_to_board(self, corpora: Path) -> None:
+        import reference_models
+
+        artefact, nano = reference_models.load("agx_orin_resnet18"), read_csv(corpora / "orin_nano_resnet18.csv")
+
+        def errors_pct(reference: Predictor) -> tuple[float, float]:
+            found = RooflinePredictor.fit(nano.rows(np.empty(0, dtype=np.intp)), reference).predict(nano.modes)
+            time, power = found.minibatch_ms / nano.minibatch_ms, found.power_mw / nano.power_mw
+            return 100 * float(np.abs(time - 1).mean()), 100 * float(np.abs(power - 1).mean())
+
+        for without, adapted in zip(
+            errors_pct(restore(artefact)), errors_pct(restore(artefact, board("orin-nano"))), strict=True
+        ):
+            assert without > 30
+            assert adapted < 15
 
 
 class Networks(PredictorContract):

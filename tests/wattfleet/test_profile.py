@@ -55,7 +55,7 @@ def test_columns_may_stand_in_any_order_beside_others(tmp_path: Path) -> None:
     ]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.dictionaries(
         st.builds(

@@ -8,12 +8,13 @@ from numpy.typing import NDArray
 
 from wattfleet.boards import BOARDS
 from wattfleet.modes import ModeArray
-from wattfleet.residual import MEASUREMENT_SD, Correction, Process, Surface, expected_process
+from wattfleet.residual import MEASUREMENT_SD, Correction, Process, Surface, both_at, expected_process
 
 Values = NDArray[np.float64]
 
 SPACE = BOARDS["agx-orin"].space.array()
 HERE, FAR = SPACE[-1:], SPACE[:1]
+NO_SLOPE = np.zeros((1, 2))
 PROCESS = Process(amplitude=0.05, nugget_sd=0.03)
 
 
@@ -36,31 +37,31 @@ def bump(modes: ModeArray) -> Values:
 def test_a_measured_mode_takes_its_residual_but_for_the_measurement_noise() -> None:
     correction = one_measurement(0.1, MEASUREMENT_SD**2)
     # 0.05^2 + 0.03^2 = 0.0034, and 0.01^2 = 0.0001.
-    assert correction.mean(HERE)[0] == pytest.approx(0.1 * 0.0034 / 0.0035)
+    assert correction.at(HERE, NO_SLOPE)[0][0] == pytest.approx(0.1 * 0.0034 / 0.0035)
     variance = 0.0034 - 0.0034**2 / 0.0035 + 0.0001
-    assert correction.sd(HERE, np.zeros((1, 2)))[0] == pytest.approx(np.sqrt(variance))
+    assert correction.at(HERE, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(variance))
 
 
 def test_a_far_mode_takes_nothing_and_keeps_the_whole_uncertainty() -> None:
     correction = one_measurement(0.1, MEASUREMENT_SD**2)
-    assert correction.mean(FAR)[0] == pytest.approx(0.0, abs=1e-6)
-    assert correction.sd(FAR, np.zeros((1, 2)))[0] == pytest.approx(np.sqrt(0.0034 + 0.0001))
+    assert correction.at(FAR, NO_SLOPE)[0][0] == pytest.approx(0.0, abs=1e-6)
+    assert correction.at(FAR, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(0.0034 + 0.0001))
 
 
 def test_a_measurement_that_is_not_trusted_moves_nothing() -> None:
     assert PROCESS.measurement_var(np.array([1.0]))[0] == pytest.approx(0.0001)
     doubtful = PROCESS.measurement_var(np.array([0.01]))
     assert doubtful[0] == pytest.approx(0.0001 + 0.0009 * 99)
-    assert one_measurement(0.1, doubtful[0]).mean(HERE)[0] < 0.005
+    assert one_measurement(0.1, doubtful[0]).at(HERE, NO_SLOPE)[0][0] < 0.005
 
 
 def test_uncertain_parameters_widen_the_prediction_by_what_they_do_to_it() -> None:
     nothing = Correction.none(2, 0.02)
-    assert nothing.sd(FAR, np.ones((1, 2)))[0] == pytest.approx(np.hypot(0.02, MEASUREMENT_SD))
+    assert nothing.at(FAR, np.ones((1, 2)))[1][0] == pytest.approx(np.hypot(0.02, MEASUREMENT_SD))
     uncertain = Correction(
         Process(0.0, 0.02), np.empty((0, 4)), np.empty((0, 2)), np.array([0.3, 0.4]), np.empty(0), np.empty(0)
     )
-    assert uncertain.sd(FAR, np.array([[1.0, 0.5]]))[0] == pytest.approx(np.sqrt(0.09 + 0.04 + 0.0004 + 0.0001))
+    assert uncertain.at(FAR, np.array([[1.0, 0.5]]))[1][0] == pytest.approx(np.sqrt(0.09 + 0.04 + 0.0004 + 0.0001))
 
 
 def test_covariances_are_those_of_a_real_process() -> None:
@@ -86,6 +87,15 @@ def test_a_surface_follows_a_smooth_residual_and_passes_by_rows_that_are_not_tru
     surface = Surface.fit(modes, seen, trusted, np.arange(0, 1500, 5))
     elsewhere = SPACE[::50]
     assert np.abs(surface.at(elsewhere) - bump(elsewhere)).mean() < 0.01
+
+
+def test_two_surfaces_at_once_are_each_as_alone() -> None:
+    rng = np.random.default_rng(0)
+    modes, elsewhere = SPACE[:: len(SPACE) // 50], SPACE[::99]
+    one, same, other = (Surface(where, rng.normal(size=len(where))) for where in (modes, modes, modes[:7]))
+    for second in (same, other):
+        for surface, found in zip((one, second), both_at(elsewhere, one, second), strict=True):
+            np.testing.assert_allclose(found, surface.at(elsewhere))
 
 
 def test_the_zero_surface_is_zero() -> None:

@@ -114,7 +114,7 @@ def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction
         batches.append(batch)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(limit=st.integers(1, 30), spread=st.integers(1, 10), batch=st.integers(1, 7), seed=st.integers(0, 99))
 def test_a_profile_ends_at_its_limit_with_distinct_modes_in_descending_batches(
     limit: int, spread: int, batch: int, seed: int

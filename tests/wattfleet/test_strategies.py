@@ -37,8 +37,9 @@ CORPUS = corpus()
 TABLE = {measurement.mode: measurement for measurement in CORPUS.measurements()}
 BUDGETS_W = np.linspace(CORPUS.power_mw.min() / 1e3 + 0.5, CORPUS.power_mw.max() / 1e3, 8).tolist()
 # All but the networks, which take long to fit and are used as `roofline` is.
+REFERENCE = RooflinePredictor.fit(CORPUS.rows(np.arange(0, len(CORPUS), 7)))
 ALL = {
-    name: strategy_named(name, lambda predictor: RooflinePredictor.fit, BOARD)
+    name: strategy_named(name, lambda predictor: lambda profile: RooflinePredictor.fit(profile, REFERENCE), BOARD)
     for name in NAMES
     if name not in ("powertrain", "scratch")
 }

@@ -3,8 +3,10 @@
 isort:skip_file
 The agent's unix socket: how an unprivileged Flower ClientApp asks the daemon for its power mode."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
 import sys
@@ -23,21 +25,25 @@ class TrainRequest(_message.Message):
 
     START_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
+    MINIBATCHES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___StartTraining: ...
     @_builtins.property
     def finish(self) -> Global___FinishTraining: ...
+    @_builtins.property
+    def minibatches(self) -> Global___MinibatchesTrained: ...
     def __init__(
         self,
         *,
         start: Global___StartTraining | None = ...,
         finish: Global___FinishTraining | None = ...,
+        minibatches: Global___MinibatchesTrained | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "finish"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "finish", "minibatches"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -51,10 +57,13 @@ class StartTraining(_message.Message):
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     device_id: _builtins.str
     """refused when it is not this agent's"""
     epochs: _builtins.float
+    power_limit_w: _builtins.float
+    """watts set aside for the device: no mode that may draw more is measured meanwhile"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -64,14 +73,65 @@ class StartTraining(_message.Message):
         device_id: _builtins.str = ...,
         mode: _power_pb2.PowerMode | None = ...,
         epochs: _builtins.float = ...,
+        power_limit_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epochs", b"epochs", "mode", b"mode", "plan_id", b"plan_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epochs", b"epochs", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartTraining: _TypeAlias = StartTraining  # noqa: Y015
+
+@_typing.final
+class MinibatchesTrained(_message.Message):
+    """Minibatches trained since the last report; the first report of a loader is empty and begins to measure."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MINIBATCHES_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    paused: _builtins.bool
+    """the loader has ended: the assigned mode is to be in force"""
+    @_builtins.property
+    def minibatches(self) -> _containers.RepeatedCompositeFieldContainer[Global___MinibatchTimes]: ...
+    def __init__(
+        self,
+        *,
+        minibatches: _abc.Iterable[Global___MinibatchTimes] | None = ...,
+        paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["minibatches", b"minibatches", "paused", b"paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MinibatchesTrained: _TypeAlias = MinibatchesTrained  # noqa: Y015
+
+@_typing.final
+class MinibatchTimes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FETCH_STALL_MS_FIELD_NUMBER: _builtins.int
+    COMPUTE_MS_FIELD_NUMBER: _builtins.int
+    fetch_stall_ms: _builtins.float
+    """waited for the data"""
+    compute_ms: _builtins.float
+    """from then to the end of the step"""
+    def __init__(
+        self,
+        *,
+        fetch_stall_ms: _builtins.float = ...,
+        compute_ms: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compute_ms", b"compute_ms", "fetch_stall_ms", b"fetch_stall_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MinibatchTimes: _TypeAlias = MinibatchTimes  # noqa: Y015
 
 @_typing.final
 class FinishTraining(_message.Message):
@@ -99,21 +159,25 @@ class TrainResponse(_message.Message):
 
     STARTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    NOTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___TrainingStarted: ...
     @_builtins.property
     def finished(self) -> Global___TrainingFinished: ...
+    @_builtins.property
+    def noted(self) -> Global___MinibatchesNoted: ...
     def __init__(
         self,
         *,
         started: Global___TrainingStarted | None = ...,
         finished: Global___TrainingFinished | None = ...,
+        noted: Global___MinibatchesNoted | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["started", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["started", "finished", "noted"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -135,8 +199,28 @@ class TrainingStarted(_message.Message):
 Global___TrainingStarted: _TypeAlias = TrainingStarted  # noqa: Y015
 
 @_typing.final
+class MinibatchesNoted(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEASURING_FIELD_NUMBER: _builtins.int
+    measuring: _builtins.bool
+    """further reports are wanted"""
+    def __init__(
+        self,
+        *,
+        measuring: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["measuring", b"measuring"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MinibatchesNoted: _TypeAlias = MinibatchesNoted  # noqa: Y015
+
+@_typing.final
 class TrainingFinished(_message.Message):
-    """What was observed; absent where the training failed."""
+    """What was observed; absent where the training failed, or was spent on measuring other modes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

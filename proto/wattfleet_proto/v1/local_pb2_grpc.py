@@ -46,7 +46,9 @@ class LocalAgentServiceServicer:
 
     def Train(self, request_iterator, context):
         """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
-        A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+        In between, an app that measures while it trains reports its minibatches: each such report is answered once the
+        mode to train on in is in force. A stream that ends before its Finish, because the ClientApp was killed, say, parks
+        the device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,7 +33,9 @@ class LocalAgentServiceStub:
     def __new__(cls, channel: _aio.Channel) -> LocalAgentServiceAsyncStub: ...
     Train: _grpc.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]
     """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
-    A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+    In between, an app that measures while it trains reports its minibatches: each such report is answered once the
+    mode to train on in is in force. A stream that ends before its Finish, because the ClientApp was killed, say, parks
+    the device.
     """
 
 @_typing.type_check_only
@@ -41,7 +43,9 @@ class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Train: _aio.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]  # type: ignore[assignment]
     """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
-    A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+    In between, an app that measures while it trains reports its minibatches: each such report is answered once the
+    mode to train on in is in force. A stream that ends before its Finish, because the ClientApp was killed, say, parks
+    the device.
     """
 
 class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -52,7 +56,9 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_local_pb2.TrainResponse], _abc.AsyncIterator[_local_pb2.TrainResponse]]:
         """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
-        A stream that ends before its Finish, because the ClientApp was killed, say, parks the device.
+        In between, an app that measures while it trains reports its minibatches: each such report is answered once the
+        mode to train on in is in force. A stream that ends before its Finish, because the ClientApp was killed, say, parks
+        the device.
         """
 
 def add_LocalAgentServiceServicer_to_server(servicer: LocalAgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,234 @@
+"""A Jetson whose power, heat and fan are read through jetson-stats (jtop), the second source beside the kernel's files.
+
+jetson-stats is AGPL-licensed and an extra of its own: it is imported by `open_jtop` and nowhere else. Its setters
+return before anything has happened, so what was set is polled for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edge_agent.devices.device import Clock, Conditions, Device, Evidence, Knobs, ModeNotAppliedError, PowerTrace
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import ModeArray, PowerMode
+
+_INTERVAL_S = 0.5
+_APPLIED_WITHIN_S = 10.0
+_LOOK_AGAIN_S = 0.5
+_FULL_SPEED = 100.0
+# jtop writes the speed to the fan as one of 256 values and reads it back.
+_SPEED_TOLERANCE = 1.0
+_MANUAL = "manual"
+_PREFIX = "jtop/"
+
+
+class JtopUnavailableError(WattfleetError):
+    """jtop cannot be asked: install jetson-stats here, and start its service on the board."""
+
+
+class JtopMeter:
+    """Keeps every sample that jtop announces (a `PowerMeter`).
+
+    Args:
+        client: a started `jtop.jtop`.
+        clock: stamps each sample.
+    """
+
+    def __init__(self, client: Any, clock: Clock) -> None:
+        self._client = client
+        self._clock = clock
+        self._samples: list[tuple[float, float]] = []
+        client.attach(self._sample)
+
+    def read(self) -> PowerTrace:
+        """What was announced so far."""
+        samples = np.array(self._samples.copy(), dtype=np.float64).reshape(-1, 2)
+        return PowerTrace(samples[:, 0], samples[:, 1])
+
+    def stop(self) -> PowerTrace:
+        """End sampling and return all of it."""
+        self._client.detach(self._sample)
+        return self.read()
+
+    def _sample(self, client: Any) -> None:
+        self._samples.append((self._clock.now_s(), _total_mw(client.power)))
+
+
+class JtopDevice:
+    """A board whose modes are set by another device, and that is read through jtop (a `Device`).
+
+    Args:
+        board: sets and reads back the modes.
+        client: a started `jtop.jtop`.
+    """
+
+    def __init__(self, board: Device, client: Any) -> None:
+        self._board = board
+        self._client = client
+
+    @property
+    def board_kind(self) -> str:
+        """Kind of board, such as `agx-orin`."""
+        return self._board.board_kind
+
+    @property
+    def evidence(self) -> Evidence:
+        """Where its figures come from."""
+        return self._board.evidence
+
+    @property
+    def clock(self) -> Clock:
+        """The time base of everything measured on it."""
+        return self._board.clock
+
+    @property
+    def modes(self) -> ModeArray:
+        """`[n, 4]` modes that can be applied."""
+        return self._board.modes
+
+    def current_mode(self) -> PowerMode:
+        """The mode in force, read back from the board."""
+        return self._board.current_mode()
+
+    def apply(self, mode: PowerMode) -> None:
+        """Put a mode in force.
+
+        Raises:
+            InvalidInputError: the board does not offer this mode.
+            ModeNotAppliedError: it was set, but another one was read back.
+        """
+        self._board.apply(mode)
+
+    def start_meter(self) -> JtopMeter:
+        """Begin to sample board power."""
+        return JtopMeter(self._client, self.clock)
+
+    def conditions(self) -> Conditions:
+        """The hottest part that jtop names; throttling as the board itself counts it."""
+        hottest = [_temperature_c(part) for part in self._client.temperature.values()]
+        known = [temperature_c for temperature_c in hottest if temperature_c is not None]
+        return Conditions(max(known, default=None), self._board.conditions().throttle_events)
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Hold the fans at full speed until the block ends.
+
+        Raises:
+            ModeNotAppliedError: a fan did not follow.
+        """
+        before = self._fans()
+        try:
+            for name in before:
+                self._set_fan(name, _FanState(_MANUAL, _FULL_SPEED))
+            yield
+        finally:
+            self._put_back(before)
+
+    def knobs(self) -> Knobs:
+        """What is in force now, the fans included."""
+        fans = {f"{_PREFIX}{name}": json.dumps(state) for name, state in self._fans().items()}
+        return {**self._board.knobs(), **fans}
+
+    def restore(self, knobs: Knobs) -> None:
+        """Put back what `knobs` returned.
+
+        Raises:
+            InvalidInputError: these knobs are not this board's.
+            ModeNotAppliedError: they were set, but others were read back.
+        """
+        fans = {name: value for name, value in knobs.items() if name.startswith(_PREFIX)}
+        if set(fans) != {f"{_PREFIX}{name}" for name in self._fans()}:
+            raise InvalidInputError(f"cannot restore {dict(knobs)}: these are not the fans that jtop has here")
+        states = {name.removeprefix(_PREFIX): _fan_state(value) for name, value in fans.items()}
+        self._board.restore({name: value for name, value in knobs.items() if name not in fans})
+        self._put_back(states)
+
+    def close(self) -> None:
+        """End the connection to jtop's service."""
+        self._client.close()
+
+    def _fans(self) -> dict[str, _FanState]:
+        fan = self._client.fan
+        return {name: _FanState(fan.get_profile(name), float(fan.get_speed(name))) for name in fan}
+
+    def _put_back(self, states: Mapping[str, _FanState]) -> None:
+        for name, state in states.items():
+            self._set_fan(name, state)
+
+    def _set_fan(self, name: str, wanted: _FanState) -> None:
+        """Set one fan, and wait until jtop's service has done it."""
+        self._client.fan.set_profile(name, wanted.profile)
+        if wanted.profile == _MANUAL:
+            self._client.fan.set_speed(name, wanted.speed)
+        give_up_s = self.clock.now_s() + _APPLIED_WITHIN_S
+        while not wanted.is_shown_by(found := self._fans()[name]):
+            if self.clock.now_s() >= give_up_s:
+                raise ModeNotAppliedError(
+                    f"jtop's fan {name}: wanted {wanted}, still {found} after {_APPLIED_WITHIN_S:g} s; is this user in"
+                    " the group jtop?"
+                )
+            self.clock.sleep_s(_LOOK_AGAIN_S)
+
+
+class _FanState(NamedTuple):
+    profile: str
+    speed: float
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.speed:.0f} %"
+
+    def is_shown_by(self, found: _FanState) -> bool:
+        """Whether a fan is as wanted; what follows the heat has any speed."""
+        near = abs(found.speed - self.speed) <= _SPEED_TOLERANCE
+        return found.profile == self.profile and (near or self.profile != _MANUAL)
+
+
+def _fan_state(value: str) -> _FanState:
+    try:
+        profile, speed = json.loads(value)
+        return _FanState(str(profile), float(speed))
+    except (ValueError, TypeError):
+        raise InvalidInputError(f"cannot restore the fan's {value!r}: it is no profile with a speed") from None
+
+
+def open_jtop(board: Device) -> JtopDevice:
+    """Read a board through jtop; its modes go on being set by `board`.
+
+    Raises:
+        JtopUnavailableError: jetson-stats is not installed, too old, or its service cannot be reached.
+    """
+    try:
+        library = importlib.import_module("jtop")
+    except ModuleNotFoundError:
+        raise JtopUnavailableError("jetson-stats is not installed: pip install 'wattfleet[jetson]'") from None
+    client = library.jtop(interval=_INTERVAL_S)
+    try:
+        client.start()
+    except library.JtopException as error:
+        raise JtopUnavailableError(f"jtop's service does not answer: {error}; sudo systemctl start jtop") from None
+    # The first announcement: before it, every dictionary is empty.
+    if not client.ok():
+        client.close()
+        raise JtopUnavailableError("jtop's service announces nothing: sudo systemctl restart jtop")
+    if not isinstance(client.power, Mapping) or "tot" not in client.power:
+        client.close()
+        raise JtopUnavailableError("this jtop reports no total power: install jetson-stats 4.3 or newer on the board")
+    return JtopDevice(board, client)
+
+
+def _total_mw(power: Mapping[str, Any]) -> float:
+    """The board's power in an announcement, mW; NaN where it is missing."""
+    total = power.get("tot", {}).get("power")
+    return math.nan if total is None else float(total)
+
+
+def _temperature_c(part: Any) -> float | None:
+    """The temperature of a named part, degrees Celsius; None while its sensor is off line."""
+    return float(part["temp"]) if part.get("online", True) else None

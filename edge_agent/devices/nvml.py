@@ -1,0 +1,64 @@
+"""What NVIDIA's management library tells of a workstation's GPUs (Jetsons do not answer it)."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+
+class Nvml:
+    """All GPUs of the machine.
+
+    Args:
+        library: the module `pynvml`, initialised.
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._gpus = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
+
+    @property
+    def gpus(self) -> int:
+        """How many there are."""
+        return len(self._gpus)
+
+    def power_mw(self) -> float:
+        """Power of all GPUs now, mW; NaN where one does not say."""
+        try:
+            return float(sum(self._library.nvmlDeviceGetPowerUsage(gpu) for gpu in self._gpus))
+        except self._library.NVMLError:
+            return math.nan
+
+    def temperature_c(self) -> float | None:
+        """The hottest GPU, degrees Celsius; None where one does not say."""
+        sensor = self._library.NVML_TEMPERATURE_GPU
+        try:
+            return float(max(self._library.nvmlDeviceGetTemperature(gpu, sensor) for gpu in self._gpus))
+        except self._library.NVMLError:
+            return None
+
+    def highest_clocks_hz(self) -> tuple[int, int] | None:
+        """The highest clocks of the first GPU and of its memory, Hz; None where it does not say."""
+        try:
+            gpu_mhz, memory_mhz = (
+                int(self._library.nvmlDeviceGetMaxClockInfo(self._gpus[0], clock))
+                for clock in (self._library.NVML_CLOCK_GRAPHICS, self._library.NVML_CLOCK_MEM)
+            )
+        except self._library.NVMLError:
+            return None
+        return gpu_mhz * 1_000_000, memory_mhz * 1_000_000
+
+
+def open_nvml() -> Nvml | None:
+    """The machine's GPUs; None without `pynvml` (package nvidia-ml-py), a driver, or a GPU."""
+    try:
+        library = importlib.import_module("pynvml")
+    except ModuleNotFoundError:
+        return None
+    try:
+        library.nvmlInit()
+        found = Nvml(library)
+    except library.NVMLError:
+        return None
+    return found if found.gpus else None

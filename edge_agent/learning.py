@@ -1,0 +1,146 @@
+"""Online learning: what rounds show joins the profile, and a board that has changed is measured anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from edge_agent.devices.device import SoftDevice
+from edge_agent.journal import Journal
+from edge_agent.productive import ProductiveProfiler
+from edge_agent.profiling_plan import BATCH, Progress, profile_device, unbearable
+from edge_agent.records import Renewal, RoundRecord
+from edge_agent.training import Observed
+from wattfleet.drift import USUAL_RULE, DriftRule, Residual, drift
+from wattfleet.front import Front, predicted_front
+from wattfleet.modes import as_array, as_modes
+from wattfleet.predictor import Prediction, Predictor
+from wattfleet.profile import Profile
+from wattfleet.sampling import SamplingSettings, next_modes
+
+# A mode is measured during a round only if it keeps the round's watts with this probability.
+_CERTAINTY = 0.95
+
+
+def most_modes(journal: Journal, limit: int) -> int:
+    """Modes to measure at most: `limit`, or fewer where the profile was begun anew."""
+    return limit if journal.renewal is None else min(journal.renewal.modes, limit)
+
+
+class OnlineLearner:
+    """Keeps a device's predictor true to what its trainings show.
+
+    Args:
+        device: the board.
+        journal: its profile, open and not empty; closed with the learner.
+        reference: the predictor to transfer from.
+        limit: modes to measure in all, at most, those measured during rounds included.
+        minibatches_per_epoch: minibatches of one pass over the device's data.
+        seed: of the choice of modes.
+        keep: called with every new predictor and the number of modes measured.
+        rule: when to measure anew, and how much.
+    """
+
+    def __init__(
+        self,
+        device: SoftDevice,
+        journal: Journal,
+        reference: Predictor,
+        limit: int,
+        minibatches_per_epoch: int,
+        seed: int,
+        keep: Callable[[Predictor, int], None],
+        rule: DriftRule = USUAL_RULE,
+    ) -> None:
+        self._device = device
+        self._journal = journal
+        self._reference = reference
+        self._limit = limit
+        self._minibatches_per_epoch = minibatches_per_epoch
+        self._seed = seed
+        self._keep = keep
+        self._rule = rule
+        self._residuals: list[Residual] = []
+        self.refit()
+
+    @property
+    def profiled_modes(self) -> int:
+        """Modes measured; those that only a round has shown are not among them."""
+        return len(self._journal.records)
+
+    @property
+    def front(self) -> Front:
+        """The front by what is known now."""
+        prediction = self._predictor.predict(self._device.modes)
+        return predicted_front(self._device.modes, prediction, self._minibatches_per_epoch)
+
+    def observe(self, observed: Observed) -> str | None:
+        """Let what a round showed join the profile, and fit the predictor anew.
+
+        Returns:
+            Why the device has to be measured anew, by `measure_anew`; None where the predictor may still be right.
+
+        Raises:
+            JournalError: the observation could not be written; the predictor is as it was.
+        """
+        shown = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self._minibatches_per_epoch, observed.power_w * 1e3)
+        predicted = self._predictor.predict(as_array([observed.mode]))
+        self._journal.append(shown)
+        self._residuals.append(Residual.of(shown.measurement, predicted))
+        reason = drift(self._residuals, self._rule)
+        if reason is None:
+            self.refit()
+        else:
+            self._journal.append(Renewal(reason, self._rule.modes))
+            self._residuals.clear()
+        return reason
+
+    def measure_anew(self, report: Callable[[Progress], None]) -> None:
+        """Measure as many modes as the last renewal allows, and fit the predictor to them alone.
+
+        Args:
+            report: told of every measured mode; what it raises ends the profile.
+
+        Raises:
+            WattfleetError: a mode could not be measured; those before it are kept.
+        """
+        most = most_modes(self._journal, self._limit)
+        profile_device(self._device, self._journal, self._reference, most, self._seed, report)
+        self.refit()
+
+    def productive(self, power_limit_w: float) -> ProductiveProfiler:
+        """Measures the next modes during a training that was given so many watts; none where the profile is complete.
+
+        Args:
+            power_limit_w: watts set aside for the device: no mode that may draw more is measured.
+        """
+        prediction = self._predictor.predict(self._device.modes)
+        affordable = prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
+        most = min(most_modes(self._journal, self._limit), len(self._device.modes))
+        chosen = next_modes(
+            self._profile(),
+            self._device.modes,
+            self._predict,
+            SamplingSettings(limit=most, batch=BATCH, seed=self._seed),
+            exclude=np.vstack([self._device.modes[~affordable], unbearable(self._journal)]),
+        )
+        return ProductiveProfiler(self._device, as_modes(chosen), self._journal)
+
+    def refit(self) -> None:
+        """Fit the predictor to what the journal holds now."""
+        self._predictor = self._fitted(self._profile())
+        self._keep(self._predictor, self.profiled_modes)
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()
+
+    def _profile(self) -> Profile:
+        return Profile.of(self._journal.measurements)
+
+    def _fitted(self, profile: Profile) -> Predictor:
+        return type(self._reference).fit(profile, self._reference)
+
+    def _predict(self, profile: Profile) -> Prediction:
+        return self._fitted(profile).predict(self._device.modes)

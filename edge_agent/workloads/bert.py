@@ -1,0 +1,49 @@
+"""A small BERT (Devlin et al., 2019; four layers of width 512, as BERT-Small) that classifies texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from edge_agent.workloads.loading import Processor
+from edge_agent.workloads.loop import LOADER_WORKERS, train
+from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.texts import texts
+
+_WORDS, _LENGTH, _CLASSES = 30_522, 128, 2
+_WIDTH, _HEADS, _LAYERS = 512, 8, 4
+
+
+def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
+    """Train the transformer for ever; yields after every minibatch.
+
+    Args:
+        minibatch: samples in a minibatch.
+        device: where it computes.
+        workers: processes that make samples.
+    """
+    return train(network(), texts(_WORDS, _LENGTH, _CLASSES), minibatch, device, workers)
+
+
+def network() -> nn.Module:
+    """From `[n, 128]` numbers of words to `[n, 2]` scores; 28.3 million parameters."""
+    return _Classifier()
+
+
+class _Classifier(nn.Module):
+    """Judges a text by what its first place has gathered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(_WORDS, _WIDTH)
+        self.places = nn.Parameter(torch.zeros(_LENGTH, _WIDTH))
+        layer = nn.TransformerEncoderLayer(_WIDTH, _HEADS, 4 * _WIDTH, activation="gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, _LAYERS)
+        self.head = nn.Linear(_WIDTH, _CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        read = self.layers(self.words(words) + self.places)
+        scores: Tensor = self.head(read[:, 0])
+        return scores

@@ -1,0 +1,121 @@
+"""Finds the workload that a command line names, and trains it minibatch by minibatch.
+
+A workload is a generator function `workload(*, minibatch, device)`: it yields after every minibatch that is done, for
+ever, a `StepTimes` or None. On a GPU it waits for the work it queued before it yields.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Literal
+
+from edge_agent.workloads.step import StepTimes
+from wattfleet.errors import InvalidInputError
+
+Processor = Literal["cpu", "cuda"]
+"""Where a workload computes."""
+
+SHIPPED: Mapping[str, str] = {
+    "resnet18": "edge_agent.workloads.resnet:resnet18",
+    "mobilenet": "edge_agent.workloads.mobilenet:mobilenet",
+    "lstm": "edge_agent.workloads.lstm:lstm",
+    "bert": "edge_agent.workloads.bert:bert",
+}
+"""The workloads that come with the agent, by name."""
+
+
+class RunningWorkload:
+    """A workload in the middle of its training; a context manager that ends it.
+
+    Args:
+        spec: what it was asked for as, for messages.
+        steps: yields after every minibatch.
+    """
+
+    def __init__(self, spec: str, steps: Iterator[object]) -> None:
+        self._spec = spec
+        self._steps = steps
+        self._trained = 0
+
+    def step(self) -> StepTimes | None:
+        """Train one minibatch.
+
+        Raises:
+            InvalidInputError: the workload has ended, or yields something else than it may.
+        """
+        try:
+            times = next(self._steps)
+        except StopIteration:
+            raise InvalidInputError(
+                f"workload {self._spec} ended after {self._trained} minibatches: it has to begin its data anew and"
+                " yield for ever"
+            ) from None
+        self._trained += 1
+        if times is not None and not isinstance(times, StepTimes):
+            raise InvalidInputError(
+                f"workload {self._spec} yielded a {type(times).__name__}: yield None, or an"
+                " edge_agent.workloads.step.StepTimes"
+            )
+        return times
+
+    def __enter__(self) -> RunningWorkload:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        close = getattr(self._steps, "close", None)
+        if close is not None:
+            close()
+
+
+def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorkload:
+    """Start the workload that `spec` names; nothing is trained before its first step.
+
+    Args:
+        spec: one of `SHIPPED`, or `module:function`.
+        minibatch: samples in a minibatch.
+        device: where it computes.
+
+    Raises:
+        InvalidInputError: there is no such module or function, something that it needs is not installed, or it is
+            not what a workload has to be.
+    """
+    if minibatch < 1:
+        raise InvalidInputError(f"a minibatch has at least 1 sample, not {minibatch}")
+    module_name, colon, function_name = SHIPPED.get(spec, spec).partition(":")
+    if not colon or not module_name or not function_name:
+        raise InvalidInputError(f"no workload {spec!r}: choose {', '.join(SHIPPED)}, or name your own module:function")
+    function = getattr(_module(spec, module_name), function_name, None)
+    if function is None:
+        raise InvalidInputError(f"workload {spec}: module {module_name} has no {function_name}")
+    if not callable(function):
+        raise InvalidInputError(f"workload {spec}: {function_name} is a {type(function).__name__}, not a function")
+    try:
+        inspect.signature(function).bind(minibatch=minibatch, device=device)
+    except TypeError as error:
+        raise InvalidInputError(
+            f"workload {spec}: {function_name} has to take minibatch and device by name: {error}"
+        ) from None
+    steps = function(minibatch=minibatch, device=device)
+    if not isinstance(steps, Iterator):
+        raise InvalidInputError(
+            f"workload {spec}: {function_name} returned a {type(steps).__name__}, not a generator: yield after every"
+            " minibatch"
+        )
+    return RunningWorkload(spec, steps)
+
+
+def _module(spec: str, name: str) -> object:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name == missing or name.startswith(f"{missing}."):
+            raise InvalidInputError(
+                f"workload {spec}: there is no module {name}; is its folder on PYTHONPATH?"
+            ) from None
+        raise InvalidInputError(f"workload {spec}: needs {missing}, which is not installed") from None

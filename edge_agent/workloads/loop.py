@@ -1,0 +1,90 @@
+"""The training loop that the shipped workloads share: synthetic samples, and the times of every minibatch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from edge_agent.workloads.loading import Processor
+from edge_agent.workloads.step import StepTimes
+from wattfleet.errors import InvalidInputError
+
+LOADER_WORKERS = 4
+"""Processes that make samples, as in the published measurements."""
+
+Sample = tuple[Tensor, Tensor]
+"""One input and what is to be predicted from it."""
+
+
+class SyntheticSamples(IterableDataset[Sample]):
+    """Random samples without end, made one by one as a real loader decodes them.
+
+    Args:
+        make: makes a sample.
+    """
+
+    def __init__(self, make: Callable[[torch.Generator], Sample]) -> None:
+        self._make = make
+
+    def __iter__(self) -> Iterator[Sample]:
+        worker = get_worker_info()
+        generator = torch.Generator().manual_seed(0 if worker is None else worker.id)
+        while True:
+            yield self._make(generator)
+
+
+def train(
+    network: nn.Module, samples: SyntheticSamples, minibatch: int, device: Processor, workers: int
+) -> Iterator[StepTimes]:
+    """Train a classifier for ever; yields after every minibatch.
+
+    Args:
+        network: from `[minibatch, ...]` inputs to `[minibatch, classes]` scores.
+        samples: inputs with the number of their class.
+        minibatch: samples in a minibatch.
+        device: where it computes.
+        workers: processes that make samples; 0 makes them in this one.
+
+    Raises:
+        InvalidInputError: the device is not there.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError("torch finds no CUDA device: choose cpu, or install a torch built for this board")
+    network = network.to(device).train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+    loader = DataLoader(samples, batch_size=minibatch, num_workers=workers, pin_memory=device == "cuda")
+    batches = iter(loader)
+    stopwatch = _gpu_time_ms if device == "cuda" else _cpu_time_ms
+    while True:
+        asked_s = time.perf_counter()
+        inputs, classes = (part.to(device, non_blocking=True) for part in next(batches))
+        fetch_stall_ms = (time.perf_counter() - asked_s) * 1e3
+        yield StepTimes(fetch_stall_ms, stopwatch(partial(_learn, network, optimizer, inputs, classes)))
+
+
+def _learn(network: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, classes: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    nn.functional.cross_entropy(network(inputs), classes).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+
+
+def _cpu_time_ms(work: Callable[[], None]) -> float:
+    begin_s = time.perf_counter()
+    work()
+    return (time.perf_counter() - begin_s) * 1e3
+
+
+def _gpu_time_ms(work: Callable[[], None]) -> float:
+    """What the GPU took, waiting until it is done: the CPU has only queued the work when `work` returns."""
+    begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end))

@@ -1,0 +1,46 @@
+"""A two-layer LSTM that classifies texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+
+from edge_agent.workloads.loading import Processor
+from edge_agent.workloads.loop import LOADER_WORKERS, train
+from edge_agent.workloads.step import StepTimes
+from edge_agent.workloads.texts import texts
+
+_WORDS, _LENGTH, _CLASSES = 10_000, 128, 2
+_EMBEDDED, _HIDDEN, _LAYERS = 256, 512, 2
+
+
+def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
+    """Train the LSTM for ever; yields after every minibatch.
+
+    Args:
+        minibatch: samples in a minibatch.
+        device: where it computes.
+        workers: processes that make samples.
+    """
+    return train(network(), texts(_WORDS, _LENGTH, _CLASSES), minibatch, device, workers)
+
+
+def network() -> nn.Module:
+    """From `[n, 128]` numbers of words to `[n, 2]` scores; 6.2 million parameters."""
+    return _Classifier()
+
+
+class _Classifier(nn.Module):
+    """Reads a text from its beginning and judges at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, _EMBEDDED)
+        self.reader = nn.LSTM(_EMBEDDED, _HIDDEN, _LAYERS, batch_first=True)
+        self.head = nn.Linear(_HIDDEN, _CLASSES)
+
+    def forward(self, words: Tensor) -> Tensor:
+        read, _ = self.reader(self.embedding(words))
+        scores: Tensor = self.head(read[:, -1])
+        return scores

@@ -1,0 +1,19 @@
+"""Random texts: numbers of words."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from edge_agent.workloads.loop import SyntheticSamples
+
+
+def texts(words: int, length: int, classes: int) -> SyntheticSamples:
+    """`[length]` numbers below `words`, each text of one of `classes` classes."""
+    return SyntheticSamples(partial(_text, words, length, classes))
+
+
+def _text(words: int, length: int, classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    return torch.randint(words, (length,), generator=generator), torch.randint(classes, (), generator=generator)

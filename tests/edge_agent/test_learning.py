@@ -1,0 +1,171 @@
+"""Online learning: rounds join the profile, drift is noticed, and measuring anew is bounded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import reference_models
+from edge_agent.agent import PREDICTOR_DIRECTORY, AgentConfig, make_ready
+from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.journal import Journal, JournalHeader
+from edge_agent.learning import OnlineLearner, most_modes
+from edge_agent.profiling_plan import profile_device
+from edge_agent.records import RoundRecord
+from edge_agent.training import Observed, TrainingWatch
+from wattfleet.artefact import read_directory, restore
+from wattfleet.drift import DriftRule
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import as_array, as_modes
+
+REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
+PER_EPOCH = 500
+LIMIT = 16
+
+
+class ChangingDevice(SimulatedDevice):
+    """A board that something can make slower."""
+
+    slowdown = 1.0
+
+    def _load_at(self, mode):
+        load = super()._load_at(mode)
+        return replace(load, minibatch_ms=self.slowdown * load.minibatch_ms)
+
+
+class Bench:
+    """A simulated board with a journal, a learner and trainings."""
+
+    def __init__(self, path, seed=1, rule=DriftRule(modes=8)):  # noqa: B008 - frozen
+        self.device = ChangingDevice("orin-nano", seed)
+        self.kept = []
+        self.journal = Journal.open(path, HEADER)
+        profile_device(self.device, self.journal, REFERENCE, most_modes(self.journal, LIMIT), 0, lambda progress: None)
+        self.learner = OnlineLearner(
+            self.device,
+            self.journal,
+            REFERENCE,
+            LIMIT,
+            PER_EPOCH,
+            0,
+            lambda *kept: self.kept.append(kept),
+            rule,
+        )
+        self.watch = TrainingWatch(self.device, as_modes(self.device.modes)[0], PER_EPOCH, self.learner.productive)
+
+    def some_front_mode(self, rng):
+        front = self.learner.front
+        return front.mode(int(rng.integers(len(front))))
+
+    def round(self, mode):
+        self.watch.start(mode, 1.0, 60.0)
+        return self.learner.observe(self.watch.finish())
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path / "profile.jsonl")
+    yield made
+    made.learner.close()
+
+
+def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
+    measured = len(bench.journal.records)
+    mode = as_modes(bench.device.modes)[1234]
+    assert bench.round(mode) is None
+    assert bench.journal.measurements[-1].mode == mode
+    assert bench.learner.profiled_modes == measured == len(bench.journal.records)
+    assert len(bench.kept) == 2 and bench.kept[-1][1] == measured
+
+
+def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
+    mode = as_modes(bench.device.modes)[1234]
+    at = as_array([mode])
+    before = bench.kept[-1][0].predict(at)
+    bench.round(mode)
+    after = bench.kept[-1][0].predict(at)
+    true_ms, _ = bench.device.truth(at)
+    assert abs(after.minibatch_ms[0] / true_ms[0] - 1) < 0.05
+    assert after.time_log_sd[0] < before.time_log_sd[0]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_board_that_stays_as_it_is_is_not_measured_anew(tmp_path, seed):
+    bench = Bench(tmp_path / "profile.jsonl", seed)
+    rng = np.random.default_rng(seed)
+    alarms = [bench.round(bench.some_front_mode(rng)) for _ in range(12)]
+    assert alarms == [None] * 12
+    bench.learner.close()
+
+
+def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(bench):
+    rng = np.random.default_rng(0)
+    bench.device.slowdown = 1.6
+    rounds = 0
+    reason = None
+    while reason is None:
+        reason = bench.round(bench.some_front_mode(rng))
+        rounds += 1
+        assert rounds <= 8
+    assert "took longer" in reason
+    old = len(bench.kept)
+    bench.learner.measure_anew(lambda progress: None)
+    assert len(bench.journal.records) == 8
+    assert len(bench.kept) == old + 1
+    modes = bench.device.modes[::97]
+    predicted, (true_ms, _) = bench.kept[-1][0].predict(modes), bench.device.truth(modes)
+    assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
+
+
+def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
+    bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
+    mode = as_modes(bench.device.modes)[1234]
+    assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))
+
+    def stop_after_three(progress):
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.learner.measure_anew(stop_after_three)
+    bench.learner.close()
+    again = Bench(tmp_path / "profile.jsonl")
+    assert len(again.journal.records) == 8
+    again.learner.close()
+
+
+def test_productive_modes_keep_the_rounds_watts(tmp_path):
+    device = SimulatedDevice("orin-nano", 1)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        profile_device(device, journal, REFERENCE, 6, 0, lambda progress: None)
+        learner = OnlineLearner(device, journal, REFERENCE, 50, PER_EPOCH, 0, lambda *kept: None)
+        limit_w = 9.0
+        while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
+            for _ in profiler.profiled(range(3000)):
+                pass
+            learner.refit()
+        measured = as_array(record.mode for record in journal.records[6:])
+        _, true_mw = device.truth(measured)
+        assert len(measured) > 0
+        assert (true_mw < 1.1 * limit_w * 1e3).all()
+        assert not learner.productive(0.0).measuring
+        assert not any(isinstance(one, RoundRecord) for one in journal.records)
+
+
+def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
+    artefact = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+    config = AgentConfig(
+        "bench", "127.0.0.1:7070", tmp_path / "state", tmp_path / "socket", PER_EPOCH, 0, modes_first=6
+    )
+    ready = make_ready(config, SimulatedDevice("orin-nano", 1), artefact, 20, lambda progress: None)
+    assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
+    assert ready.learner.productive(60.0).measuring
+    ready.learner.close()
+    kept = read_directory(tmp_path / "state" / PREDICTOR_DIRECTORY)
+    assert kept.details.figures["profiled_modes"] == 6
+    with pytest.raises(InvalidInputError, match="at least 1 mode"):
+        replace(config, modes_first=0)

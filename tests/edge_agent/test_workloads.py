@@ -1,0 +1,132 @@
+"""Workloads: the shipped ones train, and one's own is found or refused with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+from edge_agent.workloads.loading import SHIPPED, open_workload
+from edge_agent.workloads.loop import SyntheticSamples, train
+from edge_agent.workloads.step import StepTimes
+from wattfleet.errors import InvalidInputError
+
+PARAMETERS = {"resnet18": 11_689_512, "mobilenet": 5_483_032, "lstm": 6_238_210, "bert": 28_301_314}
+
+
+def shipped(name):
+    return importlib.import_module(SHIPPED[name].partition(":")[0])
+
+
+@pytest.fixture
+def own(monkeypatch):
+    """A module of somebody's own, in which a test writes what it likes."""
+    module = types.ModuleType("own_workload")
+    monkeypatch.setitem(sys.modules, "own_workload", module)
+    return module
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_networks_have_the_size_they_are_said_to_have(name):
+    assert sum(p.numel() for p in shipped(name).network().parameters()) == pytest.approx(PARAMETERS[name], rel=0.01)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_workloads_train_and_tell_waiting_from_computing(name):
+    steps = getattr(shipped(name), name)(minibatch=2, device="cpu", workers=0)
+    for times in itertools.islice(steps, 2):
+        assert times.fetch_stall_ms > 0 and times.compute_ms > 0
+    steps.close()
+
+
+def test_training_changes_the_network_with_every_minibatch():
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 3))
+    samples = SyntheticSamples(lambda generator: (torch.rand(4, generator=generator), torch.tensor(1)))
+    steps = train(network, samples, 8, "cpu", workers=0)
+    seen = []
+    for _ in itertools.islice(steps, 3):
+        seen.append(network[1].weight.detach().clone())
+    assert not torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
+
+
+def test_a_board_without_cuda_says_so():
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    with open_workload("lstm", 2, "cuda") as workload, pytest.raises(InvalidInputError, match="no CUDA device"):
+        workload.step()
+
+
+def test_ones_own_workload_gets_minibatch_and_device_and_is_closed_at_the_end(own):
+    seen = []
+
+    def mine(minibatch, device):
+        try:
+            while True:
+                seen.append((minibatch, device))
+                yield StepTimes(1.0, 2.0) if len(seen) == 1 else None
+        finally:
+            seen.append("closed")
+
+    own.mine = mine
+    with open_workload("own_workload:mine", 32, "cpu") as workload:
+        assert seen == []
+        assert workload.step() == StepTimes(1.0, 2.0)
+        assert workload.step() is None
+    assert seen == [(32, "cpu"), (32, "cpu"), "closed"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ("resnet", "no workload 'resnet': choose resnet18, .* or name your own module:function"),
+        ("own_workload:", "or name your own"),
+        ("no_such_module:train", "there is no module no_such_module; is its folder on PYTHONPATH"),
+        ("own_workload:absent", "module own_workload has no absent"),
+        ("own_workload:number", "number is a int, not a function"),
+        ("own_workload:plain", "returned a NoneType, not a generator"),
+        ("own_workload:unnamed", "has to take minibatch and device by name"),
+    ],
+)
+def test_what_is_no_workload_is_refused_with_what_to_do(own, spec, reason):
+    own.number = 3
+    own.plain = lambda minibatch, device: None
+    own.unnamed = lambda: iter([])
+    with pytest.raises(InvalidInputError, match=reason):
+        open_workload(spec, 16, "cpu")
+
+
+def test_a_library_that_a_workload_lacks_is_named(tmp_path, monkeypatch):
+    (tmp_path / "lacking_workload.py").write_text("import library_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InvalidInputError, match="needs library_that_is_not_there, which is not installed"):
+        open_workload("lacking_workload:train", 16, "cpu")
+
+
+def test_an_empty_minibatch_is_refused():
+    with pytest.raises(InvalidInputError, match="at least 1 sample"):
+        open_workload("lstm", 0, "cpu")
+
+
+def test_a_workload_that_ends_or_yields_something_else_is_named(own):
+    own.short = lambda minibatch, device: iter([None])
+    own.odd = lambda minibatch, device: iter([0.25])
+    with open_workload("own_workload:short", 16, "cpu") as workload:
+        workload.step()
+        with pytest.raises(InvalidInputError, match="ended after 1 minibatches"):
+            workload.step()
+    with open_workload("own_workload:odd", 16, "cpu") as workload, pytest.raises(InvalidInputError, match="a float"):
+        workload.step()
+
+
+def test_the_agent_at_rest_imports_neither_torch_nor_what_was_not_chosen():
+    code = (
+        "import sys, edge_agent.agent, edge_agent.commands, edge_agent.flower, edge_agent.workloads.loading;"
+        "print([name for name in ('torch', 'jtop', 'pynvml') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
