@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.journal import Journal, JournalError, JournalHeader, ModeRecord
+from edge_agent.journal import Journal, JournalError, JournalHeader
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.artefact import Artefact, read_directory, restore
 from wattfleet.choosing import KnownModes
@@ -21,19 +21,35 @@ from wattfleet.profile import Profile
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """A device's profile as far as it is.
+    """A device's profile as far as it is, since it was last begun anew.
 
     Attributes:
         header: what was measured.
-        records: the measured modes, in order.
+        profile: what is known of each mode, measured or shown by a round.
+        measured_modes: modes that were measured for the profile.
+        discarded: measurements that were given up, as something disturbed them.
+        seconds: what measuring took, device-clock seconds.
+        renewed: why it was begun anew; None where it never was.
     """
 
     header: JournalHeader
-    records: tuple[ModeRecord, ...]
+    profile: Profile
+    measured_modes: int
+    discarded: int
+    seconds: float
+    renewed: str | None
 
-    def profile(self) -> Profile:
-        """The measurements alone."""
-        return Profile.of(record.measurement for record in self.records)
+    @classmethod
+    def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
+        """What a journal holds."""
+        return cls(
+            header,
+            Profile.of(journal.measurements),
+            len(journal.records),
+            len(journal.discarded),
+            sum(record.seconds for record in journal.records) + sum(given.seconds for given in journal.discarded),
+            journal.renewal.reason if journal.renewal else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -84,7 +100,7 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
     with _copy_in_memory(held) as copy:
         try:
             with Journal.open(copy, header) as journal:
-                return MeasuredProfile(header, journal.records)
+                return MeasuredProfile.of(header, journal)
         except JournalError as error:
             raise JournalError(str(error).replace(str(copy), str(path))) from None
 
@@ -133,7 +149,7 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
     artefact = read_predictor(state_directory)
     measured = read_profile(state_directory)
     if artefact is None or measured is None:
-        so_far = f"{len(measured.records)} modes are measured so far" if measured else "no mode is measured yet"
+        so_far = f"{measured.measured_modes} modes are measured so far" if measured else "no mode is measured yet"
         raise InvalidInputError(
             f"{state_directory}: holds no fitted predictor, {so_far}: let the agent profile the device first, or name"
             " the agent's own directory with --state-dir"
@@ -150,5 +166,5 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
         )
     predictor = restore(artefact)
     prediction = predictor.predict(device.modes)
-    known = KnownModes.of(device.modes, prediction, measured.profile())
+    known = KnownModes.of(device.modes, prediction, measured.profile)
     return FittedDevice(artefact, predictor, measured, prediction, known)

@@ -93,8 +93,10 @@ def _profile(state_directory: Path) -> dict[str, Any] | None:
         "workload": measured.header.workload,
         "minibatch": measured.header.minibatch,
         "evidence": measured.header.evidence,
-        "measured_modes": len(measured.records),
-        "seconds": sum(record.seconds for record in measured.records),
+        "measured_modes": measured.measured_modes,
+        "discarded": measured.discarded,
+        "seconds": measured.seconds,
+        "renewed": measured.renewed,
     }
 
 
@@ -160,10 +162,14 @@ def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
 def _profile_lines(profile: Any) -> dict[str, str]:
     if profile is None:
         return {"profile": "none yet"}
-    return {
-        "profile": f"{profile['measured_modes']} modes of {profile['workload']}, minibatch {profile['minibatch']}"
-        f" ({profile['evidence']}), in {_duration(profile['seconds'])}"
-    }
+    modes = profile["measured_modes"]
+    line = f"{modes} mode{'' if modes == 1 else 's'} of {profile['workload']}, minibatch {profile['minibatch']}"
+    line += f" ({profile['evidence']}), in {_duration(profile['seconds'])}"
+    if profile["discarded"]:
+        line += f"; discarded, as disturbed: {profile['discarded']}"
+    if profile["renewed"] is not None:
+        line += f"; begun anew: {profile['renewed']}"
+    return {"profile": line}
 
 
 def _predictor_lines(predictor: Any) -> dict[str, str]:

@@ -30,7 +30,8 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     front_at, measured_at = np.log10(view.front.epoch_s), np.log10(view.measured_epoch_s)
     predicted = figure.signal(front_at.tolist(), view.front.power_w.tolist(), marker="braille")
     figure.draw(predicted.lines().label("predicted front"))
-    figure.draw(figure.signal(measured_at.tolist(), view.measured_w.tolist(), marker="x").label("measured"))
+    if len(measured_at):
+        figure.draw(figure.signal(measured_at.tolist(), view.measured_w.tolist(), marker="x").label("measured"))
     figure.legend(x=width - _LEGEND_FROM_RIGHT)
     ticks = view.time_ticks()
     figure.ruler("x").ticks([math.log10(seconds) for seconds in ticks], [f"{seconds:g}" for seconds in ticks])

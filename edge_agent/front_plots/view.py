@@ -44,7 +44,7 @@ class FrontView:
     def of(cls, fitted: FittedDevice) -> FrontView:
         """The front that the agent reports, by what it has fitted now."""
         details, header = fitted.artefact.details, fitted.measured.header
-        measured = fitted.measured.profile()
+        measured = fitted.measured.profile
         per_epoch = fitted.minibatches_per_epoch
         return cls(
             title=f"{header.device_id} ({details.board}, {header.evidence}), {details.workload.name}",

@@ -52,7 +52,7 @@ def profiled_state(tmp_path_factory):
     folder = tmp_path_factory.mktemp("profiled")
     config = AgentConfig("jetson-1", "nowhere:1", folder, folder / "agent.sock", 2000, seed=0)
     reference = reference_models.load("agx_orin_resnet18")
-    make_ready(config, open_soft_board(PROFILED, seed=0), reference, 12, lambda progress: None)
+    make_ready(config, open_soft_board(PROFILED, seed=0), reference, 12, lambda progress: None).learner.close()
     return folder
 
 

@@ -7,10 +7,12 @@ import shutil
 
 import pytest
 
+from edge_agent.records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
 from edge_agent.safekeeping import KEPT_FILE, safekept
 from tests.edge_agent.conftest import PROFILED
 from tests.edge_agent.jetson_boards import NANO, ORIN_NANO
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
+from wattfleet.modes import PowerMode
 
 
 @pytest.fixture
@@ -88,6 +90,28 @@ def test_a_damaged_profile_is_named_and_hides_nothing_else(agent, copied, line):
     said = ended.content["problems"]["profile"]
     assert said.startswith(f"{path}, line {line + 1}: is damaged") and "move the file away" in said
     assert ended.content["predictor"]["kind"] == "roofline"
+
+
+def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied):
+    mode = PowerMode(6, 1510400, 624750000, 2133000000)
+    records = [Renewal("rounds took 20 % longer", 8), ModeRecord(mode, 200, 9000, 0.1, 0.1, 40, 9, 60)]
+    records += [Discarded(mode, "throttled", 3, 5), RoundRecord(mode, 210, 9100)]
+    with (copied / "profile.jsonl").open("a") as file:
+        file.writelines(json.dumps(to_line(record)) + "\n" for record in records)
+    shown = agent("status", "--device", PROFILED, "--state-dir", copied)
+    assert shown.code == 0
+    words = " ".join(shown.out.split())
+    assert "1 mode of" in words and "in 1 min 5 s; discarded, as disturbed: 1" in words
+    assert "begun anew: rounds took 20 % longer" in words
+    chosen = agent("choose", "--budget-w", 100, "--device", PROFILED, "--state-dir", copied, "--json").content
+    assert not chosen["measured"] or chosen["minibatch_ms"] == 210
+    assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
+
+
+def test_a_front_is_shown_while_nothing_counts_as_measured(agent, copied):
+    with (copied / "profile.jsonl").open("a") as file:
+        file.write(json.dumps(to_line(Renewal("another board", 8))) + "\n")
+    assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
 
 
 def test_a_damaged_predictor_is_named_and_hides_nothing_else(agent, copied):
