@@ -52,9 +52,10 @@ class ServiceSettings:
         split_address(self.coordinator)
         if self.minibatches_per_epoch < 1:
             raise InvalidInputError("an agent needs at least one minibatch per epoch")
-        for name, value in (("device", self.device), ("device id", self.device_id)):
-            if not re.fullmatch(r"[\w.:/@+-]+", value):
-                raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ only")
+        values = {"device": self.device, "device id": self.device_id, "coordinator": self.coordinator}
+        for name, value in values.items():
+            if not re.fullmatch(r"[\w.:/@+\[\]-]+", value):
+                raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ [ ] only")
 
     def text(self) -> str:
         """The settings as systemd reads them."""

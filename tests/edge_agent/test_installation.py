@@ -106,7 +106,13 @@ def test_a_program_that_is_not_there_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"device_id": "two words"}, {"device": "auto\nX=1"}, {"coordinator": "7070"}, {"minibatches_per_epoch": 0}],
+    [
+        {"device_id": "two words"},
+        {"device": "auto\nX=1"},
+        {"coordinator": "7070"},
+        {"coordinator": "a\nX=1:7070"},
+        {"minibatches_per_epoch": 0},
+    ],
 )
 def test_settings_that_no_agent_could_use_are_refused(wrong):
     with pytest.raises(InvalidInputError):
