@@ -8,6 +8,15 @@ from typing import Annotated
 
 import typer
 
+from edge_agent.command_line.apply import apply, restore
+from edge_agent.command_line.choose import choose
+from edge_agent.command_line.doctor import doctor
+from edge_agent.command_line.explain import explain
+from edge_agent.command_line.front import front
+from edge_agent.command_line.install import install
+from edge_agent.command_line.modes import modes
+from edge_agent.command_line.options import DEVICES
+from edge_agent.command_line.status import status
 from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
 
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
@@ -18,9 +27,13 @@ def group() -> None:
     """The agent of one device."""
 
 
+for command in (doctor, modes, status, apply, restore, choose, explain, front, install):
+    app.command()(command)
+
+
 @app.command()
 def run(
-    device: Annotated[str, typer.Option(help="The board: simulated:<kind>, or replay:<CSV file>.")],
+    device: Annotated[str, typer.Option(help=f"The device: {DEVICES}.")],
     device_id: Annotated[str, typer.Option(help="The device's name, unlike any other in the fleet.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
     coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")] = "127.0.0.1:7070",
