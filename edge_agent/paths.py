@@ -2,5 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 DEFAULT_STATE_DIRECTORY = "/var/lib/wattfleet"
 DEFAULT_SOCKET = "/run/wattfleet/agent.sock"
+
+PROFILE_FILE = "profile.jsonl"
+"""Below the state directory: the journal of the profile."""
+
+PREDICTOR_DIRECTORY = "predictor"
+"""Below the state directory: the device's own fitted predictor."""
+
+OUTBOX_FILE = "outbox.jsonl"
+"""Below the state directory: reports that the coordinator has not acknowledged."""
+
+
+def device_folder(state_directory: Path) -> Path:
+    """The folder for the lock and for what was in force before a device was changed."""
+    return state_directory / "device"
