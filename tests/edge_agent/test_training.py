@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.agent import parked_mode
 from edge_agent.devices.device import Conditions, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.productive import ProductiveProfiler
+from edge_agent.readiness import parked_mode
 from edge_agent.training import PowerNotReadError, TrainingWatch
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
