@@ -155,3 +155,20 @@ def test_a_refusal_is_final(outbox: Outbox, code: grpc.StatusCode) -> None:
                 await running
 
     run(body)
+
+
+def test_what_an_earlier_process_could_not_deliver_arrives_before_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.jsonl"
+    seen = session_pb2.Observation(plan_id="while it was away", epoch_s=10, power_w=12)
+    Outbox(OutboxFile(path)).add(session_pb2.SessionRequest(observation=seen))
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with linked(coordinator, Outbox(OutboxFile(path))) as (link, _):
+            link.report_observation(session_pb2.Observation(plan_id="new", epoch_s=10, power_w=12))
+            assert await link.flush(10)
+            assert [r.observation.plan_id for r in coordinator.sessions[0]] == ["while it was away", "new"]
+            assert link.connected
+
+    run(body)
+    assert path.read_bytes() == b""
