@@ -123,6 +123,8 @@ class Link:
             self.connected = False
             if sender:
                 sender.cancel()
+                # What it failed of has ended the session, too.
+                await asyncio.gather(sender, return_exceptions=True)
             call.cancel()
 
     async def _send(self, call: Any, lease_s: float) -> None:
