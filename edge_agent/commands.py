@@ -56,9 +56,11 @@ def run(
     from edge_agent.config import AgentConfig
     from edge_agent.devices.jtop import JtopDevice
     from edge_agent.devices.selection import folder_of_device, open_device
+    from edge_agent.lean_memory import give_memory_back_early
     from edge_agent.profiled_workload import profiled_workload
     from wattfleet.addresses import split_address
 
+    give_memory_back_early()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     split_address(coordinator)
     board = open_device(device, seed, state_dir)
