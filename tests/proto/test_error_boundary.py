@@ -30,6 +30,9 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.disturbance.TooHotError",  # while profiling
     "edge_agent.mode_measurement.MeasurementError",  # while profiling
     "edge_agent.references.ReferenceRefusedError",  # before profiling
+    "edge_agent.safekeeping.DeviceBusyError",  # before the socket is served
+    "edge_agent.safekeeping.SafekeepingError",  # before the socket is served
+    "edge_agent.workloads.process.WorkloadFailedError",  # while profiling
 }
 
 
