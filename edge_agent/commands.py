@@ -9,13 +9,18 @@ from typing import Annotated, get_args
 import click
 import typer
 
+from edge_agent.command_line.apply import apply, restore
+from edge_agent.command_line.choose import choose
+from edge_agent.command_line.doctor import doctor
+from edge_agent.command_line.explain import explain
+from edge_agent.command_line.front import front
+from edge_agent.command_line.install import install
+from edge_agent.command_line.modes import modes
+from edge_agent.command_line.options import DEVICES
+from edge_agent.command_line.status import status
 from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
 from edge_agent.workloads.loading import Processor
 
-_DEVICE_HELP = (
-    "The board: auto, sysfs, sysfs:<folder>, nvpmodel, jtop or host; simulated:<kind> or replay:<CSV file> stand in"
-    " for one. auto is sysfs on a Jetson, else host."
-)
 _PROCESSOR = click.Choice(get_args(Processor))
 
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
@@ -26,9 +31,13 @@ def group() -> None:
     """The agent of one device."""
 
 
+for command in (doctor, modes, status, apply, restore, choose, explain, front, install):
+    app.command()(command)
+
+
 @app.command()
 def run(
-    device: Annotated[str, typer.Option(help=_DEVICE_HELP)],
+    device: Annotated[str, typer.Option(help=f"The device: {DEVICES}.")],
     device_id: Annotated[str, typer.Option(help="The device's name, unlike any other in the fleet.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
     coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")] = "127.0.0.1:7070",
@@ -43,10 +52,18 @@ def run(
     ] = None,
     workload: Annotated[
         str | None,
-        typer.Option(help="What real hardware is measured with: resnet18, mobilenet, lstm, bert, or module:function."),
+        typer.Option(
+            envvar="WATTFLEET_WORKLOAD",
+            help="What real hardware is measured with: resnet18, mobilenet, lstm, bert, or module:function.",
+        ),
     ] = None,
-    minibatch: Annotated[int, typer.Option(help="Samples in a minibatch of the workload.", min=1)] = 16,
-    processor: Annotated[Processor, typer.Option(help="Where the workload computes.", click_type=_PROCESSOR)] = "cuda",
+    minibatch: Annotated[
+        int, typer.Option(envvar="WATTFLEET_MINIBATCH", help="Samples in a minibatch of the workload.", min=1)
+    ] = 16,
+    processor: Annotated[
+        Processor,
+        typer.Option(envvar="WATTFLEET_PROCESSOR", help="Where the workload computes.", click_type=_PROCESSOR),
+    ] = "cuda",
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging

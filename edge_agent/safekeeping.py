@@ -84,14 +84,18 @@ class Safekeeping:
         with _locked(folder, write):
             yield cls(device, folder, write)
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """Put on disk what is in force; what is there already is older, and stays.
 
+        Returns:
+            Whether it was put there now.
+
         Raises:
-            SafekeepingError: it cannot be written; the device must not be changed.
+            SafekeepingError: it cannot be written, or what is there is damaged; the device must not be changed.
+            InvalidInputError: what is there belongs to another device.
         """
-        if self._path.exists():
-            return
+        if self._kept() is not None:
+            return False
         kept = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": dict(self._device.knobs())}
         try:
             replace_file(self._path, json.dumps(kept, indent=1).encode() + b"\n", self._write)
@@ -99,6 +103,20 @@ class Safekeeping:
             raise SafekeepingError(
                 f"{self._path}: cannot be written: {error.strerror}; the device was not changed, as it could not be"
                 " restored after a crash"
+            ) from None
+        return True
+
+    def forget(self) -> None:
+        """Remove what was kept, where the device is as it was before `keep`.
+
+        Raises:
+            SafekeepingError: the file cannot be removed.
+        """
+        try:
+            remove_file(self._path)
+        except OSError as error:
+            raise SafekeepingError(
+                f"{self._path}: cannot be removed: {error.strerror}; the device is as it was, remove the file yourself"
             ) from None
 
     def restore(self) -> bool:
@@ -116,12 +134,7 @@ class Safekeeping:
             self._device.restore(knobs)
         except InvalidInputError as error:
             raise InvalidInputError(f"{self._path}: {error}; name the device that this was kept from") from None
-        try:
-            remove_file(self._path)
-        except OSError as error:
-            raise SafekeepingError(
-                f"{self._path}: cannot be removed: {error.strerror}; the device is restored, remove the file yourself"
-            ) from None
+        self.forget()
         return True
 
     def _kept(self) -> Knobs | None:
@@ -153,6 +166,29 @@ class Safekeeping:
         )
 
 
+def holder_of(folder: Path) -> str | None:
+    """The process that may change the device now, as it calls itself; None where there is none.
+
+    Raises:
+        SafekeepingError: the lock cannot be looked at.
+    """
+    path = folder / LOCK_FILE
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SafekeepingError(f"{path}: cannot be opened: {error.strerror}") from None
+    try:
+        # Shared, and given up at once: two who look do not turn each other away.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"
+    finally:
+        os.close(descriptor)
+    return None
+
+
 @contextmanager
 def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
     path = folder / LOCK_FILE
@@ -160,7 +196,9 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise SafekeepingError(f"{path}: cannot be opened: {error.strerror}; the device was not touched") from None
+        raise SafekeepingError(
+            f"{path}: cannot be opened: {error.strerror}; the device was not touched{_as_whom(error)}"
+        ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -179,3 +217,7 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def _as_whom(error: OSError) -> str:
+    return "; run this as root" if isinstance(error, PermissionError) else ""

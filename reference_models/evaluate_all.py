@@ -13,17 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from reference_models.evaluated_reference import adapted
 from wattfleet.audit import audit, passing_rows
 from wattfleet.boards import board_offering
 from wattfleet.choice_evaluation import evaluate_choice
 from wattfleet.errors import InvalidInputError
 from wattfleet.evaluation import evaluate_transfer
 from wattfleet.front import pareto_front
-from wattfleet.predictor import Predictor
+from wattfleet.predictor import CORPUS_MODES, FEWEST_MODES, Predictor, transferable
 from wattfleet.predictors import KINDS, kind
 from wattfleet.profile import Profile, read_csv
-from wattfleet.roofline import CORPUS_MODES, FEWEST_MODES
 from wattfleet.strategies.random_then_predict import Fit
 from wattfleet.strategies.registry import DEFAULT_PREDICTOR, NAMES, strategy_named
 
@@ -141,7 +139,7 @@ def build_report(
     def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
         if stem is None or not kind(name).transfers:
             return None
-        return adapted(reference(name, stem), profiles[stem], board_offering(target.modes))
+        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
 
     def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
         def after(name: str) -> Fit:

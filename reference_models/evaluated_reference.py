@@ -8,9 +8,9 @@ from reference_models import load, shipped
 from wattfleet.artefact import restore
 from wattfleet.boards import Board, board_offering
 from wattfleet.errors import InvalidInputError
-from wattfleet.predictor import Predictor
+from wattfleet.predictor import Predictor, transferable
 from wattfleet.predictors import Kind
-from wattfleet.profile import Profile, read_csv
+from wattfleet.profile import read_csv
 
 
 def reference_for(name: str, kind: Kind, reference: str, target: Board | None) -> Predictor | None:
@@ -42,10 +42,6 @@ def reference_for(name: str, kind: Kind, reference: str, target: Board | None) -
             f" {', '.join(shipped())}"
         )
     corpus = read_csv(path)
-    return adapted(kind.predictor_class().fit(corpus), corpus, target) if kind.transfers else None
-
-
-def adapted(reference: Predictor, corpus: Profile, target: Board | None) -> Predictor:
-    """A reference that was trained on a corpus, adapted to the target's board where both boards are known."""
-    of = board_offering(corpus.modes)
-    return reference if of is None or target is None else reference.adapted(of.hardware, target.hardware)
+    if not kind.transfers:
+        return None
+    return transferable(kind.predictor_class().fit(corpus), board_offering(corpus.modes), target)

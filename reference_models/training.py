@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from wattfleet.artefact import Artefact, pack
+from wattfleet.boards import BOARDS, board_offering
 from wattfleet.errors import InvalidInputError
+from wattfleet.predictor import CORPUS_MODES, transferable
 from wattfleet.profile import Profile
-from wattfleet.roofline import CORPUS_MODES, RooflinePredictor
+from wattfleet.roofline import RooflinePredictor
 from wattfleet.workload import Workload
 
 _FOLDS = 5
@@ -61,7 +63,8 @@ def train(
     figures["held_out"] = _held_out(corpus)
     for name, target in targets.items():
         report(f"transferring to {name}")
-        figures[f"transfer_{name}"] = _transfers(predictor, target)
+        start = transferable(predictor, BOARDS.get(board), board_offering(target.modes))
+        figures[f"transfer_{name}"] = _transfers(start, target)
     return pack(predictor, workload, board, provenance, figures)
 
 
@@ -142,7 +145,8 @@ Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not 
 The same corpus gives the same bytes with the same versions of numpy and scipy.
 
 ## Use and limits
-For transfer with 5 or more measured modes of the target; agents measure 50 by default. Alone it speaks of its own
-board and workload only. The corpus holds rows whose mode was not applied; the fit is robust to them, and the figures
-above count them. Fan at maximum, no throttling: a device that throttles is not described.
+For transfer with 5 or more measured modes of the target; agents measure 50 by default. With fewer its intervals are
+wide; with none it speaks of its own workload, and of other boards by what their data sheets say. The corpus holds rows
+whose mode was not applied; the fit is robust to them, and the figures above count them. Fan at maximum, no throttling:
+a device that throttles is not described.
 """

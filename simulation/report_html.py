@@ -30,7 +30,8 @@ def write_html(report: Report, path: Path) -> None:
         path: the file to write.
     """
     environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("simulation"),
+        # Style and script that all pages share lie with the reference models' page.
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader("simulation"), jinja2.PackageLoader("reference_models")]),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,

@@ -17,7 +17,7 @@ from typing import Any
 
 from wattfleet.boards import BOARDS, Board
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.predictor import Predictor
+from wattfleet.predictor import Predictor, transferable
 from wattfleet.predictors import KINDS
 from wattfleet.workload import Workload
 
@@ -162,8 +162,7 @@ def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
             f" {', '.join(KINDS)}: install the version that wrote it, or train the reference anew"
         )
     predictor = kind.predictor_class().load(artefact.weights)
-    of = BOARDS.get(artefact.details.board)
-    return predictor if of is None or board is None else predictor.adapted(of.hardware, board.hardware)
+    return transferable(predictor, BOARDS.get(artefact.details.board), board)
 
 
 def read_directory(directory: Path) -> Artefact:

@@ -36,6 +36,8 @@ class ChoiceCases:
             %. A mode over the budget may be faster than that: then it counts as 0, neither rewarded nor left out.
         excess_w: `[r, b]` W by which the chosen mode's measured power exceeds the budget, 0 where it does not.
         modes_measured: `[r]` modes the strategy measured.
+        penalty_passing_pct: `[r, b]` the penalty against the best of the rows that pass an audit; NaN where the chosen
+            row does not pass, or no row that does meets the budget. None where no audit was made.
     """
 
     budgets_w: Values
@@ -43,27 +45,40 @@ class ChoiceCases:
     penalty_pct: Values
     excess_w: Values
     modes_measured: Values
+    penalty_passing_pct: Values | None = None
 
     def figures(self) -> dict[str, object]:
         """The figures over all cases, as `evaluate choice --json` prints them.
 
         `time_penalty_pct` has the median, mean and 90th percentile; `over_budget_pct` and `over_budget_1w_pct` are
         the shares of cases over the budget, and over it by more than 1 W; `excess_w` is the mean excess over all
-        cases, W; `modes_measured` the mean over the runs; `budgets` how many were evaluated and left out.
+        cases, W; `modes_measured` the mean over the runs; `budgets` how many were evaluated and left out. With an
+        audit, the first three stand once more, as `..._passing`, over the rows that pass it.
         """
-        penalty = self.penalty_pct
+        found = _figures(self.penalty_pct, self.excess_w)
+        if self.penalty_passing_pct is not None:
+            judged = np.isfinite(self.penalty_passing_pct)
+            if judged.any():
+                passing = _figures(self.penalty_passing_pct[judged], self.excess_w[judged])
+                found |= {f"{name}_passing": value for name, value in passing.items()}
         return {
-            "time_penalty_pct": {
-                "median": _rounded(np.median(penalty)),
-                "mean": _rounded(penalty.mean()),
-                "p90": _rounded(np.quantile(penalty, 0.9)),
-            },
-            "over_budget_pct": _rounded(100 * (self.excess_w > 0).mean()),
-            "over_budget_1w_pct": _rounded(100 * (self.excess_w > 1).mean()),
+            **found,
             "excess_w": _rounded(self.excess_w.mean()),
             "modes_measured": _rounded(self.modes_measured.mean()),
             "budgets": {"evaluated": len(self.budgets_w), "left_out": self.left_out},
         }
+
+
+def _figures(penalty_pct: Values, excess_w: Values) -> dict[str, object]:
+    return {
+        "time_penalty_pct": {
+            "median": _rounded(np.median(penalty_pct)),
+            "mean": _rounded(penalty_pct.mean()),
+            "p90": _rounded(np.quantile(penalty_pct, 0.9)),
+        },
+        "over_budget_pct": _rounded(100 * (excess_w > 0).mean()),
+        "over_budget_1w_pct": _rounded(100 * (excess_w > 1).mean()),
+    }
 
 
 def _rounded(value: np.floating) -> float:
@@ -78,6 +93,7 @@ def evaluate_choice(
     runs: int,
     seed: int,
     report: Report = lambda run: None,
+    trusted: NDArray[np.bool_] | None = None,
 ) -> ChoiceCases:
     """Let a strategy choose from a corpus, again and again.
 
@@ -92,6 +108,7 @@ def evaluate_choice(
         runs: how often, with the seeds `seed`, `seed + 1` and so on.
         seed: of the first run.
         report: told of every run.
+        trusted: rows of the corpus that pass an audit, as many as it has; the strategy is not told.
 
     Raises:
         InvalidInputError: no mode of the corpus meets any budget, a number is out of range, or the strategy cannot
@@ -110,8 +127,10 @@ def evaluate_choice(
         )
     measurements = {measurement.mode: measurement for measurement in corpus.measurements()}
     lowest = as_modes(descending(corpus.modes)[-1:])[0]
-    best_ms = [corpus.minibatch_ms[corpus.power_mw <= budget * 1e3].min() for budget in met_w]
-    penalty_pct, excess_w = np.empty((2, runs, len(met_w)))
+    best_ms = _best_ms(corpus, met_w, np.ones(len(corpus), dtype=bool))
+    passing = None if trusted is None else dict(zip(as_modes(corpus.modes), trusted.tolist(), strict=True))
+    best_passing_ms = best_ms if trusted is None else _best_ms(corpus, met_w, trusted)
+    penalty_pct, penalty_passing_pct, excess_w = np.empty((3, runs, len(met_w)))
     measured = np.empty(runs)
     for run in range(runs):
         bench = Bench(corpus.modes, measurements.__getitem__, limit)
@@ -120,7 +139,24 @@ def evaluate_choice(
         step_ms = np.array([measurement.minibatch_ms for measurement in chosen])
         power_w = np.array([measurement.power_mw for measurement in chosen]) / 1e3
         penalty_pct[run] = np.maximum(100 * (step_ms / best_ms - 1), 0.0)
+        penalty_passing_pct[run] = np.maximum(100 * (step_ms / best_passing_ms - 1), 0.0)
+        if passing is not None:
+            penalty_passing_pct[run, [not passing[measurement.mode] for measurement in chosen]] = np.nan
         excess_w[run] = np.maximum(power_w - met_w, 0.0)
         measured[run] = bench.limit - bench.left
         report(run + 1)
-    return ChoiceCases(met_w, len(wanted_w) - len(met_w), penalty_pct, excess_w, measured)
+    return ChoiceCases(
+        met_w,
+        len(wanted_w) - len(met_w),
+        penalty_pct,
+        excess_w,
+        measured,
+        None if passing is None else penalty_passing_pct,
+    )
+
+
+def _best_ms(corpus: Profile, budgets_w: Values, rows: NDArray[np.bool_]) -> Values:
+    """The least time of some rows within each budget, `[b]` ms; NaN where none meets it."""
+    within = rows & (corpus.power_mw <= 1e3 * budgets_w[:, None])
+    least = np.where(within, corpus.minibatch_ms, np.inf).min(axis=1)
+    return np.asarray(np.where(np.isfinite(least), least, np.nan))

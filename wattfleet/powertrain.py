@@ -17,17 +17,11 @@ from wattfleet.boards import Hardware
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray
 from wattfleet.networks import DenseNetwork, Loss, Schedule, train
-from wattfleet.predictor import Prediction
+from wattfleet.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
 from wattfleet.profile import Profile
 from wattfleet.weights import Tensors, read_array, read_tensors, write_tensors
 
 Values = NDArray[np.float64]
-
-FEWEST_MODES = 5
-"""Fewer measured modes than this cannot be fitted."""
-
-CORPUS_MODES = 400
-"""From this many modes on, each is trained on once an epoch instead of once for each of its minibatches."""
 
 # What the held-out modes weigh against: the paper's own errors at 50 modes, about 15 and 5.5 %, as standard
 # deviations of normal errors. With ten measured modes a single one is held out.

@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from wattfleet.boards import Hardware
+from wattfleet.boards import Board, Hardware
 from wattfleet.modes import ModeArray
 from wattfleet.profile import Profile
 
 Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
+
+FEWEST_MODES = 5
+"""Every kind of predictor can be fitted to this many measured modes, with a reference or without."""
+
+CORPUS_MODES = 400
+"""From this many modes on, a profile is a corpus: it makes a reference, and may be fitted in another way."""
 
 
 @dataclass(frozen=True)
@@ -85,3 +91,8 @@ class Predictor(Protocol):
             CorruptReferenceError: these bytes hold no such predictor.
         """
         ...
+
+
+def transferable(predictor: P, of: Board | None, to: Board | None) -> P:
+    """A predictor as a start on another board: adapted where both boards are known, as it is elsewhere."""
+    return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)

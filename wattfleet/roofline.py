@@ -27,18 +27,12 @@ from wattfleet.expectations import (
 from wattfleet.explanation import Explanation, explain
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet.physics import PowerParameters, TimeParameters, active_power_mw, activity, power_mw, step_time_ms
-from wattfleet.predictor import Prediction
+from wattfleet.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
 from wattfleet.profile import Profile
 from wattfleet.residual import Correction, Process, Remainder, Surface, both_at, expected_process
 from wattfleet.weights import Tensors, read_parameters, read_remainder, read_tensors, remainder_tensors, write_tensors
 
 Values = NDArray[np.float64]
-FEWEST_MODES = 5
-"""Fewer measured modes than this cannot be fitted without a reference."""
-
-CORPUS_MODES = 400
-"""From this many modes on, a profile is a corpus: its residual is condensed instead of kept row by row."""
-
 _INDUCING = 400
 # How much of a reference's residual another workload or board shows: mean and standard deviation.
 _SHARE = (0.5, 0.3)
@@ -227,13 +221,15 @@ def _expect(belief: Belief, surface: Surface, scale_sd: float) -> Remainder:
 def _fit_corpus(
     physics: Model, modes: ModeArray, observed: Values, belief: Belief, width: float
 ) -> tuple[Values, Remainder]:
-    """Fit one quantity to a whole corpus, some of whose rows are false."""
+    """Fit one quantity to a whole corpus, some of whose rows are false; their order does not matter."""
+    order = np.lexsort(modes.T)
     parameters = robust_fit(physics, observed, belief, 0.02, "cauchy", starts=3)
     residuals = observed - physics(parameters)
-    inducing = np.random.default_rng(0).permutation(len(modes))[:_INDUCING]
-    surface = Surface.fit(modes, residuals, trust(residuals, width), np.sort(inducing))
-    # The standard deviation whose 90 % interval holds 90 % of the rows: false ones must not widen it.
-    sd = float(np.quantile(np.abs(residuals - surface.at(modes)), 0.9)) / 1.645
+    inducing = order[np.random.default_rng(0).permutation(len(modes))[:_INDUCING]]
+    surface = Surface.fit(modes, residuals, trust(residuals, width), inducing)
+    left = np.abs(residuals - surface.at(modes))
+    # The standard deviation whose 90 % interval holds 90 % of the rows; however many are false, they do not widen it.
+    sd = float(np.quantile(left[left <= width], 0.9)) / 1.645
     return parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from wattfleet.choosing import KnownModes
+from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import pareto_front
 from wattfleet.modes import ModeArray
@@ -50,7 +50,7 @@ class SamplingSettings:
         spread: modes that are spread over the space before any is chosen by prediction; the highest is the first.
             Every kind of predictor can be fitted to five; one that transfers a reference may do with fewer.
         batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often.
-        tolerance: stop once no measurement is expected to shorten the step that would be chosen under any of the
+        tolerance: stop once no measurement is expected to shorten the step that would now be chosen under any of the
             budgets by more than this share; 0 goes on to the limit.
         seed: of the spread modes.
 
@@ -61,7 +61,7 @@ class SamplingSettings:
     limit: int = 50
     spread: int = 5
     batch: int = 1
-    tolerance: float = 0.001
+    tolerance: float = 0.01
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -142,18 +142,23 @@ def _worthwhile(
     # Below any measured mode's power, the slowest that is thought possible is what a measurement improves on.
     measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
     best = np.minimum(measured_ms.min(axis=0), log_ms.max())
+    # What would be chosen now, measured or not: measuring stops when nothing promises to be much better than that.
+    safe = known.safe_power_mw(PROBABILITY)[:, None] <= budgets_mw
+    chosen = np.minimum(best, np.where(safe, log_ms[:, None], np.inf).min(axis=0))
     free, picks = free.copy(), []
     cap = known.measured.sum() >= _CAPPED_FROM
     for _ in range(count):
-        gain = _expected_gain(best - log_ms[:, None], sd)
-        if not (gain * feasible)[free].max(initial=0.0) > tolerance:
+        if not (_expected_gain(chosen - log_ms[:, None], sd) * feasible)[free].max(initial=0.0) > tolerance:
             break
+        gain = _expected_gain(best - log_ms[:, None], sd)
         if cap:
             gain = gain - _expected_gain(best - _GAIN_CAP - log_ms[:, None], sd)
         pick = int(np.where(free, (gain * feasible).sum(axis=1), -1.0).argmax())
         picks.append(pick)
         free[pick] = False
-        best = np.where(known.power_mw[pick] <= budgets_mw, np.minimum(best, log_ms[pick]), best)
+        keeps = known.power_mw[pick] <= budgets_mw
+        best = np.where(keeps, np.minimum(best, log_ms[pick]), best)
+        chosen = np.where(keeps, np.minimum(chosen, log_ms[pick]), chosen)
     return np.array(picks, dtype=np.intp)
 
 

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from edge_agent.devices.device import Clock, Knobs, ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import noting, within
-from edge_agent.devices.jetson.nvpmodel_conf import Argument, NvpmodelConf, NvpmodelMode, parse_conf
+from edge_agent.devices.jetson.knob_files import noting
+from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
+from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import SysfsDevice
@@ -15,7 +16,6 @@ from edge_agent.durable_files import replace_file
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 
-SYSTEM_CONF = "/etc/nvpmodel.conf"
 CUSTOM_CONF = "nvpmodel.conf"
 """In the state directory: NVIDIA's configuration with one mode more."""
 
@@ -58,7 +58,7 @@ class NvpmodelDevice(SysfsDevice):
     @property
     def presets(self) -> dict[str, PowerMode]:
         """NVIDIA's modes by name; a limit that is not in the board's table stands for the next lower frequency."""
-        return {mode.name: self._as_power_mode(mode) for mode in self._conf.modes}
+        return {mode.name: preset_mode(mode, self.space) for mode in self._conf.modes}
 
     def apply(self, mode: PowerMode) -> None:
         """Put a mode in force.
@@ -93,7 +93,7 @@ class NvpmodelDevice(SysfsDevice):
         """
         preset = self._conf.mode_of_name(name)
         self._activate(SYSTEM_CONF, preset.mode_id)
-        wanted, found = self._as_power_mode(preset), self.current_mode()
+        wanted, found = preset_mode(preset, self.space), self.current_mode()
         tables = ((wanted.cores,), self.space.cpu_khz, self.space.gpu_hz, self.space.mem_hz)
         for knob, stated, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
             # nvpmodel may round a limit to either side, so a step of the table is no difference.
@@ -184,42 +184,18 @@ class NvpmodelDevice(SysfsDevice):
             elif argument in ("MIN_FREQ", "MAX_FREQ"):
                 if parameter == "GPU":
                     stanza[setting] = str(mode.gpu_hz)
-                elif _is_cpu_clock(parameter) and _first_core(path) < mode.cores:
+                elif is_cpu_clock(parameter) and _first_core(path) < mode.cores:
                     stanza[setting] = str(mode.cpu_khz)
-                elif _is_cpu_clock(parameter):
+                elif is_cpu_clock(parameter):
                     # The clock of cores that are offline has no files.
                     stanza.pop(setting, None)
         return stanza
-
-    def _as_power_mode(self, preset: NvpmodelMode) -> PowerMode:
-        settings = preset.settings
-        offline = sum(parameter == "CPU_ONLINE" and value == "0" for (parameter, _), value in settings.items())
-        limits_khz = [
-            int(value)
-            for (parameter, argument), value in settings.items()
-            if _is_cpu_clock(parameter) and argument == "MAX_FREQ"
-        ]
-        return PowerMode(
-            self.cpu.cores - offline,
-            _limited(self.space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
-            _limited(self.space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
-            _limited(self.space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
-        )
-
-
-def _is_cpu_clock(parameter: str) -> bool:
-    return parameter.startswith("CPU_") and parameter != "CPU_ONLINE"
 
 
 def _first_core(path: str) -> int:
     """The first core of a clock, by the file that sets it."""
     found = re.search(r"/(?:cpu|policy)(\d+)/", path)
     return int(found[1]) if found else 0
-
-
-def _limited(table: tuple[int, ...], limit: int) -> int:
-    """The highest frequency within a limit; -1 is none, and for the memory of JetPack 4 and 5 so is 0."""
-    return within(table, limit) if limit > 0 else table[-1]
 
 
 def _reason(result: ProgramResult) -> str:

@@ -14,6 +14,8 @@ from edge_agent.devices.jetson.heat import read_conditions
 from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.memory import Memory
+from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfError, parse_conf
+from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.jetson.tree import Tree
@@ -46,7 +48,7 @@ class SysfsDevice:
         self.identity = identify(tree)
         self.cpu = Cpu(tree)
         self.gpu = Gpu(tree)
-        self.memory = Memory(tree, _usual_memory_hz(self.identity.kind))
+        self.memory = Memory(tree, usual_memory_hz(self.identity.kind))
         self.fan = Fan(tree, run)
         self.power = BoardPower(tree, self.identity.kind)
         self._space = ModeSpace(
@@ -73,6 +75,15 @@ class SysfsDevice:
     def space(self) -> ModeSpace:
         """The values that each knob takes, as the kernel lists them."""
         return self._space
+
+    @property
+    def presets(self) -> dict[str, PowerMode]:
+        """NVIDIA's modes by name, as power modes; empty where its configuration cannot be read."""
+        try:
+            modes = parse_conf(self._tree.read(SYSTEM_CONF), SYSTEM_CONF).modes
+        except (OSError, NvpmodelConfError):
+            return {}
+        return {mode.name: preset_mode(mode, self.space) for mode in modes}
 
     @property
     def modes(self) -> ModeArray:
@@ -189,7 +200,8 @@ class SysfsDevice:
             raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
 
 
-def _usual_memory_hz(kind: str) -> tuple[int, ...]:
+def usual_memory_hz(kind: str) -> tuple[int, ...]:
+    """The memory frequencies of a kind of board, for where its kernel does not list them."""
     return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
 
 

@@ -82,6 +82,16 @@ def test_finds_what_was_planted_in_a_corpus_and_little_else(one_knob: bool) -> N
     assert len(found - set(rows)) <= 0.002 * len(clean)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.12, 0.25])
+def test_many_false_rows_do_not_hide_each_other(share: float) -> None:
+    clean = measured(600, 2)
+    false, rows = plant(clean, share, 2, one_knob=False)
+    wanted = off(clean, false, rows)
+    found = found_rows(audit(false))
+    assert len(found & wanted) >= 0.9 * len(wanted)
+    assert len(found - set(rows)) <= 0.01 * len(clean)
+
+
 def test_finds_the_one_false_row_among_fifty() -> None:
     hits, wanted, others = 0, 0, 0
     for seed in range(8):

@@ -53,6 +53,23 @@ def test_the_figures_of_five_budgets_by_hand() -> None:
     }
 
 
+def test_choices_are_also_judged_by_the_rows_that_pass_an_audit() -> None:
+    strategy = Fixed({10.0: 1, 12.0: None, 14.0: 2, 17.0: 2})
+    trusted = np.array([True, True, False, True])
+    figures = evaluate_choice(CORPUS, strategy, 3, [10.0, 12.0, 14.0, 17.0], 2, 0, trusted=trusted).figures()
+    # The third row is left out: of 14 and 17 W nothing is judged, and at 12 W the best is 40 ms as before.
+    assert figures["time_penalty_pct_passing"] == {"median": 50.0, "mean": 50.0, "p90": 100.0}
+    assert figures["over_budget_pct_passing"] == figures["over_budget_1w_pct_passing"] == 50.0
+    assert figures["time_penalty_pct"] == {"median": 50.0, "mean": 50.0, "p90": 100.0}
+
+    # The best row within 17 W is the false one: what was chosen stands better among the others.
+    lying = Profile(MODES, CORPUS.minibatch_ms, np.array([10e3, 12e3, 14e3, 11e3]))
+    cases = evaluate_choice(lying, Fixed({17.0: 2}), 3, [17.0], 1, 0, trusted=np.array([True, True, True, False]))
+    np.testing.assert_allclose(cases.penalty_pct, [[100]])
+    assert cases.penalty_passing_pct is not None
+    np.testing.assert_allclose(cases.penalty_passing_pct, [[0]])
+
+
 def test_brute_force_has_no_penalty_and_keeps_every_budget() -> None:
     cases = evaluate_choice(CORPUS, BruteForce(), 4, range(8, 20), runs=1, seed=0)
     assert not cases.penalty_pct.any()

@@ -77,6 +77,11 @@ class Cpu:
             kept |= {f"policy/{name}/min_khz": str(lowest), f"policy/{name}/max_khz": str(highest)}
         return kept
 
+    def written(self) -> list[str]:
+        """The files that setting cores and clocks writes."""
+        limits = [path for policy in self._policies() for path in _limits(policy)]
+        return [*map(_online_path, self._leaving()), *limits]
+
     def knob_names(self) -> KnobNames:
         """What `put_back` takes; policies whose cores were offline had nothing to keep."""
         limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}

@@ -54,6 +54,10 @@ class Fan:
             return {}
         return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
 
+    def written(self) -> list[str]:
+        """The files that holding it writes."""
+        return [self._path] if self._path else []
+
     def knob_names(self) -> KnobNames:
         """What `put_back` takes."""
         return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())

@@ -53,6 +53,10 @@ class Gpu:
         lowest, highest = (value_of(self._tree, path) for path in self._limits)
         return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
 
+    def written(self) -> list[str]:
+        """The files that setting it writes."""
+        return list(self._limits)
+
     def knob_names(self) -> KnobNames:
         """What `put_back` takes."""
         return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})

@@ -18,28 +18,52 @@ def read_conditions(tree: Tree) -> Conditions:
     return Conditions(_junction_c(tree), _throttle_events(tree))
 
 
-def _junction_c(tree: Tree) -> float | None:
-    on_chip = {}
+def read_zones(tree: Tree) -> dict[str, float | None]:
+    """Degrees Celsius of every thermal zone; None where it is switched off or does not answer."""
+    zones: dict[str, float | None] = {}
     for zone in tree.glob("/sys/class/thermal/thermal_zone*"):
         try:
-            kind, millidegrees = tree.read(f"{zone}/type"), int(tree.read(f"{zone}/temp"))
+            kind = tree.read(f"{zone}/type")
+        except OSError:
+            continue
+        try:
+            millidegrees = int(tree.read(f"{zone}/temp"))
         except (OSError, ValueError):
             # EAGAIN: the zone's part of the chip is switched off.
+            zones[kind] = None
             continue
-        if millidegrees > _SWITCHED_OFF_BELOW_MC and (kind == _HOTTEST or _ON_CHIP.match(kind)):
-            on_chip[kind] = millidegrees / 1e3
+        zones[kind] = millidegrees / 1e3 if millidegrees > _SWITCHED_OFF_BELOW_MC else None
+    return zones
+
+
+def read_throttle_counters(tree: Tree) -> dict[str, int]:
+    """Over-current and undervoltage events since the start, by counter, such as `oc1`; empty where none is counted.
+
+    Raises:
+        OSError: a counter does not answer.
+        ValueError: it holds no number.
+    """
+    return {
+        counter.rpartition("/")[2].removesuffix("_event_cnt"): int(tree.read(counter))
+        for name in tree.glob("/sys/class/hwmon/hwmon*/name")
+        if tree.read(name) == "soctherm_oc"
+        for counter in tree.glob(f"{name.removesuffix('/name')}/oc*_event_cnt")
+    }
+
+
+def _junction_c(tree: Tree) -> float | None:
+    on_chip = {
+        kind: degrees
+        for kind, degrees in read_zones(tree).items()
+        if degrees is not None and (kind == _HOTTEST or _ON_CHIP.match(kind))
+    }
     return on_chip.get(_HOTTEST, max(on_chip.values(), default=None))
 
 
 def _throttle_events(tree: Tree) -> int | None:
-    """The over-current and undervoltage events since the start; None unless every counter answers."""
+    """All counters together; None unless every one answers."""
     try:
-        counts = [
-            int(tree.read(counter))
-            for name in tree.glob("/sys/class/hwmon/hwmon*/name")
-            if tree.read(name) == "soctherm_oc"
-            for counter in tree.glob(f"{name.removesuffix('/name')}/oc*_event_cnt")
-        ]
+        counts = read_throttle_counters(tree)
     except (OSError, ValueError):
         return None
-    return sum(counts) if counts else None
+    return sum(counts.values()) if counts else None

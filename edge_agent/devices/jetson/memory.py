@@ -93,6 +93,10 @@ class Memory:
             kept["emc/state"] = value_of(self._tree, _STATE)
         return {name: str(value) for name, value in kept.items()}
 
+    def written(self) -> list[str]:
+        """The files that setting it writes; none where it cannot be set."""
+        return ([self._cap] if self._cap else []) + ([_LOCKED, _RATE] if self.has_lock else [])
+
     def knob_names(self) -> KnobNames:
         """What `put_back` takes."""
         there = (("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state))

@@ -13,6 +13,9 @@ _SETTING_WORDS = 3
 _ARGUMENT_WORDS = 2
 _KINDS = ("FILE", "CLOCK")
 
+SYSTEM_CONF = "/etc/nvpmodel.conf"
+"""The system's own configuration."""
+
 Argument = tuple[str, str]
 """A parameter and one of its arguments, such as `("GPU", "MAX_FREQ")`."""
 

@@ -22,6 +22,10 @@ class Tree:
         """Whether there is such a file or folder, and it may be seen."""
         return os.path.exists(self.location(path))
 
+    def may_write(self, path: str) -> bool:
+        """Whether this process may write a file; nothing is written."""
+        return os.access(self.location(path), os.W_OK)
+
     def glob(self, pattern: str) -> list[str]:
         """The paths that match, in the order of the numbers in them."""
         found = glob.glob(pattern.lstrip("/"), root_dir=self._root)

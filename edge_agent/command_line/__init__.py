@@ -1,0 +1,1 @@
+"""What each `wattfleet agent` command does; `edge_agent.commands` names them."""

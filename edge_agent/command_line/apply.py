@@ -1,0 +1,56 @@
+"""`wattfleet agent apply` and `restore`: a mode in force, and what was in force before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_agent.command_line.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
+
+
+def apply(
+    mode: Annotated[str, typer.Argument(help="cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")],
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Put a power mode in force and keep it, until `restore` or the agent's next start puts back what was before."""
+    from edge_agent.mode_change import apply_kept
+    from edge_agent.mode_names import written
+
+    board = open_named(device, state_dir)
+    found = apply_kept(board, mode, device_folder(state_dir))
+    if json_:
+        print_json({"board": board.board_kind, "mode": found._asdict(), "argument": written(found)})
+    else:
+        print(f"{board.board_kind}: {written(found)} is in force ({found.label()})")
+        print("`wattfleet agent restore` puts back what was before")
+
+
+def restore(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Put back what was in force before the device was first changed; nothing happens where nothing was."""
+    from edge_agent.mode_change import is_kept, restore_kept
+    from edge_agent.mode_names import written
+
+    folder = device_folder(state_dir)
+    if not is_kept(folder):
+        # Not even a device is needed: the service's stop hook runs on every end.
+        if json_:
+            print_json({"restored": False})
+        else:
+            print(f"nothing to restore: {folder} holds nothing")
+        return
+    board = open_named(device, state_dir)
+    restored = restore_kept(board, folder)
+    found = board.current_mode()
+    if json_:
+        print_json({"restored": restored, "board": board.board_kind, "mode": found._asdict()})
+    else:
+        print(f"{board.board_kind}: as it was before, {written(found)} ({found.label()})")

@@ -1,0 +1,34 @@
+"""NVIDIA's preset modes, as power modes of one board."""
+
+from __future__ import annotations
+
+from edge_agent.devices.jetson.knob_files import within
+from edge_agent.devices.jetson.nvpmodel_conf import NvpmodelMode
+from wattfleet.modes import ModeSpace, PowerMode
+
+
+def is_cpu_clock(parameter: str) -> bool:
+    """Whether a parameter of an nvpmodel configuration is the clock of some cores."""
+    return parameter.startswith("CPU_") and parameter != "CPU_ONLINE"
+
+
+def preset_mode(preset: NvpmodelMode, space: ModeSpace) -> PowerMode:
+    """The power mode that a preset stands for; a limit that is not in the board's table is the next lower one."""
+    settings = preset.settings
+    offline = sum(parameter == "CPU_ONLINE" and value == "0" for (parameter, _), value in settings.items())
+    limits_khz = [
+        int(value)
+        for (parameter, argument), value in settings.items()
+        if is_cpu_clock(parameter) and argument == "MAX_FREQ"
+    ]
+    return PowerMode(
+        max(space.cores) - offline,
+        _limited(space.cpu_khz, -1 if -1 in limits_khz else max(limits_khz, default=-1)),
+        _limited(space.gpu_hz, int(settings.get(("GPU", "MAX_FREQ"), "-1"))),
+        _limited(space.mem_hz, int(settings.get(("EMC", "MAX_FREQ"), "-1"))),
+    )
+
+
+def _limited(table: tuple[int, ...], limit: int) -> int:
+    """The highest frequency within a limit; -1 is none, and for the memory of JetPack 4 and 5 so is 0."""
+    return within(table, limit) if limit > 0 else table[-1]

@@ -1,0 +1,116 @@
+"""The whole look: the board, the device as the agent would open it, and what the agent keeps."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+
+from edge_agent.devices.device import Device
+from edge_agent.devices.jetson.identity import is_jetson
+from edge_agent.devices.jetson.tree import Tree
+from edge_agent.diagnosis.finding import Finding, failing, fine, limited
+from edge_agent.diagnosis.jetson import jetson_findings
+from edge_agent.mode_change import is_kept
+from edge_agent.paths import device_folder
+from edge_agent.safekeeping import SafekeepingError, holder_of
+from wattfleet.errors import WattfleetError
+
+
+def diagnose(
+    spec: str, open_device: Callable[[], Device], state_directory: Path, socket_path: Path
+) -> Iterator[Finding]:
+    """Look at everything an agent needs.
+
+    Args:
+        spec: the device as the command line names it.
+        open_device: opens it.
+        state_directory: where the agent keeps its files.
+        socket_path: where it serves the ClientApp.
+    """
+    tree = _tree_of(spec)
+    if tree is not None and is_jetson(tree):
+        yield from jetson_findings(tree)
+    elif tree is not None:
+        yield limited(
+            "board",
+            "no NVIDIA Jetson",
+            "use --device simulated:<kind> to try things out, or --device host to train without power modes",
+        )
+    yield from _device(open_device)
+    yield _state_directory(state_directory)
+    yield _kept(device_folder(state_directory))
+    yield _socket(socket_path)
+
+
+def _tree_of(spec: str) -> Tree | None:
+    """The files of the Jetson that a device's name speaks of; None where it speaks of none."""
+    kind, _, folder = spec.partition(":")
+    if kind not in ("auto", "sysfs", "nvpmodel"):
+        return None
+    return Tree(Path(folder or "/"))
+
+
+def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
+    try:
+        device = open_device()
+        mode = device.current_mode()
+    except WattfleetError as error:
+        yield failing("device", str(error), "follow the advice above, or name another with --device")
+        return
+    yield fine(
+        "device", f"{device.board_kind} ({device.evidence}), {len(device.modes):,} modes, {mode.label()} in force"
+    )
+    if np.isnan(device.start_meter().stop().power_mw[-1]):
+        yield limited("power now", "cannot be read", "without it no mode can be measured; see the lines above")
+
+
+def _state_directory(path: Path) -> Finding:
+    nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return failing(
+            "state directory", f"{path}: may not be written", "run as root, or name another with --state-dir"
+        )
+    if nearest != path:
+        return fine("state directory", f"{path}: is made at the first start")
+    free_mb = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize / 1e6
+    if free_mb < _WANTED_FREE_MB:
+        return failing("state directory", f"{path}: {free_mb:.0f} MB are free", f"free {_WANTED_FREE_MB:.0f} MB")
+    return fine("state directory", f"{path}, {free_mb / 1e3:.1f} GB free")
+
+
+_WANTED_FREE_MB = 50.0
+"""A profile takes less than one, a reference a few."""
+
+
+def _kept(folder: Path) -> Finding:
+    try:
+        holder, kept = holder_of(folder), is_kept(folder)
+    except SafekeepingError as error:
+        return limited("restore file", str(error), "run this as root")
+    if holder is not None:
+        return fine("restore file", f"process {holder} has the device and will restore it")
+    if kept:
+        return limited(
+            "restore file",
+            f"{folder}: the device may be in another mode than you left it in",
+            "`wattfleet agent restore` puts it back; the agent's next start does, too",
+        )
+    return fine("restore file", "none: the device is as its owner left it")
+
+
+def _socket(path: Path) -> Finding:
+    with closing(socket.socket(socket.AF_UNIX)) as connection:
+        try:
+            connection.connect(str(path))
+        except PermissionError:
+            return limited(
+                "socket", f"{path}: may not be used", "add yourself to its group: `usermod -aG wattfleet <you>`"
+            )
+        except OSError:
+            return limited("socket", f"{path}: no agent serves it", "start one: `systemctl start wattfleet-agent`")
+    return fine("socket", f"{path}: an agent serves it")

@@ -1,0 +1,1 @@
+"""The agent as a service of systemd: its unit, and what puts it in place."""

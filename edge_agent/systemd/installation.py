@@ -1,0 +1,149 @@
+"""What makes a machine start the agent by itself: planned first, shown, and then done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from edge_agent.devices.jetson.programs import RunProgram
+from edge_agent.durable_files import replace_file
+from wattfleet.addresses import split_address
+from wattfleet.errors import InvalidInputError, WattfleetError
+
+UNIT_FILE = "wattfleet-agent.service"
+"""The unit, beside this module."""
+
+UNIT_PATH = f"/etc/systemd/system/{UNIT_FILE}"
+SETTINGS_PATH = "/etc/wattfleet/agent.env"
+GROUP = "wattfleet"
+
+_SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
+# What the unit's ProtectHome hides from it; and what an ordinary user may write, root must not run.
+_HIDDEN = ("/home/", "/root/", "/run/user/")
+
+
+class InstallationError(WattfleetError):
+    """A step of the installation failed; the steps before it are done."""
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How the service runs its agent.
+
+    Attributes:
+        device: the device as the command line names it.
+        device_id: its name in the fleet.
+        coordinator: host:port.
+        minibatches_per_epoch: minibatches of one pass over the device's data.
+
+    Raises:
+        InvalidInputError: a value that no settings file can hold, or that the agent would refuse.
+    """
+
+    device: str
+    device_id: str
+    coordinator: str
+    minibatches_per_epoch: int
+
+    def __post_init__(self) -> None:
+        split_address(self.coordinator)
+        if self.minibatches_per_epoch < 1:
+            raise InvalidInputError("an agent needs at least one minibatch per epoch")
+        values = {"device": self.device, "device id": self.device_id, "coordinator": self.coordinator}
+        for name, value in values.items():
+            if not re.fullmatch(r"[\w.:/@+\[\]-]+", value):
+                raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ [ ] only")
+
+    def text(self) -> str:
+        """The settings as systemd reads them."""
+        return (
+            "# Settings of wattfleet-agent.service; `systemctl restart wattfleet-agent` makes a change take effect.\n"
+            f"WATTFLEET_DEVICE={self.device}\n"
+            f"WATTFLEET_DEVICE_ID={self.device_id}\n"
+            f"WATTFLEET_COORDINATOR={self.coordinator}\n"
+            f"WATTFLEET_MINIBATCHES_PER_EPOCH={self.minibatches_per_epoch}\n"
+        )
+
+
+@dataclass(frozen=True)
+class InstallationPlan:
+    """What is to be done.
+
+    Attributes:
+        files: what each file is to hold, by path on the machine.
+        commands: what is to be run afterwards, in order.
+    """
+
+    files: dict[str, str]
+    commands: tuple[tuple[str, ...], ...]
+
+    def write_files(self, root: Path) -> None:
+        """Write the files.
+
+        Args:
+            root: where the machine's files are, `/` on the machine itself.
+
+        Raises:
+            InstallationError: one cannot be written.
+        """
+        for path, content in self.files.items():
+            place = root / path.lstrip("/")
+            try:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(place, content.encode())
+            except OSError as error:
+                raise InstallationError(f"{place}: cannot be written: {error.strerror}; install as root") from None
+
+    def run_commands(self, run: RunProgram) -> None:
+        """Run the commands.
+
+        Raises:
+            InstallationError: one failed; those before it were run.
+        """
+        for command in self.commands:
+            result = run(command, "")
+            if result.code != 0:
+                raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
+
+
+def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
+    """Plan an installation.
+
+    Args:
+        settings: how the agent is to run.
+        program: the installed `wattfleet`.
+
+    Raises:
+        InvalidInputError: the service could not run that program, or must not.
+    """
+    if str(program).startswith(_HIDDEN):
+        raise InvalidInputError(
+            f"{program}: lies in a home directory, which the service cannot see and whose owner would become root:"
+            f" install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
+        )
+    if not program.exists():
+        raise InvalidInputError(f"{program}: no such program: install Wattfleet with pip, and run its own `wattfleet`")
+    unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
+    return InstallationPlan(
+        files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit.replace(_SHIPPED_PROGRAM, str(program))},
+        commands=(
+            ("groupadd", "--system", "--force", GROUP),
+            ("systemctl", "daemon-reload"),
+            ("systemctl", "enable", UNIT_FILE),
+            ("systemctl", "restart", UNIT_FILE),
+        ),
+    )
+
+
+def changes(plan: InstallationPlan, root: Path) -> Sequence[tuple[str, str]]:
+    """Each file with what happens to it: written, replaced, or left as it is."""
+    return [(path, _change(root / path.lstrip("/"), content)) for path, content in plan.files.items()]
+
+
+def _change(place: Path, content: str) -> str:
+    if not place.exists():
+        return "write"
+    return "leave as it is" if place.read_text(encoding="utf-8") == content else "replace"

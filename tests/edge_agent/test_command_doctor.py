@@ -1,0 +1,164 @@
+"""`wattfleet agent doctor`: what it finds, what it advises, and when it says that the agent cannot work."""
+
+import os
+
+import pytest
+
+from edge_agent.devices.jetson.tree import Tree
+from edge_agent.safekeeping import KEPT_FILE, safekept
+from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
+from tests.edge_agent.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
+
+
+@pytest.fixture
+def look(agent, tmp_path):
+    """The findings on a device by topic, with the exit code."""
+
+    def run(device, state=tmp_path / "state"):
+        socket = tmp_path / "agent.sock"
+        ended = agent("doctor", "--device", device, "--state-dir", state, "--socket", socket, "--json")
+        assert ended.err == ""
+        assert ended.content["works"] is (ended.code == 0)
+        return ended.code, {finding["topic"]: finding for finding in ended.content["findings"]}
+
+    return run
+
+
+@pytest.fixture
+def orin(tmp_path):
+    return FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
+
+
+def spec(jetson):
+    return f"sysfs:{jetson.location('/')}"
+
+
+@pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+def test_every_board_as_it_comes_can_serve_an_agent(look, tmp_path, board):
+    jetson = FakedJetson(tmp_path / "root", board)
+    before = jetson.everything()
+    code, found = look(spec(jetson))
+    assert code == 0
+    assert board.kind in found["board"]["found"] and f"JetPack {board.jetpack}" in found["software"]["found"]
+    assert f"{board.cores} cores" in found["CPU"]["found"] and board.gpu in found["GPU"]["found"]
+    assert f"{board.power_mw / 1e3:.1f} W now" in found["power"]["found"]
+    assert f"{board.modes:,} modes" in found["device"]["found"]
+    assert ("live table" in found["memory"]["found"]) is board.has_bpmp
+    assert (found["fan"]["level"] == "ok") is board.has_fan
+    assert (found["throttling"]["level"] == "ok") is (bool(board.throttled) and not sum(board.throttled))
+    assert jetson.everything() == before and not (tmp_path / "state").exists()
+
+
+def test_the_table_says_what_to_do(agent, orin, tmp_path):
+    ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
+    assert ended.code == 0
+    assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
+    assert "The agent can work here: 12 ok, 2 limited." in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_path):
+    code, found = look(f"sysfs:{tmp_path}")
+    assert code == 1
+    assert found["board"]["level"] == "limited"
+    assert "--device host" in found["board"]["advice"] and "simulated:" in found["board"]["advice"]
+    assert "no Jetson here" in found["device"]["found"]
+
+
+def test_a_simulated_board_needs_nothing(look):
+    code, found = look("simulated:orin-nx")
+    assert code == 0
+    assert set(found) == {"device", "state directory", "restore file", "socket"}
+
+
+def test_a_missing_part_hides_no_other(look, orin):
+    orin.location(f"{orin.gpu}/device/of_node/name").unlink()
+    code, found = look(spec(orin))
+    assert code == 1
+    assert [topic for topic, one in found.items() if one["level"] == "fails"] == ["GPU", "device"]
+    assert "NVIDIA's kernel driver" in found["GPU"]["found"]
+    assert found["power"]["level"] == found["CPU"]["level"] == "ok"
+
+
+def test_without_permission_the_agent_cannot_work(look, orin, monkeypatch):
+    monkeypatch.setattr(Tree, "may_write", lambda tree, path: "online" not in path)
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "11 of 23 knobs may not be written, /sys/devices/system/cpu/cpu1/online" in found["permission"]["found"]
+    assert "sudo wattfleet agent doctor" in found["permission"]["advice"]
+
+
+def test_a_missing_rail_is_named(look, orin):
+    orin.put(
+        next(
+            path for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/in2_label") if "VDDQ" in orin.read(path)
+        ),
+        "NC",
+    )
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "VDDQ_VDD2_1V8AO is missing" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
+
+
+def test_a_rail_that_does_not_answer_is_no_power(look, orin):
+    for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/curr1_input"):
+        orin.put(path, "?")
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "a rail does not answer" in found["power"]["found"]
+
+
+def test_hidden_debugfs_only_limits(look, orin):
+    for path in (f"{BPMP}/emc/possible_rates", f"{LOCK}/mrq_rate_locked"):
+        orin.location(path).unlink()
+    code, found = look(spec(orin))
+    assert code == 0
+    assert "the usual table of its kind" in found["memory"]["found"]
+    assert "mount debugfs" in found["memory"]["advice"]
+
+
+def test_an_unknown_jetson_is_refused_with_its_part_number(look, tmp_path):
+    jetson = FakedJetson(tmp_path / "root", NANO)
+    jetson.put("/proc/device-tree/compatible", "nvidia,p3636-0001\0nvidia,tegra186\0")
+    code, found = look(spec(jetson))
+    assert code == 1
+    assert "p3636-0001" in found["board"]["found"]
+
+
+def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
+    (tmp_path / "state" / "device").mkdir(parents=True)
+    (tmp_path / "state" / "device" / KEPT_FILE).write_text("{}")
+    code, found = look("simulated:orin-nx")
+    assert code == 0
+    assert "wattfleet agent restore" in found["restore file"]["advice"]
+
+
+def test_the_process_that_has_the_device_is_named(look, orin, tmp_path):
+    with safekept(open_sysfs(orin), tmp_path / "state" / "device"):
+        _, found = look(spec(orin))
+        assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
+    _, found = look(spec(orin))
+    assert found["restore file"]["found"] == "none: the device is as its owner left it"
+
+
+def test_a_state_directory_that_cannot_be_made_is_said(look, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, found = look("simulated:orin-nx", tmp_path / "file" / "state")
+    assert code == 1
+    assert "--state-dir" in found["state directory"]["advice"]
+
+
+def test_a_full_disk_is_said(look, tmp_path, monkeypatch):
+    (tmp_path / "state").mkdir()
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*real[:4], 10, *real[5:]]))
+    code, found = look("simulated:orin-nx")
+    assert code == 1
+    assert "0 MB are free" in found["state directory"]["found"]
+
+
+def test_a_throttle_counter_that_does_not_answer_only_limits(look, tmp_path):
+    jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
+    jetson.put("/sys/class/hwmon/hwmon1/oc2_event_cnt", "")
+    code, found = look(spec(jetson))
+    assert (code, found["throttling"]["level"]) == (0, "limited")

@@ -1,0 +1,167 @@
+"""The agent as a service: what `wattfleet agent install` shows and does, and what its unit allows."""
+
+import io
+import re
+import shutil
+import subprocess
+import sys
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from edge_agent.devices.jetson.programs import ProgramResult
+from edge_agent.systemd.installation import (
+    SETTINGS_PATH,
+    UNIT_FILE,
+    UNIT_PATH,
+    InstallationError,
+    ServiceSettings,
+    installation,
+)
+from tests.edge_agent.jetson_boards import FAKED_BOARDS
+from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
+from wattfleet.errors import InvalidInputError
+
+SETTINGS = ServiceSettings("auto", "jetson-1", "site.example:7070", 2000)
+PROGRAM = Path(sys.executable)
+UNIT = files("edge_agent.systemd").joinpath(UNIT_FILE).read_text()
+
+
+@pytest.fixture
+def install(agent, tmp_path):
+    def run(*arguments):
+        return agent(
+            *("install", "--coordinator", "site.example:7070", "--minibatches-per-epoch", 2000),
+            *("--device-id", "jetson-1", "--root", tmp_path / "image", *arguments),
+        )
+
+    return run
+
+
+# --- what is done ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_shows_all_and_does_nothing(install, tmp_path):
+    ended = install("--dry-run")
+    assert ended.code == 0
+    for words in (UNIT_PATH, SETTINGS_PATH, "WATTFLEET_DEVICE_ID=jetson-1", "run groupadd --system --force wattfleet"):
+        assert words in ended.out
+    assert not (tmp_path / "image").exists()
+
+
+def test_the_files_of_an_image_are_written_and_nothing_is_run(install, tmp_path):
+    ended = install("--yes")
+    assert ended.code == 0 and "run the commands on the device" in ended.err
+    unit = (tmp_path / "image" / UNIT_PATH[1:]).read_text()
+    assert "ExecStopPost=" in unit and "/opt/wattfleet" not in unit
+    assert "WATTFLEET_COORDINATOR=site.example:7070\n" in (tmp_path / "image" / SETTINGS_PATH[1:]).read_text()
+
+
+def test_nothing_is_done_without_a_yes(install, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    ended = install()
+    assert ended.code == 1 and "Do this?" in ended.err
+    assert not (tmp_path / "image").exists()
+
+
+def test_what_would_be_replaced_is_said_beforehand(install):
+    install("--yes")
+    changes = {file["path"]: file["change"] for file in install("--dry-run", "--json").content["files"]}
+    assert set(changes.values()) == {"leave as it is"}
+    changes = {
+        file["path"]: file["change"] for file in install("--dry-run", "--json", "--device", "nvpmodel").content["files"]
+    }
+    assert changes == {SETTINGS_PATH: "replace", UNIT_PATH: "leave as it is"}
+
+
+def test_commands_run_in_order_and_stop_at_the_one_that_fails():
+    ran = []
+
+    def run(command, answer):
+        ran.append(command[0] if command[0] != "systemctl" else command[1])
+        return ProgramResult(1, "no D-Bus\n") if command[1] == "enable" else ProgramResult(0, "")
+
+    with pytest.raises(InstallationError, match=f"systemctl enable {UNIT_FILE}: no D-Bus"):
+        installation(SETTINGS, PROGRAM).run_commands(run)
+    assert ran == ["groupadd", "daemon-reload", "enable"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(install, tmp_path):
+    (tmp_path / "image").write_text("")
+    ended = install("--yes")
+    assert ended.code == 1 and "install as root" in ended.err
+
+
+@pytest.mark.parametrize("program", ["/home/me/venv/bin/wattfleet", "/root/venv/bin/wattfleet"])
+def test_a_program_in_a_home_directory_is_refused(program):
+    with pytest.raises(InvalidInputError, match="whose owner would become root"):
+        installation(SETTINGS, Path(program))
+
+
+def test_a_program_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="no such program"):
+        installation(SETTINGS, tmp_path / "wattfleet")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"device_id": "two words"},
+        {"device": "auto\nX=1"},
+        {"coordinator": "7070"},
+        {"coordinator": "a\nX=1:7070"},
+        {"minibatches_per_epoch": 0},
+    ],
+)
+def test_settings_that_no_agent_could_use_are_refused(wrong):
+    with pytest.raises(InvalidInputError):
+        ServiceSettings(**{**vars(SETTINGS), **wrong})
+
+
+# --- what the unit says ---------------------------------------------------------------------------------------------
+
+
+def test_every_setting_that_the_unit_uses_is_written():
+    used = set(re.findall(r"\$\{(\w+)\}", UNIT))
+    assert used == set(re.findall(r"^(\w+)=", SETTINGS.text(), re.M))
+
+
+@pytest.mark.parametrize("hook", ["ExecStart", "ExecStopPost"])
+def test_the_commands_of_the_unit_exist_with_their_options(agent, hook):
+    _, group, command, *options = re.search(rf"^{hook}=(.*)$", UNIT, re.M)[1].split()
+    ended = agent(command, "--help")
+    assert group == "agent" and ended.code == 0
+    assert all(option in ended.out for option in options if option.startswith("--"))
+
+
+@pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+def test_the_unit_lets_exactly_the_knobs_be_written(tmp_path, board):
+    allowed = " ".join(re.findall(r"^ReadWritePaths=(.*)$", UNIT, re.M)).split()
+    folders = [path.removeprefix("-") for path in allowed]
+    device = open_sysfs(FakedJetson(tmp_path, board))
+    written = [path for group in (device.cpu, device.gpu, device.memory, device.fan) for path in group.written()]
+    assert written
+    assert all(any(path.startswith(f"{folder}/") for folder in folders) for path in written)
+    assert not any(folder in ("/", "/sys", "/sys/devices", "/etc", "/var", "/var/lib") for folder in folders)
+
+
+def test_the_unit_gives_up_every_capability():
+    assert "\nCapabilityBoundingSet=\n" in UNIT and "\nNoNewPrivileges=yes\n" in UNIT
+
+
+def test_the_shipped_unit_is_the_installed_one():
+    shipped = Path(__file__).resolve().parents[2] / "deploy" / "systemd" / UNIT_FILE
+    assert shipped.read_text() == UNIT
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here to judge the unit")
+def test_systemd_finds_the_unit_little_exposed(tmp_path):
+    # Older ones than 250 cannot look at a file.
+    (tmp_path / UNIT_FILE).write_text(UNIT)
+    command = ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(tmp_path / UNIT_FILE)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    score = re.search(r"Overall exposure level for \S+: ([\d.]+)", ended.stdout)
+    if score is None:
+        pytest.skip(ended.stderr)
+    assert float(score[1]) <= 2.2
