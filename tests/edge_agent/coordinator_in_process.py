@@ -1,6 +1,7 @@
 """A coordinator of a few lines in a thread of its own, that may go away and come back at the same address."""
 
 import asyncio
+import functools
 import threading
 import time
 from concurrent.futures import Future
@@ -24,7 +25,6 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self.address = f"unix:{folder}/coordinator.sock"
         self.reports = []
         self._profile_modes = profile_modes
-        self._loop = asyncio.new_event_loop()
         self._server = None
 
     async def Session(self, request_iterator, context):  # noqa: N802 - named by the protocol
@@ -51,10 +51,10 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         return self.states[-1:] == [session_pb2.DEVICE_STATE_READY]
 
     def come(self):
-        self._wait(self._come())
+        on_loop(self._come()).result(_WITHIN_S)
 
     def go(self):
-        self._wait(self._server.stop(None))
+        on_loop(self._server.stop(None)).result(_WITHIN_S)
 
     async def _come(self):
         self._server = grpc.aio.server()
@@ -62,22 +62,26 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         self._server.add_insecure_port(self.address)
         await self._server.start()
 
-    def _wait(self, work) -> None:
-        future: Future[None] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        future.result(_WITHIN_S)
-
     @contextmanager
     def running(self):
-        thread = threading.Thread(target=self._loop.run_forever)
-        thread.start()
+        self.come()
         try:
-            self.come()
             yield self
         finally:
             self.go()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            thread.join(_WITHIN_S)
-            self._loop.close()
+
+
+@functools.cache
+def _loop():
+    """One for all tests, never closed: gRPC goes on telling a loop of calls that were cancelled."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def on_loop(work) -> Future:
+    """Begin a coroutine beside the test's own thread."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
 
 
 def until(condition):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import threading
+from concurrent.futures import wait
 from contextlib import contextmanager
 
 import numpy as np
@@ -20,7 +21,7 @@ from edge_agent.journal import JournalError
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
-from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
+from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, on_loop, until
 from wattfleet.modes import as_modes
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import session_pb2
@@ -43,26 +44,28 @@ def board():
 
 
 class RunningAgent:
-    """An agent on an event loop in a thread of its own."""
+    """An agent beside the test's own thread."""
 
     def __init__(self, config, device):
         self.config = config
-        self.error = None
-        self._device = device
-        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
-        self.thread = threading.Thread(target=self._run)
+        self._stop = asyncio.Event()
+        self._running = on_loop(run_agent(config, device, soft_workload(device), self._stop))
 
-    def _run(self):
-        try:
-            work = run_agent(self.config, self._device, soft_workload(self._device), self._stop)
-            self._loop.run_until_complete(work)
-        except BaseException as error:  # shown to the test's own thread
-            self.error = error
+    @property
+    def has_ended(self):
+        return self._running.done()
+
+    @property
+    def error(self):
+        """What it ended with, once it has."""
+        return self._running.exception(60)
 
     def end(self):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self.thread.join(60)
-        self._loop.close()
+        on_loop(self._set_stop()).result(60)
+        wait([self._running], 60)
+
+    async def _set_stop(self):
+        self._stop.set()
 
     def round(self, plan_id, mode):
         """Train for a round as Flower would; whether it went well."""
@@ -88,7 +91,6 @@ def agent(coordinator, folder, device, state="state"):
         seed=0,
     )
     running = RunningAgent(config, device)
-    running.thread.start()
     try:
         yield running
     finally:
@@ -99,8 +101,8 @@ def agent(coordinator, folder, device, state="state"):
 def ready_agent(coordinator, folder, device):
     coordinator.reports.clear()
     with agent(coordinator, folder, device) as running:
-        until(lambda: coordinator.is_ready() or not running.thread.is_alive())
-        assert running.error is None
+        until(lambda: coordinator.is_ready() or running.has_ended)
+        assert not running.has_ended
         yield running
     assert running.error is None
 
@@ -141,7 +143,7 @@ def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_direct
     with ready_agent(coordinator, tmp_path, board):
         parked = board.current_mode()
         with agent(coordinator, tmp_path, board, state="other") as second:
-            second.thread.join(60)
+            assert second.error
         assert isinstance(second.error, DeviceBusyError)
         assert str(os.getpid()) in str(second.error)
         assert board.current_mode() == parked
@@ -180,7 +182,7 @@ def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_
 
     monkeypatch.setattr(os, "fsync", full_after_three)
     with agent(coordinator, tmp_path, board) as running:
-        running.thread.join(60)
+        assert running.error
     assert isinstance(running.error, JournalError)
     assert "No space left on device; the 2 records it holds are kept" in str(running.error)
     assert board.current_mode() == before
