@@ -11,7 +11,9 @@ import typer
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
 
-DEVICES = "auto, sysfs, sysfs:<folder>, nvpmodel, simulated:<kind> or replay:<file>.csv; see docs/devices.md"
+DEVICES = (
+    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or replay:<file>.csv; see docs/devices.md"
+)
 
 DeviceOption = Annotated[str, typer.Option("--device", help=f"The device: {DEVICES}.")]
 StateDirOption = Annotated[

@@ -33,6 +33,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.safekeeping.DeviceBusyError",  # before the socket is served
     "edge_agent.safekeeping.SafekeepingError",  # before the socket is served
     "edge_agent.systemd.installation.InstallationError",  # by a command, not by the service
+    "edge_agent.workloads.process.WorkloadFailedError",  # while profiling
 }
 
 
