@@ -99,7 +99,8 @@ def read_csv(path: Path) -> Profile:
 
     Raises:
         InvalidInputError: the file is missing, empty or unreadable, lacks a column, holds a value that is not a
-            finite number or is out of its unit's range, or holds a mode twice.
+            finite number or is out of its unit's range, names a mode in other than whole numbers, or holds a mode
+            twice.
     """
     try:
         # Blank lines are read too, so that a row's place tells its line.
@@ -131,6 +132,12 @@ def read_csv(path: Path) -> Profile:
             raise InvalidInputError(
                 f"{path}, line {line[bad[0]]}: {name} is {shown}, expected {unit} between {low:g} and"
                 f" {high:g} ({len(bad)} such rows); correct the value or its unit"
+            )
+        broken = np.flatnonzero(column % 1) if name in PowerMode._fields else bad
+        if len(broken):
+            raise InvalidInputError(
+                f"{path}, line {line[broken[0]]}: {name} is {cells[name].iloc[broken[0]]}, expected a whole number"
+                f" ({len(broken)} such rows); correct the value or its unit"
             )
     repeated = np.flatnonzero(table.duplicated(list(PowerMode._fields)).to_numpy())
     if len(repeated):

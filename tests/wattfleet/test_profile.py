@@ -118,6 +118,21 @@ def test_a_value_out_of_its_units_range_is_refused_with_its_line(
     assert "correct the value or its unit" in text
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("cores", "2.5"), ("cpu_khz", "1420800.5"), ("gpu_hz", "828750000.25"), ("mem_hz", "2133000000.5")],
+)
+def test_a_mode_that_is_not_in_whole_numbers_is_refused_with_its_line(tmp_path: Path, column: str, value: str) -> None:
+    cells = ROWS[1].split(",")
+    cells[COLUMNS.index(column)] = value
+    text = refusal(csv(tmp_path, HEADER, ROWS[0], ",".join(cells), ROWS[2]))
+    assert f", line 3: {column} is {value}, expected a whole number (1 such rows)" in text
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    assert read_csv(csv(tmp_path, HEADER, ROWS[0].replace("12,", "12.0,", 1))).modes[0, 0] == 12
+
+
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize(("cell", "shown"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
 def test_a_cell_that_is_no_number_is_refused_as_it_stands(tmp_path: Path, column: str, cell: str, shown: str) -> None:
