@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,15 @@ class Profile:
     def rows(self, index: NDArray[np.int_] | NDArray[np.bool_]) -> Profile:
         """The profile of some of the rows."""
         return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index])
+
+    def canonical_rows(self) -> list[str]:
+        """The rows as text, sorted: the same for all files of the same measurements, in whatever order and format."""
+        rows = np.column_stack([self.modes, self.minibatch_ms, self.power_mw]).tolist()
+        return sorted(",".join(f"{value:.12g}" for value in row) for row in rows)
+
+    def sha256(self) -> str:
+        """The SHA-256 of the canonical rows, hexadecimal."""
+        return hashlib.sha256("\n".join(self.canonical_rows()).encode()).hexdigest()
 
     def measurements(self) -> list[Measurement]:
         """The rows one by one."""

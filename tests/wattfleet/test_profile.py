@@ -215,6 +215,16 @@ def test_a_profile_that_cannot_have_been_measured_is_refused(changes: dict[str, 
         profile_of(**changes)
 
 
+def test_the_sha256_is_of_the_rows_and_not_of_the_file(tmp_path: Path) -> None:
+    profile = read_csv(csv(tmp_path, HEADER, *ROWS))
+    turned = read_csv(csv(tmp_path, "note," + HEADER, *(f"x,{row.replace('12,', '12.0,')}" for row in ROWS[::-1])))
+    assert turned.sha256() == profile.sha256()
+    write_csv(profile, tmp_path / "again.csv")
+    assert read_csv(tmp_path / "again.csv").sha256() == profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2])).sha256() != profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2], ROWS[2].replace("260.75", "260.76"))).sha256() != profile.sha256()
+
+
 def test_some_rows_of_a_profile_are_a_profile() -> None:
     profile = profile_of()
     assert profile.rows(np.array([False, True])).measurements() == profile.measurements()[1:]
