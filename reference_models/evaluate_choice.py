@@ -13,15 +13,20 @@ import typer
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from reference_models.evaluated_reference import Source
     from wattfleet.boards import Board
     from wattfleet.strategies.random_then_predict import Fit
 
 
 def choice(
-    reference: Annotated[
-        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
-    ],
     target: Annotated[Path, typer.Option(help="CSV of all measured modes of the workload to choose modes for.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a shipped reference, or CSV of the corpus to train the reference on; wattfleet, roofline and"
+            " powertrain need one."
+        ),
+    ] = None,
     modes: Annotated[int, typer.Option(help="Modes that the strategy may measure in all.")] = 50,
     budgets: Annotated[str, typer.Option(help="Budgets in whole watts, first and last.")] = "17:50",
     runs: Annotated[int, typer.Option(help="Runs, each with another seed.")] = 20,
@@ -41,6 +46,7 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
+    from reference_models.evaluated_reference import source_of
     from wattfleet.boards import board_offering
     from wattfleet.choice_evaluation import evaluate_choice
     from wattfleet.profile import read_csv
@@ -51,7 +57,10 @@ def choice(
     on = board_offering(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        judged = strategy_named(strategy, partial(_fit_after, reference, on), on)
+        source = None if reference is None else source_of(reference, corpus)
+        judged = strategy_named(strategy, partial(_fit_after, source, on), on)
+    if strategy == "wattfleet" and modes == 0:
+        raise InvalidInputError("the strategy 'wattfleet' chooses by what it measures: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
         cases = evaluate_choice(
@@ -77,13 +86,22 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_after(reference: str, target: Board | None, predictor: str) -> Fit:
-    """How a kind of predictor is fitted after the reference that the command line names."""
-    from reference_models.evaluated_reference import reference_for
+def _fit_after(source: Source | None, target: Board | None, predictor: str) -> Fit:
+    """How a kind of predictor is fitted after the reference that the command line names.
+
+    Raises:
+        InvalidInputError: it names none, or one that does not suit the kind.
+    """
+    from reference_models import shipped
     from wattfleet.predictors import kind
 
     fitted = kind(predictor)
-    known = reference_for(predictor, fitted, reference, target)
+    if fitted.transfers and source is None:
+        raise InvalidInputError(
+            f"this strategy transfers from a reference: give --reference, the CSV of a corpus or one of"
+            f" {', '.join(shipped())}"
+        )
+    known = None if source is None else source.predictor(predictor, target)
     return lambda profile: fitted.predictor_class().fit(profile, known)
 
 
