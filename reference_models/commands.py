@@ -24,10 +24,15 @@ def group() -> None:
 def train(
     corpus: Annotated[Path, typer.Option(help="CSV of measured modes of one workload on one board.")],
     out: Annotated[Path, typer.Option(help="Directory of the reference; a reference that is there is replaced.")],
-    board: Annotated[str, typer.Option(help="Kind of board the corpus was measured on.")] = "agx-orin",
-    workload: Annotated[str, typer.Option(help="Network and data.")] = "resnet18-imagenet",
-    minibatch: Annotated[int, typer.Option(help="Samples in a minibatch.")] = 16,
-    minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in an epoch.")] = 3125,
+    board: Annotated[
+        str,
+        typer.Option(
+            help="Kind of board the corpus was measured on; a name of your own where no known one has its modes."
+        ),
+    ],
+    workload: Annotated[str, typer.Option(help="Network and data, such as resnet18-imagenet.")],
+    minibatch: Annotated[int, typer.Option(help="Samples in a minibatch.")],
+    minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in an epoch.")],
     source: Annotated[str, typer.Option(help="Where the measurements come from, for the model card.")] = "not stated",
     target: Annotated[
         list[Path] | None, typer.Option(help="Also measure transfers to this CSV file; may be repeated.")
@@ -39,18 +44,17 @@ def train(
 
     from rich.console import Console
 
-    from reference_models.training import model_card
+    from reference_models.training import ensure_offers, model_card
     from reference_models.training import train as train_reference
     from wattfleet.artefact import ensure_replaceable, write_directory
-    from wattfleet.boards import board as board_of_kind
     from wattfleet.profile import read_csv
     from wattfleet.workload import Workload
 
     ensure_replaceable(out)
-    board_of_kind(board)
     trained = Workload(workload, minibatch, minibatches_per_epoch)
     targets = {path.stem: read_csv(path) for path in target or []}
     measured = read_csv(corpus)
+    ensure_offers(board, measured)
     console = Console(stderr=True)
     with console.status("reading") as status:
         artefact = train_reference(
@@ -61,7 +65,8 @@ def train(
             targets,
             report=lambda step: status.update(step),
         )
-    options = [f"--corpus data/{corpus.name}", f"--out {out.name}", f"--board {board}", f"--workload {workload}"]
+    options = [f"--corpus data/{corpus.name}", f"--out {out.name}"]
+    options += [f"--board {shlex.quote(board)}", f"--workload {shlex.quote(workload)}"]
     options += [f"--minibatch {minibatch}", f"--minibatches-per-epoch {minibatches_per_epoch}"]
     options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from wattfleet.audit import audit, passing_rows
+from reference_models.audited_target import AuditedTarget, audited
+from wattfleet.audit import Mask
 from wattfleet.boards import board_offering
 from wattfleet.choice_evaluation import evaluate_choice
 from wattfleet.errors import InvalidInputError
@@ -125,11 +126,6 @@ def build_report(
     transfers, choices = list(transfer_cases(profiles, extent)), list(choice_cases(profiles, extent))
     total = sum(case.runs for case in (*transfers, *choices))
     done = 0
-    report("audit", done, total)
-    trusted = {
-        stem: passing_rows(profile, audit(profile)) if len(profile) >= FEWEST_MODES else np.ones(len(profile), bool)
-        for stem, profile in profiles.items()
-    }
 
     @cache
     def reference(name: str, stem: str) -> Predictor:
@@ -158,10 +154,16 @@ def build_report(
 
         return told
 
+    def audited_file(stem: str) -> AuditedTarget:
+        helping = next((reference for reference, target in _pairs(profiles) if target == stem), None)
+        return audited(profiles[stem], known(DEFAULT_PREDICTOR, helping, profiles[stem]))
+
+    report("audit", done, total)
+    audits = {stem: audited_file(stem) for stem in profiles}
     found: Figures = {
         "wattfleet_version": version("wattfleet"),
         "settings": asdict(extent),
-        "files": {stem: _about(profile, int((~trusted[stem]).sum())) for stem, profile in profiles.items()},
+        "files": {stem: _about(profile, audits[stem]) for stem, profile in profiles.items()},
         "transfers": [],
         "choices": [],
         "fronts": [],
@@ -169,13 +171,16 @@ def build_report(
     for case in transfers:
         fitted, target = kind(case.name).predictor_class(), profiles[case.target]
         before = known(case.name, case.reference, target)
+        trusted = audits[case.target].trusted
         scores = evaluate_transfer(
-            fitted, before, target, case.modes, case.runs, extent.seed, perf_counter, trusted[case.target], track(case)
+            fitted, before, target, case.modes, case.runs, extent.seed, perf_counter, trusted, track(case)
         )
         found["transfers"].append(asdict(case) | scores.summary())
     for case in choices:
         target = profiles[case.target]
-        found["choices"].append(asdict(case) | _choice(case, target, fit_after(case.reference, target), extent))
+        found["choices"].append(
+            asdict(case) | _choice(case, target, fit_after(case.reference, target), extent, audits[case.target].trusted)
+        )
         done += case.runs
         report(f"{case.name}, {case.modes} modes, {case.target}", done, total)
     for reference_stem, stem in _pairs(profiles):
@@ -225,9 +230,9 @@ def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Ca
                 yield Case(case.target, case.reference, name, modes, case.runs)
 
 
-def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent) -> Figures:
+def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: Mask | None) -> Figures:
     strategy = strategy_named(case.name, fit_of, board_offering(target.modes))
-    cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed)
+    cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
     by_budget = {
         "budget_w": cases.budgets_w.tolist(),
         "median_penalty_pct": np.median(cases.penalty_pct, axis=0).round(3).tolist(),
@@ -247,11 +252,12 @@ def budgets_w(target: Profile) -> Sequence[float]:
     return [float(watts) for watts in range(first, max(int(last), first) + 1, every)]
 
 
-def _about(profile: Profile, suspect_rows: int) -> Figures:
+def _about(profile: Profile, audit: AuditedTarget) -> Figures:
     board = board_offering(profile.modes)
     return {
         "modes": len(profile),
-        "suspect_rows": suspect_rows,
+        "suspect_rows": audit.suspect_rows,
+        "no_audit": audit.why_not,
         "board": None if board is None else board.title,
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
         "reference": len(profile) >= CORPUS_MODES,

@@ -13,15 +13,20 @@ import typer
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
+    from reference_models.evaluated_reference import Source
     from wattfleet.boards import Board
     from wattfleet.strategies.random_then_predict import Fit
 
 
 def choice(
-    reference: Annotated[
-        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
-    ],
     target: Annotated[Path, typer.Option(help="CSV of all measured modes of the workload to choose modes for.")],
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="Name of a shipped reference, or CSV of the corpus to train the reference on; wattfleet, roofline and"
+            " powertrain need one."
+        ),
+    ] = None,
     modes: Annotated[int, typer.Option(help="Modes that the strategy may measure in all.")] = 50,
     budgets: Annotated[str, typer.Option(help="Budgets in whole watts, first and last.")] = "17:50",
     runs: Annotated[int, typer.Option(help="Runs, each with another seed.")] = 20,
@@ -37,27 +42,44 @@ def choice(
     The time penalty of a case is how much longer a step takes than at the best mode within the budget. A case over
     its budget counts in the penalty with at least 0: being faster than allowed earns nothing, and its excess is
     counted by the figures beside it. A strategy that knows no mode within a budget leaves the device in its lowest.
+    Figures that end in `passing` are over the rows that pass the audit of the target.
     """
     from rich.console import Console
     from rich.progress import Progress
 
+    from reference_models.audited_target import audited
+    from reference_models.evaluated_reference import source_of
     from wattfleet.boards import board_offering
     from wattfleet.choice_evaluation import evaluate_choice
     from wattfleet.profile import read_csv
-    from wattfleet.strategies.registry import strategy_named
+    from wattfleet.strategies.registry import DEFAULT_PREDICTOR, strategy_named
 
     budgets_w = parse_budgets(budgets)
     corpus = read_csv(target)
     on = board_offering(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        judged = strategy_named(strategy, partial(_fit_after, reference, on), on)
+        source = None if reference is None else source_of(reference, corpus)
+        judged = strategy_named(strategy, partial(_fit_after, source, on), on)
+    with console.status(f"auditing {target.name}"):
+        audit = audited(corpus, None if source is None else source.predictor(DEFAULT_PREDICTOR, on))
+    if strategy == "wattfleet" and modes == 0:
+        raise InvalidInputError("the strategy 'wattfleet' chooses by what it measures: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
         cases = evaluate_choice(
-            corpus, judged, modes, budgets_w, runs, seed, report=lambda run: progress.update(task, completed=run)
+            corpus,
+            judged,
+            modes,
+            budgets_w,
+            runs,
+            seed,
+            report=lambda run: progress.update(task, completed=run),
+            trusted=audit.trusted,
         )
-    figures = cases.figures()
+    figures = cases.figures() | {"suspect_rows": audit.suspect_rows}
+    if audit.why_not is not None:
+        figures["no_audit"] = audit.why_not
     if json_:
         print(json.dumps(figures))
     else:
@@ -77,13 +99,22 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_after(reference: str, target: Board | None, predictor: str) -> Fit:
-    """How a kind of predictor is fitted after the reference that the command line names."""
-    from reference_models.evaluated_reference import reference_for
+def _fit_after(source: Source | None, target: Board | None, predictor: str) -> Fit:
+    """How a kind of predictor is fitted after the reference that the command line names.
+
+    Raises:
+        InvalidInputError: it names none, or one that does not suit the kind.
+    """
+    from reference_models import shipped
     from wattfleet.predictors import kind
 
     fitted = kind(predictor)
-    known = reference_for(predictor, fitted, reference, target)
+    if fitted.transfers and source is None:
+        raise InvalidInputError(
+            f"this strategy transfers from a reference: give --reference, the CSV of a corpus or one of"
+            f" {', '.join(shipped())}"
+        )
+    known = None if source is None else source.predictor(predictor, target)
     return lambda profile: fitted.predictor_class().fit(profile, known)
 
 
@@ -97,5 +128,6 @@ def _print_table(figures: Mapping[str, object], strategy: str) -> None:
     for name, value in figures.items():
         parts = value if isinstance(value, Mapping) else {"": value}
         for part, number in parts.items():
-            table.add_row(f"{name} {part}".strip().replace("_", " "), f"{number:g}")
+            shown = f"{number:g}" if isinstance(number, (int, float)) else str(number or "-")
+            table.add_row(f"{name} {part}".strip().replace("_", " "), shown)
     Console().print(table)

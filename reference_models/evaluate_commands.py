@@ -37,7 +37,7 @@ def transfer(
 ) -> None:
     """Fit some modes of a target, again and again, and print the errors over all its other modes.
 
-    Beside them, the errors over those of the other modes that pass the audit of the target.
+    Beside them, the errors over those of the other modes that pass the audit of the target, where it can be audited.
     """
     import json
     from time import perf_counter
@@ -45,32 +45,32 @@ def transfer(
     from rich.console import Console
     from rich.progress import track
 
-    from reference_models.evaluated_reference import reference_for
-    from wattfleet.audit import audit, passing_rows
+    from reference_models.audited_target import audited
+    from reference_models.evaluated_reference import source_of
     from wattfleet.boards import board_offering
     from wattfleet.evaluation import evaluate_transfer
     from wattfleet.predictors import kind
     from wattfleet.profile import read_csv
 
-    chosen = kind(predictor)
+    fitted = kind(predictor).predictor_class()
     measured = read_csv(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = reference_for(predictor, chosen, reference, board_offering(measured.modes))
+        known = source_of(reference, measured).predictor(predictor, board_offering(measured.modes))
     with console.status(f"auditing {target.name}"):
-        trusted = passing_rows(measured, audit(measured))
+        audit = audited(measured, known)
     scores = evaluate_transfer(
-        chosen.predictor_class(),
+        fitted,
         known,
         measured,
         modes,
         runs,
         seed,
         perf_counter,
-        trusted,
+        audit.trusted,
         track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
     )
-    summary = scores.summary() | {"suspect_rows": int((~trusted).sum())}
+    summary = scores.summary() | {"suspect_rows": audit.suspect_rows, "no_audit": audit.why_not}
     if json_:
         print(json.dumps(summary, indent=2))
     else:
@@ -78,7 +78,7 @@ def transfer(
 
 
 def print_table(summary: Mapping[str, Any], title: str) -> None:
-    """Print quartiles, a row each, the coverage, and how many rows are suspect."""
+    """Print quartiles, a row each, the coverage, and how many rows are suspect or why that is not known."""
     from rich.console import Console
     from rich.table import Table
 
@@ -102,7 +102,8 @@ def print_table(summary: Mapping[str, Any], title: str) -> None:
         f"the 90 % interval holds {coverage['time']:.1f} % of the times and {coverage['power']:.1f} % of the powers",
         highlight=False,
     )
-    console.print(
-        f"the audit finds {summary['suspect_rows']} suspect rows in the target (wattfleet reference audit)",
-        highlight=False,
-    )
+    if summary["no_audit"] is not None:
+        audit = f"no audit of the target: {summary['no_audit']}"
+    else:
+        audit = f"the audit finds {summary['suspect_rows']} suspect rows in the target (wattfleet reference audit)"
+    console.print(audit, highlight=False, markup=False)

@@ -10,10 +10,15 @@ import numpy as np
 from wattfleet.artefact import Artefact, pack
 from wattfleet.boards import BOARDS, board_offering
 from wattfleet.errors import InvalidInputError
+from wattfleet.evaluation import ensure_apart
+from wattfleet.modes import as_modes
 from wattfleet.predictor import CORPUS_MODES, transferable
 from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 from wattfleet.workload import Workload
+
+CORPUS_SHA256 = "corpus_sha256"
+"""Names the SHA-256 of the corpus's rows in a reference's provenance."""
 
 _FOLDS = 5
 _TRANSFER_MODES = 50
@@ -44,7 +49,7 @@ def train(
         report: told of every step.
 
     Raises:
-        InvalidInputError: the corpus is too small for a reference.
+        InvalidInputError: the corpus is too small for a reference, or a target is too small or shares rows with it.
     """
     if len(corpus) < CORPUS_MODES:
         raise InvalidInputError(
@@ -56,6 +61,7 @@ def train(
             raise InvalidInputError(
                 f"{name}: a transfer with {_TRANSFER_MODES} modes is measured on the others, and it holds {len(target)}"
             )
+        ensure_apart(corpus, target)
     report(f"fitting {len(corpus)} modes")
     predictor = RooflinePredictor.fit(corpus)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
@@ -65,7 +71,29 @@ def train(
         report(f"transferring to {name}")
         start = transferable(predictor, BOARDS.get(board), board_offering(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
-    return pack(predictor, workload, board, provenance, figures)
+    return pack(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
+
+
+def ensure_offers(board: str, corpus: Profile) -> None:
+    """Check that a corpus can have been measured on a kind of board.
+
+    A board that Wattfleet does not know is taken at its word where no known board offers the corpus's modes.
+
+    Raises:
+        InvalidInputError: the board offers not all of the modes, or it is not known and another offers them.
+    """
+    modes = as_modes(corpus.modes)
+    offering = [known.kind for known in BOARDS.values() if all(mode in known.space for mode in modes)]
+    if board in offering or not (offering or board in BOARDS or not board.strip()):
+        return
+    if offering:
+        advice = f"these boards do: give --board {' or '.join(offering)}"
+    else:
+        advice = f"nor does any of {', '.join(BOARDS)}: give --board a name of your own, of none of these"
+    told = f"the board {board!r} does not offer all modes of the corpus"
+    if board not in BOARDS:
+        told = f"unknown device kind {board!r}, which is not known to offer the modes of the corpus"
+    raise InvalidInputError(f"{told}; {advice}")
 
 
 def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, float]:

@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from wattfleet.boards import BOARDS, Board
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.modes import as_array
 from wattfleet.predictor import Predictor, transferable
 from wattfleet.predictors import KINDS
 from wattfleet.workload import Workload
@@ -153,7 +156,7 @@ def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
 
     Raises:
         InvalidInputError: this version does not know the kind of predictor.
-        CorruptReferenceError: the weights hold no such predictor.
+        CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
     kind = KINDS.get(artefact.details.predictor)
     if kind is None:
@@ -162,7 +165,26 @@ def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
             f" {', '.join(KINDS)}: install the version that wrote it, or train the reference anew"
         )
     predictor = kind.predictor_class().load(artefact.weights)
+    _ensure_sound(predictor)
     return transferable(predictor, BOARDS.get(artefact.details.board), board)
+
+
+def _ensure_sound(predictor: Predictor) -> None:
+    """Try a predictor at the highest and the lowest mode of every known board.
+
+    Raises:
+        CorruptReferenceError: a prediction is not finite and positive.
+    """
+    modes = as_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
+    try:
+        with np.errstate(all="ignore"):
+            found = predictor.predict(modes)
+        values = np.concatenate([found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd])
+        sound = bool((np.isfinite(values) & (values > 0)).all())
+    except np.linalg.LinAlgError:
+        sound = False
+    if not sound:
+        raise CorruptReferenceError(f"{WEIGHTS_FILE} predicts what is not finite and positive: {_AGAIN}")
 
 
 def read_directory(directory: Path) -> Artefact:

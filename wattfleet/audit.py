@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_modes
-from wattfleet.predictor import Prediction
+from wattfleet.predictor import FEWEST_MODES, Prediction
 from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 
@@ -30,11 +31,15 @@ _SURE = 4.0
 # measured mode that was not held throughout its measurement adds to the fit's own standard deviation.
 _AGREES = 2.0
 _UNSTEADY_SD = 0.02
-# The second fit is made without what the first one found.
+# The second fit is made without what the first one found, if enough is left.
 _ROUNDS = 2
 
 _KNOB_WORDS = ("{:,.0f} cores", "CPU {:,.0f} kHz", "GPU {:,.2f} MHz", "memory {:,.2f} MHz")
 _KNOB_UNITS = (1.0, 1.0, 1e6, 1e6)
+
+
+class NoAuditError(InvalidInputError):
+    """The rows cannot be judged: they are too few to fit, or most of them contradict the fit."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +99,26 @@ def audit(profile: Profile, reference: RooflinePredictor | None = None) -> list[
         reference: another workload's or board's predictor, which helps where the rows are few.
 
     Raises:
-        InvalidInputError: too few rows to fit.
+        NoAuditError: too few rows to fit, or the fit contradicts more than half of them: then it is the fit that
+            cannot be believed.
     """
+    fewest = FEWEST_MODES if reference is None else 1
+    if len(profile) < fewest:
+        raise NoAuditError(
+            f"{len(profile)} measured modes are too few to audit: measure at least {FEWEST_MODES}, or give a reference"
+        )
     kept = np.ones(len(profile), dtype=bool)
     for _ in range(_ROUNDS):
         judged = _judge(profile, kept, reference)
         kept = ~judged.suspect()
-        # Fewer than half: it is the fit that cannot be believed.
         if 2 * kept.sum() < len(profile):
-            return []
+            raise NoAuditError(
+                f"{(~kept).sum()} of {len(profile)} rows contradict the audit's fit, which cannot be believed then:"
+                " check that all rows are of one workload on one device and in the right units, measure more modes, or"
+                " give a reference whose workload is more alike"
+            )
+        if kept.sum() < fewest:
+            break
     found = np.flatnonzero(~kept)
     distance = np.abs(judged.time) / TIME_THRESHOLD + np.abs(judged.power) / POWER_THRESHOLD
     return [_suspect(int(row), profile, judged) for row in found[np.argsort(-distance[found], kind="stable")]]

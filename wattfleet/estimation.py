@@ -19,8 +19,9 @@ Values = NDArray[np.float64]
 Model = Callable[[Values], Values]
 """From `[k]` parameters to the `[n]` logarithms that they predict."""
 
-# A search may try parameters whose exponentials overflow; far inside this the model is already absurd.
-_BOUND = 30.0
+LARGEST_LOG = 30.0
+"""Of any parameter: a search may try some whose exponentials overflow, and far inside this the model is absurd."""
+
 _STEP = 1e-5
 # Further starts are drawn this far around the first: work is then 1.5 times more or less.
 _START_SPREAD = 0.4
@@ -64,7 +65,7 @@ def robust_fit(
     """
 
     def residuals(parameters: Values) -> Values:
-        inside = np.clip(parameters, -_BOUND, _BOUND)
+        inside = np.clip(parameters, -LARGEST_LOG, LARGEST_LOG)
         return np.concatenate([(model(inside) - observed) / scale, belief.misfit(parameters)])
 
     rng = np.random.default_rng(0)
@@ -86,7 +87,7 @@ def generalised_fit(model: Model, observed: Values, belief: Belief, covariance: 
     root = np.linalg.cholesky(covariance)
 
     def residuals(parameters: Values) -> Values:
-        misfit = model(np.clip(parameters, -_BOUND, _BOUND)) - observed
+        misfit = model(np.clip(parameters, -LARGEST_LOG, LARGEST_LOG)) - observed
         return np.concatenate([solve_triangular(root, misfit, lower=True), belief.misfit(parameters)])
 
     return np.asarray(least_squares(residuals, start, max_nfev=50).x)

@@ -18,6 +18,10 @@ Clock = Callable[[], float]
 """Seconds since some moment."""
 
 
+# So many rows may be alike by chance, or because a baseline mode was copied.
+_MOST_SHARED = 3
+
+
 @dataclass(frozen=True)
 class TransferScores:
     """What the runs of an evaluation gave, `[r]` each: one value a run, over the modes that were not fitted.
@@ -28,7 +32,8 @@ class TransferScores:
         time_coverage: share of modes whose time lies within the 90 % interval, %.
         power_coverage: that of the power, %.
         fit_seconds: how long the fit took, s.
-        time_mape_passing: `time_mape` over the rows that are trusted; None where no audit was made.
+        time_mape_passing: `time_mape` over the rows that are trusted; None where no audit was made, or a run left no
+            such row to judge by.
         power_mape_passing: that of the power.
     """
 
@@ -60,6 +65,20 @@ def quartiles(values: Values) -> dict[str, float]:
     return {"median": median, "q1": q1, "q3": q3}
 
 
+def ensure_apart(corpus: Profile, target: Profile) -> None:
+    """Check that a target is none of what the reference was trained on: it would judge nothing.
+
+    Raises:
+        InvalidInputError: more than a few rows of the target, or all, stand in the corpus.
+    """
+    shared = len(set(corpus.canonical_rows()) & set(target.canonical_rows()))
+    if shared > min(_MOST_SHARED, len(target) - 1):
+        raise InvalidInputError(
+            f"{shared} of the target's {len(target)} rows stand in the reference's corpus, too: it would be judged by"
+            " what it was trained on; give a target of another workload or device, or another reference"
+        )
+
+
 def evaluate_transfer(
     predictor: type[Predictor],
     reference: Predictor | None,
@@ -81,7 +100,8 @@ def evaluate_transfer(
         runs: how many times.
         seed: run k draws with the seed `seed + k`.
         clock: tells how long fits take.
-        trusted: `[m]` rows that pass an audit; errors over these are then told beside those over all.
+        trusted: `[m]` rows that pass an audit; errors over these are then told beside those over all, if every run
+            leaves such rows to judge by.
         track: passes the numbers of the runs through, to show progress.
 
     Raises:
@@ -111,8 +131,6 @@ def evaluate_transfer(
         time_low, time_high = (predicted.minibatch_ms_quantile(q) for q in (0.05, 0.95))
         power_low, power_high = (predicted.power_mw_quantile(q) for q in (0.05, 0.95))
         passing = np.ones(len(unseen), dtype=bool) if trusted is None else trusted[others]
-        if not passing.any():
-            raise InvalidInputError("no row of the target that is left to judge by passes the audit")
         rows.append(
             (
                 float(time_error.mean()),
@@ -120,17 +138,18 @@ def evaluate_transfer(
                 100 * float(((unseen.minibatch_ms >= time_low) & (unseen.minibatch_ms <= time_high)).mean()),
                 100 * float(((unseen.power_mw >= power_low) & (unseen.power_mw <= power_high)).mean()),
                 seconds,
-                float(time_error[passing].mean()),
-                float(power_error[passing].mean()),
+                float(time_error[passing].mean()) if passing.any() else np.nan,
+                float(power_error[passing].mean()) if passing.any() else np.nan,
             )
         )
     time, power, time_coverage, power_coverage, fit_s, time_passing, power_passing = np.array(rows).T
+    told = trusted is not None and bool(np.isfinite(time_passing).all())
     return TransferScores(
         time,
         power,
         time_coverage,
         power_coverage,
         fit_s,
-        None if trusted is None else time_passing,
-        None if trusted is None else power_passing,
+        time_passing if told else None,
+        power_passing if told else None,
     )

@@ -19,7 +19,7 @@ from wattfleet.modes import ModeArray
 from wattfleet.networks import DenseNetwork, Loss, Schedule, train
 from wattfleet.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
 from wattfleet.profile import Profile
-from wattfleet.weights import Tensors, read_array, read_tensors, write_tensors
+from wattfleet.weights import Tensors, read_array, read_tensors, size, write_tensors
 
 Values = NDArray[np.float64]
 
@@ -140,7 +140,7 @@ class PowerTrainPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        gpu_hz = read_array(tensors, "gpu_hz", len(tensors.get("gpu_hz", ())), positive=True)
+        gpu_hz = read_array(tensors, "gpu_hz", size(tensors, "gpu_hz"), positive=True)
         return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), gpu_hz)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
@@ -86,6 +86,15 @@ class Profile:
         """The profile of some of the rows."""
         return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index])
 
+    def canonical_rows(self) -> list[str]:
+        """The rows as text, sorted: the same for all files of the same measurements, in whatever order and format."""
+        rows = np.column_stack([self.modes, self.minibatch_ms, self.power_mw]).tolist()
+        return sorted(",".join(f"{value:.12g}" for value in row) for row in rows)
+
+    def sha256(self) -> str:
+        """The SHA-256 of the canonical rows, hexadecimal."""
+        return hashlib.sha256("\n".join(self.canonical_rows()).encode()).hexdigest()
+
     def measurements(self) -> list[Measurement]:
         """The rows one by one."""
         return [
@@ -99,8 +108,12 @@ def read_csv(path: Path) -> Profile:
 
     Raises:
         InvalidInputError: the file is missing, empty or unreadable, lacks a column, holds a value that is not a
-            finite number or is out of its unit's range, or holds a mode twice.
+            finite number or is out of its unit's range, names a mode in other than whole numbers, or holds a mode
+            twice.
     """
+    # Imported where files are read: an agent that idles on a small board does without its 30 MB.
+    import pandas as pd
+
     try:
         # Blank lines are read too, so that a row's place tells its line.
         table = pd.read_csv(path, skip_blank_lines=False)
@@ -132,6 +145,12 @@ def read_csv(path: Path) -> Profile:
                 f"{path}, line {line[bad[0]]}: {name} is {shown}, expected {unit} between {low:g} and"
                 f" {high:g} ({len(bad)} such rows); correct the value or its unit"
             )
+        broken = np.flatnonzero(column % 1) if name in PowerMode._fields else bad
+        if len(broken):
+            raise InvalidInputError(
+                f"{path}, line {line[broken[0]]}: {name} is {cells[name].iloc[broken[0]]}, expected a whole number"
+                f" ({len(broken)} such rows); correct the value or its unit"
+            )
     repeated = np.flatnonzero(table.duplicated(list(PowerMode._fields)).to_numpy())
     if len(repeated):
         raise InvalidInputError(
@@ -143,6 +162,8 @@ def read_csv(path: Path) -> Profile:
 
 def write_csv(profile: Profile, path: Path) -> None:
     """Write a profile as a CSV file with the columns `COLUMNS`."""
+    import pandas as pd
+
     table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(COLUMNS[:4]))
     table["minibatch_ms"] = profile.minibatch_ms
     table["power_mw"] = profile.power_mw

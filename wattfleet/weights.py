@@ -11,10 +11,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from wattfleet.errors import CorruptReferenceError
+from wattfleet.estimation import LARGEST_LOG
 from wattfleet.residual import Correction, Process, Remainder, Surface
 
 Values = NDArray[np.float64]
 Tensors = dict[str, Values]
+
+_LARGEST = np.exp(LARGEST_LOG)
 
 
 def write_tensors(tensors: Tensors) -> bytes:
@@ -24,7 +27,7 @@ def write_tensors(tensors: Tensors) -> bytes:
 
 
 def read_tensors(weights: bytes) -> Tensors:
-    """The arrays in safetensors format, all finite 64-bit floats.
+    """The arrays in safetensors format, all 64-bit floats of which none is absurdly large.
 
     Raises:
         CorruptReferenceError: they are not.
@@ -34,8 +37,9 @@ def read_tensors(weights: bytes) -> Tensors:
     except SafetensorError as error:
         raise _corrupt(f"are not in safetensors format ({error})") from None
     for name, values in tensors.items():
-        if values.dtype != np.float64 or not np.isfinite(values).all():
-            raise _corrupt(f"hold {name!r}, which is not made of finite 64-bit numbers")
+        # What is not a number compares as false, too.
+        if values.dtype != np.float64 or not (np.abs(values) <= _LARGEST).all():
+            raise _corrupt(f"hold {name!r}, which is not made of finite 64-bit numbers up to {_LARGEST:.0e}")
     return dict(tensors)
 
 
@@ -43,7 +47,7 @@ def read_parameters(tensors: Tensors, name: str, count: int) -> list[float]:
     """A number of positive parameters.
 
     Raises:
-        CorruptReferenceError: they are missing, more or fewer, or not positive.
+        CorruptReferenceError: they are missing, more or fewer, not positive, or so small that no fit finds them.
     """
     return [float(value) for value in read_array(tensors, name, count, positive=True)]
 
@@ -52,11 +56,15 @@ def read_array(tensors: Tensors, name: str, *shape: int, positive: bool = False)
     """An array of a shape.
 
     Raises:
-        CorruptReferenceError: it is missing, of another shape, or not positive where it has to be.
+        CorruptReferenceError: it is missing, of another shape, or where it has to be positive, is not or hardly is.
     """
-    values = _shaped(tensors, name, *shape)
-    if positive and not (values > 0).all():
-        raise _corrupt(f"hold {name!r}, which is not positive throughout")
+    if name not in tensors:
+        raise _corrupt(f"lack {name!r}")
+    values = tensors[name]
+    if values.shape != shape:
+        raise _corrupt(f"hold {name!r} of shape {list(values.shape)}, not {list(shape)}")
+    if positive and not (values >= 1 / _LARGEST).all():
+        raise _corrupt(f"hold {name!r}, which is not positive and above {1 / _LARGEST:.0e} throughout")
     return values
 
 
@@ -81,39 +89,33 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     """Read what `remainder_tensors` wrote, for physics of so many parameters.
 
     Raises:
-        CorruptReferenceError: an array is missing or of the wrong shape, or a mode or variance is out of range.
+        CorruptReferenceError: an array is missing or of the wrong shape, or a number is out of range.
     """
     # The share of the surface counts as one more parameter.
     k = parameters + 1
-    m, n = _size(tensors, f"{prefix}.surface.weights"), _size(tensors, f"{prefix}.weights")
-    amplitude, nugget_sd = _shaped(tensors, f"{prefix}.process", 2).tolist()
-    surface = Surface(
-        _shaped(tensors, f"{prefix}.surface.modes", m, 4), _shaped(tensors, f"{prefix}.surface.weights", m)
-    )
+    m, n = size(tensors, f"{prefix}.surface.weights"), size(tensors, f"{prefix}.weights")
+    process = read_array(tensors, f"{prefix}.process", 2)
+    parameter_sd = read_array(tensors, f"{prefix}.parameter_sd", k)
+    share, heights = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.surface.weights", m)
     correction = Correction(
-        process=Process(amplitude, nugget_sd),
-        modes=_shaped(tensors, f"{prefix}.modes", n, 4),
-        gradient=_shaped(tensors, f"{prefix}.gradient", n, k),
-        parameter_sd=_shaped(tensors, f"{prefix}.parameter_sd", k),
-        measurement_var=_shaped(tensors, f"{prefix}.measurement_var", n),
-        weights=_shaped(tensors, f"{prefix}.weights", n),
+        process=Process(*process.tolist()),
+        modes=read_array(tensors, f"{prefix}.modes", n, 4, positive=True),
+        gradient=read_array(tensors, f"{prefix}.gradient", n, k),
+        parameter_sd=parameter_sd,
+        measurement_var=read_array(tensors, f"{prefix}.measurement_var", n, positive=True),
+        weights=read_array(tensors, f"{prefix}.weights", n),
     )
-    if not all((values > 0).all() for values in (surface.modes, correction.modes, correction.measurement_var)):
-        raise _corrupt(f"hold modes or variances in {prefix!r} that are not positive")
-    if min(amplitude, nugget_sd, correction.parameter_sd.min()) < 0:
-        raise _corrupt(f"hold a negative standard deviation in {prefix!r}")
-    return Remainder(float(_shaped(tensors, f"{prefix}.share", 1)[0]), surface, correction)
+    sds = np.concatenate([process, parameter_sd])
+    if not ((sds >= 0) & (sds <= LARGEST_LOG)).all():
+        raise _corrupt(f"hold a standard deviation in {prefix!r} that is negative or above {LARGEST_LOG:g}")
+    if not (np.abs(np.concatenate([share, heights])) <= LARGEST_LOG).all():
+        raise _corrupt(f"hold a residual in {prefix!r} beyond {LARGEST_LOG:g}")
+    surface = Surface(read_array(tensors, f"{prefix}.surface.modes", m, 4, positive=True), heights)
+    return Remainder(float(share[0]), surface, correction)
 
 
-def _shaped(tensors: Tensors, name: str, *shape: int) -> Values:
-    if name not in tensors:
-        raise _corrupt(f"lack {name!r}")
-    if tensors[name].shape != shape:
-        raise _corrupt(f"hold {name!r} of shape {list(tensors[name].shape)}, not {list(shape)}")
-    return tensors[name]
-
-
-def _size(tensors: Tensors, name: str) -> int:
+def size(tensors: Tensors, name: str) -> int:
+    """How many numbers an array holds; 0 where it is missing."""
     return tensors[name].size if name in tensors else 0
 
 

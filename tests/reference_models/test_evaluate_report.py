@@ -17,10 +17,11 @@ from typer.testing import CliRunner
 from reference_models.evaluate_all import Extent, budgets_w, build_report, choice_cases, read_folder, transfer_cases
 from reference_models.evaluate_commands import app
 from reference_models.evaluate_page import PUBLISHED, figures, write_html
-from wattfleet.audit import audit
+from wattfleet.audit import NoAuditError, Suspect, audit
 from wattfleet.boards import board
 from wattfleet.errors import InvalidInputError
 from wattfleet.profile import Profile, write_csv
+from wattfleet.roofline import RooflinePredictor
 
 REFERENCE, TARGET = "agx_orin_resnet18", "orin_nano_resnet18"
 
@@ -43,11 +44,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def report(data: Path) -> dict[str, Any]:
-    with pytest.MonkeyPatch.context() as patch:  # The audit of hundreds of rows has tests of its own, and takes long.
-        patch.setattr(
-            "reference_models.evaluate_all.audit", lambda profile: [] if len(profile) > 100 else audit(profile)
-        )
-        return build_report(read_folder(data), Extent(runs=1, network_runs=0))
+    return build_report(read_folder(data), Extent(runs=1, network_runs=0))
 
 
 def page_of(report: dict[str, Any], folder: Path) -> str:
@@ -84,6 +81,36 @@ def test_every_strategy_and_size_is_there_and_finite(report: dict[str, Any]) -> 
     assert [(front["reference"], front["target"]) for front in report["fronts"]] == [(REFERENCE, TARGET)]
     (brute,) = (row for row in report["choices"] if row["name"] == "brute-force" and row["target"] == TARGET)
     assert brute["time_penalty_pct"]["mean"] == brute["excess_w"] == 0
+
+
+def test_files_are_audited_with_a_reference(report: dict[str, Any]) -> None:
+    assert all(isinstance(file["suspect_rows"], int) and file["no_audit"] is None for file in report["files"].values())
+    assert all("time_mape_passing" in row for row in report["transfers"])
+
+
+def test_a_file_of_six_rows_or_one_that_cannot_be_audited_is_judged_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def believes_no_dozen(profile: Profile, known: RooflinePredictor | None) -> list[Suspect]:
+        if len(profile) == 12:
+            raise NoAuditError("9 of 12 rows contradict the audit's fit")
+        return audit(profile, known)
+
+    monkeypatch.setattr("reference_models.audited_target.audit", believes_no_dozen)
+    six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
+    six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
+    dozen = measured("orin-nano", 12, ms=4)
+    for stem, profile in {REFERENCE: measured("agx-orin", 420, watts=2), "six": six, "dozen": dozen}.items():
+        write_csv(profile, tmp_path / f"{stem}.csv")
+    found = build_report(read_folder(tmp_path), Extent(runs=1, network_runs=0))
+
+    assert found["files"]["six"]["suspect_rows"] >= 1
+    assert found["files"]["dozen"]["suspect_rows"] is None
+    assert found["files"]["dozen"]["no_audit"] == "9 of 12 rows contradict the audit's fit"
+    by_target = {row["target"]: row for row in found["transfers"]}
+    assert set(by_target) == {"six", "dozen"}
+    assert "time_mape_passing" not in by_target["dozen"]
+    assert " · –" in page_of(found, tmp_path)
 
 
 def test_networks_run_as_often_as_asked_for(data: Path) -> None:

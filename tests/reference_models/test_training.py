@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reference_models.commands import app
-from reference_models.training import model_card, train
+from reference_models.training import ensure_offers, model_card, train
 from wattfleet.artefact import Artefact, read_directory, restore
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
@@ -81,6 +81,37 @@ def corpus_csv(tmp_path: Path) -> Path:
     return tmp_path / "corpus.csv"
 
 
+def test_a_target_with_rows_of_the_corpus_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="100 of the target's 100 rows stand in the reference's corpus"):
+        train(CORPUS, WORKLOAD, "orin-nano", {}, {"part": CORPUS.rows(np.arange(100))}, lambda step: None)
+
+
+def test_the_manifest_pins_the_rows_of_the_corpus(trained: Artefact) -> None:
+    assert trained.details.provenance == {"measurements": "made up", "corpus_sha256": CORPUS.sha256()}
+
+
+@pytest.mark.parametrize("missing", ["board", "workload", "minibatch", "minibatches-per-epoch"])
+def test_what_was_trained_and_where_has_no_default(corpus_csv: Path, tmp_path: Path, missing: str) -> None:
+    given = options(corpus_csv, tmp_path / "nano")
+    at = given.index(f"--{missing}")
+    result = CliRunner().invoke(app, given[:at] + given[at + 2 :], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert f"--{missing}" in result.output
+    assert not (tmp_path / "nano").exists()
+
+
+def test_the_board_is_one_that_offers_the_modes_of_the_corpus() -> None:
+    ensure_offers("orin-nano", CORPUS)
+    with pytest.raises(InvalidInputError, match="'agx-orin' does not offer .*: give --board orin-nano$"):
+        ensure_offers("agx-orin", CORPUS)
+    odd = Profile(CORPUS.modes + [0, 0, 1, 0], CORPUS.minibatch_ms, CORPUS.power_mw)
+    with pytest.raises(InvalidInputError, match="'orin-nano' does not offer .*; nor does any of .* name of your own"):
+        ensure_offers("orin-nano", odd)
+    with pytest.raises(InvalidInputError, match="name of your own"):
+        ensure_offers(" ", odd)
+    ensure_offers("my-board", odd)
+
+
 def options(corpus: Path, out: Path, /, **changed: str) -> list[str]:
     given = {
         "--corpus": str(corpus),
@@ -119,6 +150,7 @@ def test_without_json_the_command_prints_a_table(corpus_csv: Path, tmp_path: Pat
     [
         ({"corpus": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"board": "toaster"}, "unknown device kind 'toaster'"),
+        ({"board": "agx-orin"}, "give --board orin-nano"),
         ({"minibatch": "0"}, "at least 1 sample"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 import reference_models
+import wattfleet.audit as audit_module
 from reference_models.commands import app
 from wattfleet.artefact import restore
-from wattfleet.audit import Suspect, audit, passing_rows
+from wattfleet.audit import NoAuditError, Suspect, audit, passing_rows
 from wattfleet.boards import board
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -140,8 +142,32 @@ def test_truthful_rows_pass() -> None:
 
 
 def test_too_few_rows_need_a_reference() -> None:
-    with pytest.raises(InvalidInputError, match="reference"):
+    with pytest.raises(NoAuditError, match="4 measured modes are too few to audit: .* or give a reference"):
         audit(measured(4, 0))
+
+
+def six_with_two_false() -> Profile:
+    """Without the two, four are left, which no fit without a reference can do with."""
+    clean = measured(6, 6)
+    wrong = np.array([[2.0, 1.6], [0.5, 0.6], [1, 1], [1, 1], [1, 1], [1, 1]])
+    return Profile(clean.modes, clean.minibatch_ms * wrong[:, 0], clean.power_mw * wrong[:, 1])
+
+
+@pytest.mark.parametrize("known", [None, reference])
+def test_few_rows_are_not_fitted_again_without_the_false_ones(known: Callable[[], RooflinePredictor] | None) -> None:
+    assert len(audit(six_with_two_false(), known and known())) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 6])
+def test_few_rows_can_be_audited_with_a_reference(count: int) -> None:
+    assert audit(measured(count, 3), reference()) == []
+
+
+def test_a_fit_that_contradicts_most_rows_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "POWER_THRESHOLD", 1e-6)
+    monkeypatch.setattr(audit_module, "_SURE", 1e-6)
+    with pytest.raises(NoAuditError, match=r"of 60 rows contradict the audit's fit, which cannot be believed"):
+        audit(measured(60, 0), reference())
 
 
 @pytest.mark.parametrize("one_knob", [True, False])
@@ -228,6 +254,21 @@ def test_the_command_prints_a_table(csv: Path) -> None:
     result = command(csv)
     assert result.exit_code == 0, result.output
     assert "of 60 rows are suspect" in result.stdout
+
+
+def test_the_command_audits_six_rows(tmp_path: Path) -> None:
+    write_csv(six_with_two_false(), tmp_path / "six.csv")
+    result = command(tmp_path / "six.csv")
+    assert result.exit_code == 0, result.output
+    assert "2 of 6 rows are suspect" in result.stdout
+
+
+def test_the_command_says_that_it_cannot_judge(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "POWER_THRESHOLD", 1e-6)
+    monkeypatch.setattr(audit_module, "_SURE", 1e-6)
+    result = command(csv, "--json")
+    assert isinstance(result.exception, NoAuditError)
+    assert result.stdout == ""
 
 
 def test_the_command_refuses_an_unknown_reference(csv: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.evaluation import evaluate_transfer, quartiles
+from wattfleet.evaluation import ensure_apart, evaluate_transfer, quartiles
 from wattfleet.predictor import Prediction
 from wattfleet.profile import Profile
 
@@ -83,6 +83,26 @@ def test_rows_that_fail_the_audit_are_told_beside() -> None:
     np.testing.assert_allclose(scores.summary()["time_mape_passing"]["median"], 0, atol=1e-9)
     np.testing.assert_allclose(scores.summary()["power_mape_passing"]["median"], 5)
     assert scores.time_mape.max() > 1
+
+
+def test_without_passing_rows_to_judge_by_only_the_others_are_told() -> None:
+    scores = evaluate(trusted=np.zeros(10, dtype=bool))
+    assert scores.time_mape_passing is None and scores.power_mape_passing is None
+    np.testing.assert_allclose(scores.time_mape, 10)
+
+
+def test_a_target_that_the_reference_was_trained_on_is_refused() -> None:
+    time = 100.0 + np.arange(10)
+    corpus = Profile(MODES, time, TARGET.power_mw)
+
+    def sharing(rows: int) -> Profile:
+        return Profile(MODES, np.append(time[:rows], time[rows:] + 0.5), TARGET.power_mw)
+
+    ensure_apart(corpus, sharing(3))
+    with pytest.raises(InvalidInputError, match="4 of the target's 10 rows stand in the reference's corpus"):
+        ensure_apart(corpus, sharing(4))
+    with pytest.raises(InvalidInputError, match="2 of the target's 2 rows"):
+        ensure_apart(TARGET, TARGET.rows(np.arange(2)))
 
 
 @pytest.mark.parametrize("wrong", [{"runs": 0}, {"modes": 10}, {"modes": -1}, {"seed": -1}])

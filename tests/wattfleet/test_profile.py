@@ -118,6 +118,21 @@ def test_a_value_out_of_its_units_range_is_refused_with_its_line(
     assert "correct the value or its unit" in text
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("cores", "2.5"), ("cpu_khz", "1420800.5"), ("gpu_hz", "828750000.25"), ("mem_hz", "2133000000.5")],
+)
+def test_a_mode_that_is_not_in_whole_numbers_is_refused_with_its_line(tmp_path: Path, column: str, value: str) -> None:
+    cells = ROWS[1].split(",")
+    cells[COLUMNS.index(column)] = value
+    text = refusal(csv(tmp_path, HEADER, ROWS[0], ",".join(cells), ROWS[2]))
+    assert f", line 3: {column} is {value}, expected a whole number (1 such rows)" in text
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    assert read_csv(csv(tmp_path, HEADER, ROWS[0].replace("12,", "12.0,", 1))).modes[0, 0] == 12
+
+
 @pytest.mark.parametrize("column", COLUMNS)
 @pytest.mark.parametrize(("cell", "shown"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
 def test_a_cell_that_is_no_number_is_refused_as_it_stands(tmp_path: Path, column: str, cell: str, shown: str) -> None:
@@ -198,6 +213,16 @@ def profile_of(**changes: np.ndarray) -> Profile:
 def test_a_profile_that_cannot_have_been_measured_is_refused(changes: dict[str, np.ndarray], reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason):
         profile_of(**changes)
+
+
+def test_the_sha256_is_of_the_rows_and_not_of_the_file(tmp_path: Path) -> None:
+    profile = read_csv(csv(tmp_path, HEADER, *ROWS))
+    turned = read_csv(csv(tmp_path, "note," + HEADER, *(f"x,{row.replace('12,', '12.0,')}" for row in ROWS[::-1])))
+    assert turned.sha256() == profile.sha256()
+    write_csv(profile, tmp_path / "again.csv")
+    assert read_csv(tmp_path / "again.csv").sha256() == profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2])).sha256() != profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2], ROWS[2].replace("260.75", "260.76"))).sha256() != profile.sha256()
 
 
 def test_some_rows_of_a_profile_are_a_profile() -> None:

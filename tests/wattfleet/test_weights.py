@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
+from wattfleet.artefact import pack, restore
 from wattfleet.boards import BOARDS
 from wattfleet.errors import CorruptReferenceError
+from wattfleet.networks import NEURONS, DenseNetwork
 from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.powertrain import PowerTrainPredictor, Quantity, ScratchPredictor
+from wattfleet.predictor import Predictor
+from wattfleet.predictors import KINDS
 from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 from wattfleet.sampling import spread_modes
+from wattfleet.workload import Workload
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
@@ -52,16 +62,39 @@ def test_truncated_weights_are_refused(few: RooflinePredictor) -> None:
         RooflinePredictor.load(few.save()[:-8])
 
 
-def names() -> list[str]:
-    return sorted(load(fitted(8).save()))
+def quantity() -> Quantity:
+    """A network as it is before any training."""
+    rng, sizes = np.random.default_rng(0), (4, *NEURONS)
+    weights = tuple(rng.normal(0, 0.1, (n, m)) for m, n in itertools.pairwise(sizes))
+    network = DenseNetwork(SPACE.mean(0), SPACE.std(0), weights, tuple(np.zeros(n) for n in NEURONS))
+    return Quantity(network, 10.0, 0.1)
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_array_is_needed_and_of_one_shape_and_type(few: RooflinePredictor, name: str) -> None:
-    tensors = load(few.save())
+@cache
+def stored(kind: str) -> bytes:
+    """One predictor of every kind."""
+    made: dict[str, Callable[[], Predictor]] = {
+        "roofline": lambda: fitted(8),
+        "powertrain": lambda: PowerTrainPredictor(quantity(), quantity(), np.unique(SPACE[:, 2])),
+        "scratch": lambda: ScratchPredictor(quantity(), quantity()),
+    }
+    return made[kind]().save()
+
+
+def load_as(kind: str, tensors: dict[str, np.ndarray]) -> Predictor:
+    return KINDS[kind].predictor_class().load(save(tensors))
+
+
+ARRAYS = [(kind, name) for kind in KINDS for name in sorted(load(stored(kind)))]
+
+
+@pytest.mark.parametrize(("kind", "name"), ARRAYS)
+def test_every_array_is_needed_and_of_one_shape_and_type(kind: str, name: str) -> None:
+    tensors = load(stored(kind))
+    load_as(kind, tensors)
     without = {key: values for key, values in tensors.items() if key != name}
     with pytest.raises(CorruptReferenceError):
-        RooflinePredictor.load(save(without))
+        load_as(kind, without)
     for wrong in (
         tensors[name].astype(np.float32),
         np.array(1.0),
@@ -69,14 +102,54 @@ def test_every_array_is_needed_and_of_one_shape_and_type(few: RooflinePredictor,
         np.full_like(tensors[name], np.nan) if tensors[name].size else np.array([np.inf]),
     ):
         with pytest.raises(CorruptReferenceError):
-            RooflinePredictor.load(save({**tensors, name: wrong}))
+            load_as(kind, {**tensors, name: wrong})
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e14])
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in ARRAYS if load(stored(pair[0]))[pair[1]].size])
+def test_absurdly_large_numbers_are_refused(kind: str, name: str, value: float) -> None:
+    tensors = load(stored(kind))
+    tensors[name].flat[0] = value
+    with pytest.raises(CorruptReferenceError):
+        load_as(kind, tensors)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, 1e-300])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("roofline", "time"),
+        ("roofline", "power"),
+        ("roofline", "time_remainder.modes"),
+        ("roofline", "power_remainder.measurement_var"),
+        ("powertrain", "gpu_hz"),
+        ("powertrain", "time.scale"),
+        ("scratch", "power.floor_and_log_sd"),
+    ],
+)
+def test_what_has_to_be_positive_is(kind: str, name: str, value: float) -> None:
+    tensors = load(stored(kind))
+    tensors[name].flat[0] = value
+    with pytest.raises(CorruptReferenceError):
+        load_as(kind, tensors)
 
 
 @pytest.mark.parametrize(
-    "name", ["time", "power", "time_remainder.modes", "power_remainder.measurement_var", "time_remainder.process"]
+    ("name", "value"),
+    [("time_remainder.process", -1.0), ("power_remainder.parameter_sd", 31.0), ("time_remainder.share", 31.0)],
 )
-def test_numbers_out_of_range_are_refused(few: RooflinePredictor, name: str) -> None:
-    tensors = load(few.save())
-    tensors[name].flat[0] = -1.0
+def test_logarithms_out_of_range_are_refused(name: str, value: float) -> None:
+    tensors = load(stored("roofline"))
+    tensors[name].flat[0] = value
     with pytest.raises(CorruptReferenceError):
-        RooflinePredictor.load(save(tensors))
+        load_as("roofline", tensors)
+
+
+@pytest.mark.parametrize("value", [1e12, -1e12])
+def test_a_reference_whose_predictions_overflow_is_not_restored(value: float) -> None:
+    tensors = load(stored("roofline"))
+    tensors["time_remainder.weights"][:] = value
+    predictor = RooflinePredictor.load(save(tensors))
+    artefact = pack(predictor, Workload("w", 16, 100), "orin-nano", {}, {})
+    with pytest.raises(CorruptReferenceError, match="not finite and positive"):
+        restore(artefact)
