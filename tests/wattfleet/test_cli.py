@@ -91,7 +91,7 @@ def test_errors_end_with_their_code_and_one_line(
         (["coordinator", "serve", "--site-budget-w", "50", "--address", "7070"], "'7070' is no address"),
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
-            "unknown device 'simulated:tx2': choose one of simulated:agx-orin",
+            "unknown device 'simulated:tx2': choose one of auto, sysfs,",
         ),
     ],
 )
