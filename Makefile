@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format lint types contracts stubs unit bench clean
+.PHONY: help install demo test format lint types contracts stubs unit chaos bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ stubs: install
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
 unit: install
 	$(BIN)/pytest --durations=5
+
+chaos: install ## Kill an agent at 50 random moments of a profile
+	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py
 
 bench: install ## List the benchmarks
 	@for module in benchmarks/[a-z]*.py; do \

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
+import click
 import typer
 
 from edge_agent.command_line.apply import apply, restore
@@ -18,6 +19,9 @@ from edge_agent.command_line.modes import modes
 from edge_agent.command_line.options import DEVICES
 from edge_agent.command_line.status import status
 from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
+from edge_agent.workloads.loading import Processor
+
+_PROCESSOR = click.Choice(get_args(Processor))
 
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
 
@@ -46,32 +50,47 @@ def run(
         int | None,
         typer.Option(help="Modes to measure before the first round, the others during training; all if not given."),
     ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="What real hardware is measured with: resnet18, mobilenet, lstm, bert, or module:function."),
+    ] = None,
+    minibatch: Annotated[int, typer.Option(help="Samples in a minibatch of the workload.", min=1)] = 16,
+    processor: Annotated[Processor, typer.Option(help="Where the workload computes.", click_type=_PROCESSOR)] = "cuda",
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging
     import signal
 
-    from edge_agent.agent import AgentConfig, run_agent
-    from edge_agent.devices.selection import open_soft_board
+    from edge_agent.agent import run_agent
+    from edge_agent.config import AgentConfig
+    from edge_agent.devices.jtop import JtopDevice
+    from edge_agent.devices.selection import folder_of_device, open_device
+    from edge_agent.profiled_workload import profiled_workload
     from wattfleet.addresses import split_address
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     split_address(coordinator)
+    board = open_device(device, seed, state_dir)
+    profiled = profiled_workload(board, workload, minibatch, processor)
     config = AgentConfig(
         device_id=device_id,
         coordinator=coordinator,
         state_directory=state_dir,
+        device_folder=folder_of_device(device, board, state_dir),
         socket=socket,
         minibatches_per_epoch=minibatches_per_epoch,
         seed=seed,
         modes_first=modes_first,
     )
-    board = open_soft_board(device, seed)
 
     async def until_stopped() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        await run_agent(config, board, stop)
+        await run_agent(config, board, profiled, stop)
 
-    asyncio.run(until_stopped())
+    try:
+        asyncio.run(until_stopped())
+    finally:
+        if isinstance(board, JtopDevice):
+            board.close()

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_agent.devices.device import SoftDevice
+from edge_agent.devices.device import Device
 from edge_agent.journal import Journal
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.profiling_plan import BATCH, Progress, profile_device, unbearable
 from edge_agent.records import Renewal, RoundRecord
 from edge_agent.training import Observed
+from edge_agent.workloads.step import OpenSteps
 from wattfleet.drift import USUAL_RULE, DriftRule, Residual, drift
 from wattfleet.front import Front, predicted_front
 from wattfleet.modes import as_array, as_modes
@@ -33,6 +34,7 @@ class OnlineLearner:
 
     Args:
         device: the board.
+        open_steps: begins what is trained while modes are measured anew.
         journal: its profile, open and not empty; closed with the learner.
         reference: the predictor to transfer from.
         limit: modes to measure in all, at most, those measured during rounds included.
@@ -44,7 +46,8 @@ class OnlineLearner:
 
     def __init__(
         self,
-        device: SoftDevice,
+        device: Device,
+        open_steps: OpenSteps,
         journal: Journal,
         reference: Predictor,
         limit: int,
@@ -54,6 +57,7 @@ class OnlineLearner:
         rule: DriftRule = USUAL_RULE,
     ) -> None:
         self._device = device
+        self._open_steps = open_steps
         self._journal = journal
         self._reference = reference
         self._limit = limit
@@ -106,7 +110,7 @@ class OnlineLearner:
             WattfleetError: a mode could not be measured; those before it are kept.
         """
         most = most_modes(self._journal, self._limit)
-        profile_device(self._device, self._journal, self._reference, most, self._seed, report)
+        profile_device(self._device, self._open_steps, self._journal, self._reference, most, self._seed, report)
         self.refit()
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from edge_agent.outbox import Outbox
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -23,9 +24,11 @@ _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 class Link:
     """One device's reports on their way to the coordinator.
 
-    The newest state and the newest front replace older ones; observations are kept one by one. All are sent anew
-    after a reconnect until they are acknowledged, and the newest state and front even then: a coordinator that
-    lost its connection knows nothing of what the device is doing.
+    What the outbox holds is sent anew after a reconnect until it is acknowledged, and the newest state and front even
+    then: a coordinator that lost its connection knows nothing of what the device is doing.
+
+    Attributes:
+        connected: whether the coordinator has welcomed this device, and the session lasts.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Link:
         stub: session_pb2_grpc.SessionServiceAsyncStub,
         hello: session_pb2.Hello,
         on_welcome: Callable[[session_pb2.Welcome], Awaitable[None]],
+        outbox: Outbox,
     ) -> None:
         """Prepare a session; `run` opens it.
 
@@ -40,35 +44,35 @@ class Link:
             stub: the coordinator.
             hello: who this is.
             on_welcome: called with the answer to every Hello.
+            outbox: what waits to be delivered.
         """
         self._stub = stub
         self._hello = hello
         self._on_welcome = on_welcome
-        self._sequence = 0
-        self._standing: dict[str, session_pb2.SessionRequest] = {}
-        self._unacknowledged: dict[int, session_pb2.SessionRequest] = {}
+        self._outbox = outbox
+        self.connected = False
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
     def report_state(self, report: session_pb2.StateReport) -> None:
         """Report what the device is doing."""
-        self._put("state", session_pb2.SessionRequest(sequence=self._next(), state=report))
+        self._put(session_pb2.SessionRequest(state=report))
 
     def report_front(self, report: session_pb2.FrontReport) -> None:
         """Report the device's front."""
-        self._put("front", session_pb2.SessionRequest(sequence=self._next(), front=report))
+        self._put(session_pb2.SessionRequest(front=report))
 
     def report_observation(self, report: session_pb2.Observation) -> None:
         """Report what a round's training needed."""
-        self._put(None, session_pb2.SessionRequest(sequence=self._next(), observation=report))
+        self._put(session_pb2.SessionRequest(observation=report))
 
     async def flush(self, timeout_s: float) -> bool:
         """Wait until everything reported so far is acknowledged; False if that takes too long."""
-        last = self._sequence
+        last = self._outbox.last_sequence
 
         async def drained() -> None:
             async with self._acknowledged:
-                await self._acknowledged.wait_for(lambda: all(sent > last for sent in self._unacknowledged))
+                await self._acknowledged.wait_for(lambda: not self._outbox.has_up_to(last))
 
         try:
             await asyncio.wait_for(drained(), timeout_s)
@@ -105,50 +109,39 @@ class Link:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
             async for response in call:
                 if response.HasField("welcome"):
-                    self._resend()
+                    self.connected = True
+                    self._outbox.take_up_again()
+                    self._wake.set()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
                     await self._on_welcome(response.welcome)
                 else:
                     async with self._acknowledged:
-                        self._unacknowledged.pop(response.ack.sequence, None)
+                        self._outbox.acknowledged(response.ack.sequence)
                         self._acknowledged.notify_all()
                     yield True
         finally:
+            self.connected = False
             if sender:
                 sender.cancel()
+                # What it failed of has ended the session, too.
+                await asyncio.gather(sender, return_exceptions=True)
             call.cancel()
-
-    def _resend(self) -> None:
-        """Take up again what stands, in the order in which it was reported."""
-        for request in self._standing.values():
-            self._unacknowledged[request.sequence] = request
-        self._unacknowledged = dict(sorted(self._unacknowledged.items()))
-        self._wake.set()
 
     async def _send(self, call: Any, lease_s: float) -> None:
         """Write reports as they come, and a lease where there is none for a while."""
         sent = 0
         while True:
-            for request in [r for s, r in self._unacknowledged.items() if s > sent]:
+            for request in self._outbox.after(sent):
                 await call.write(request)
                 sent = request.sequence
             self._wake.clear()
-            if any(sequence > sent for sequence in self._unacknowledged):
+            if self._outbox.after(sent):
                 continue
             try:
                 await asyncio.wait_for(self._wake.wait(), lease_s / 2)
             except asyncio.TimeoutError:
                 await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
 
-    def _next(self) -> int:
-        self._sequence += 1
-        return self._sequence
-
-    def _put(self, replaces: str | None, request: session_pb2.SessionRequest) -> None:
-        if replaces:
-            older = self._standing.get(replaces)
-            if older:
-                self._unacknowledged.pop(older.sequence, None)
-            self._standing[replaces] = request
-        self._unacknowledged[request.sequence] = request
+    def _put(self, request: session_pb2.SessionRequest) -> None:
+        self._outbox.add(request)
         self._wake.set()

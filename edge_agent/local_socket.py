@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +19,22 @@ from edge_agent.journal import JournalError
 from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
 from edge_agent.profiling_plan import Progress, StoppedError
+from edge_agent.standing import Standing
+from edge_agent.states import (
+    MAY_TRAIN,
+    Action,
+    Decision,
+    DeviceFailed,
+    DeviceRecovered,
+    Event,
+    ModeMeasured,
+    ProfileEnded,
+    State,
+    TrainingBegan,
+    TrainingBrokeOff,
+    TrainingEnded,
+    TrainingRefused,
+)
 from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -59,6 +75,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         device_id: str,
         watch: TrainingWatch,
         link: Link,
+        standing: Standing,
         learner: OnlineLearner,
         front_report: Callable[[], session_pb2.FrontReport],
     ) -> None:
@@ -67,13 +84,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         Args:
             device_id: its name.
             watch: what runs its trainings.
-            link: where states and observations are reported.
+            link: where observations and fronts are reported.
+            standing: what the device is doing.
             learner: takes in what rounds show.
             front_report: the report of the front by what the learner knows now.
         """
         self._device_id = device_id
         self._watch = watch
         self._link = link
+        self._standing = standing
         self._learner = learner
         self._front_report = front_report
         self._closing = False
@@ -91,35 +110,42 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 f"the assignment is {start.device_id}'s, this is {self._device_id}'s agent:"
                 " give the SuperNode its own device-id and agent-socket"
             )
+        if self._standing.state not in MAY_TRAIN | {State.TRAINING}:
+            raise BusyError(f"{self._device_id} is being measured: it cannot train now")
         if self._training.locked():
             raise BusyError(f"{self._device_id} is training already")
         async with self._training:
             try:
                 mode = mode_from_message(start.mode)
                 await _to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
-                self.report(session_pb2.DEVICE_STATE_TRAINING, f"training in {mode.label()}")
+                self._happened(TrainingBegan(mode.label()))
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 while (request := await anext(request_iterator)).HasField("minibatches"):
                     measuring = await self._noted(request.minibatches)
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
                 finished, observed = await self._finished(start.plan_id, request.finish.failed)
             except _DEVICE_TROUBLE as error:
-                self._degrade(str(error))
+                self._happened(DeviceFailed(str(error)))
                 raise
             except InvalidInputError as error:
                 if self._watch.is_training:
                     await _to_the_end(self._watch.abandon)
-                    self.report(session_pb2.DEVICE_STATE_READY, f"parked; {error}")
+                    self._happened(TrainingRefused(str(error)))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                self._watch.abandon()
-                self.report(session_pb2.DEVICE_STATE_READY, "parked; the last training broke off")
+                try:
+                    self._watch.abandon()
+                except _DEVICE_TROUBLE as error:
+                    self._happened(DeviceFailed(str(error)))
+                else:
+                    self._happened(TrainingBrokeOff())
                 raise
-            await self._learn(observed, request.finish.failed)
+            await _uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
-        if not await self._link.flush(_ACKNOWLEDGED_WITHIN_S):
-            _log.warning("the coordinator has not acknowledged %s within %g s", start.plan_id, _ACKNOWLEDGED_WITHIN_S)
+        # While it is away, the round does not wait for it: the outbox keeps what was observed.
+        if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):
+            _log.warning("the coordinator has yet to acknowledge %s", start.plan_id)
         yield local_pb2.TrainResponse(finished=finished)
 
     async def _noted(self, report: local_pb2.MinibatchesTrained) -> bool:
@@ -144,24 +170,17 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
 
     async def _learn(self, observed: Observed | None, failed: bool) -> None:
         """Take in what a round showed, and say what the device does next."""
-        reason = None
+        drift = not_learnt = None
         try:
             if observed is not None:
-                reason = await _to_the_end(self._learner.observe, observed)
+                drift = await _to_the_end(self._learner.observe, observed)
             elif not failed:
                 await _to_the_end(self._learner.refit)
         except JournalError as error:
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
-            self.report(session_pb2.DEVICE_STATE_READY, f"parked; {error}")
-            return
-        if reason is None:
-            if not failed:
-                self._link.report_front(await _to_the_end(self._front_report))
-            self.report(session_pb2.DEVICE_STATE_READY, "parked")
-        else:
-            self.report(session_pb2.DEVICE_STATE_PROFILING, f"measured anew: {reason}")
-            self._renewal = asyncio.create_task(self._measure_anew())
+            not_learnt = str(error)
+        await self._settled(TrainingEnded(failed, drift, not_learnt))
 
     async def _measure_anew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -169,7 +188,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         def report(progress: Progress) -> None:
             if self._closing:
                 raise StoppedError
-            loop.call_soon_threadsafe(self.report, session_pb2.DEVICE_STATE_PROFILING, progress.detail)
+            loop.call_soon_threadsafe(self._happened, ModeMeasured(progress.detail))
 
         async with self._training:
             try:
@@ -178,45 +197,61 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             except StoppedError:
                 return
             except WattfleetError as error:
-                self._degrade(str(error))
+                self._happened(DeviceFailed(str(error)))
                 return
+            await self._settled(ProfileEnded(anew=True))
+
+    async def begin(self) -> None:
+        """The device is profiled and parked: report its front, and that it is ready."""
+        await self._settled(ProfileEnded(anew=False))
+
+    async def _settled(self, event: Event) -> None:
+        """Enter the state after something that may have taught a new front, which is reported first."""
+        decision = self._standing.decide(event)
+        if Action.REPORT_FRONT in decision.actions:
             self._link.report_front(await _to_the_end(self._front_report))
-            self.report(session_pb2.DEVICE_STATE_READY, "parked; measured anew")
+        self._follow(decision)
 
-    def report(self, state: session_pb2.DeviceState.ValueType, detail: str) -> None:
-        """Tell the coordinator what the device is doing."""
-        self._link.report_state(
-            session_pb2.StateReport(state=state, profiled_modes=self._learner.profiled_modes, detail=detail)
-        )
+    def _happened(self, event: Event) -> None:
+        self._follow(self._standing.decide(event))
 
-    def _degrade(self, reason: str) -> None:
-        """Take the device out of the rounds until it can be parked again."""
-        self.report(session_pb2.DEVICE_STATE_DEGRADED, reason)
-        if self._recovery is None or self._recovery.done():
+    def _follow(self, decision: Decision) -> None:
+        self._standing.report(decision, self._learner.profiled_modes)
+        if Action.MEASURE_ANEW in decision.actions:
+            self._renewal = asyncio.create_task(self._measure_anew())
+        if Action.RECOVER in decision.actions and (self._recovery is None or self._recovery.done()):
             self._recovery = asyncio.create_task(self._recover())
 
     async def _recover(self) -> None:
-        while True:
+        """Keep the device out of the rounds until it is well again."""
+        while self._standing.state is State.DEGRADED:
             await asyncio.sleep(_CHECKED_EVERY_S)
             async with self._training:
                 with suppress(WattfleetError):
-                    await _to_the_end(self._watch.abandon)
-                    await _to_the_end(self._watch.park)
-                    self.report(session_pb2.DEVICE_STATE_READY, "parked; recovered")
-                    return
+                    await _to_the_end(self._watch.recover)
+                    self._happened(DeviceRecovered())
 
     async def close(self) -> None:
-        """Stop looking after a degraded device, and measuring one anew once the mode in hand is measured."""
+        """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
         self._closing = True
         if self._recovery:
             self._recovery.cancel()
+            await asyncio.wait([self._recovery])
         if self._renewal:
             await asyncio.wait([self._renewal])
+        # Whoever trains was told to end; until it has, a thread of it may be setting the device.
+        async with self._training:
+            pass
 
 
 async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
     """Run in a thread, which nothing can cancel: not even a ClientApp that is gone leaves it half done."""
-    running = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+    return await _uncancelled(asyncio.to_thread(work, *arguments))
+
+
+async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
+    """Do all of `work`, and only then be cancelled."""
+    running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:

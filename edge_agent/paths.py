@@ -13,6 +13,9 @@ PROFILE_FILE = "profile.jsonl"
 PREDICTOR_DIRECTORY = "predictor"
 """Below the state directory: the device's own fitted predictor."""
 
+OUTBOX_FILE = "outbox.jsonl"
+"""Below the state directory: reports that the coordinator has not acknowledged."""
+
 
 def device_folder(state_directory: Path) -> Path:
     """The folder for the lock and for what was in force before a device was changed."""

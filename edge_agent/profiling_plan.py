@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
-from edge_agent.devices.device import SoftDevice
+from edge_agent.devices.device import Device
 from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
+from edge_agent.workloads.step import OpenSteps
 from wattfleet.modes import ModeArray, as_array, as_modes
 from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
@@ -44,7 +45,8 @@ def unbearable(journal: Journal) -> ModeArray:
 
 
 def profile_device(
-    device: SoftDevice,
+    device: Device,
+    open_steps: OpenSteps,
     journal: Journal,
     reference: Predictor,
     limit: int,
@@ -59,6 +61,7 @@ def profile_device(
 
     Args:
         device: the board.
+        open_steps: begins what is trained; not called where nothing is left to be measured.
         journal: what was measured before; what is measured now is added, so a restart goes on where it stopped.
         reference: the predictor to transfer from.
         limit: modes to measure at most.
@@ -83,8 +86,11 @@ def profile_device(
     def choose() -> ModeArray:
         return next_modes(measured(), device.modes, predict, settings, exclude=unbearable(journal))
 
-    while len(chosen := choose()):
-        with closing(profiler.profile(as_modes(chosen), device.step, journal)) as records:
-            for record in records:
-                report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+    chosen = choose()
+    with open_steps() if len(chosen) else nullcontext() as step:
+        while step is not None and len(chosen):
+            with closing(profiler.profile(as_modes(chosen), step, journal)) as records:
+                for record in records:
+                    report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
+            chosen = choose()
     return fitted(measured())

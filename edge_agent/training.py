@@ -13,6 +13,9 @@ from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
+_LISTENED_FOR_S = 3.0
+_NO_POWER = "no power sample could be read: check the power rails"
+
 
 class PowerNotReadError(WattfleetError):
     """No power sample could be read while training; missing is not zero, so nothing is reported."""
@@ -157,7 +160,7 @@ class TrainingWatch:
             return None
         during = (trace.at_s >= running.started_s) & np.isfinite(trace.power_mw)
         if not during.any():
-            raise PowerNotReadError("no power sample could be read during the training: check the power rails")
+            raise PowerNotReadError(_NO_POWER)
         return Observed(mode, elapsed_s / running.epochs, float(np.mean(trace.power_mw[during])) / 1e3)
 
     def abandon(self) -> None:
@@ -168,6 +171,23 @@ class TrainingWatch:
             if running.profiler is not None:
                 running.profiler.pause()
             self.park()
+
+    def recover(self) -> None:
+        """Park a device that was in trouble, and make sure that its power can be read again.
+
+        Raises:
+            ModeNotAppliedError: another mode was read back.
+            PowerNotReadError: not one power sample could be read.
+        """
+        self.abandon()
+        self.park()
+        meter = self._device.start_meter()
+        try:
+            self._device.clock.sleep_s(_LISTENED_FOR_S)
+        finally:
+            trace = meter.stop()
+        if not np.isfinite(trace.power_mw).any():
+            raise PowerNotReadError(_NO_POWER)
 
     def park(self) -> None:
         """Put the mode between trainings in force.

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.agent import PREDICTOR_DIRECTORY
 from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore

@@ -12,10 +12,10 @@ from typing import Protocol
 
 import grpc
 
-from edge_agent.agent import IDLE_S, parked_mode
 from edge_agent.devices.selection import open_soft_board
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.profiler import Profiler
+from edge_agent.readiness import IDLE_S, parked_mode
 from simulation.coordinator_view import CoordinatorView, require_trained
 from simulation.devices import SimulatedDevice
 from simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -124,16 +123,16 @@ class HostDevice:
         return nullcontext()
 
     def knobs(self) -> Knobs:
-        """The mode in force, though it cannot be set: only this one is restored."""
-        return {"mode": json.dumps(self.current_mode())}
+        """None: nothing of a host is ever changed."""
+        return {}
 
     def restore(self, knobs: Knobs) -> None:
-        """Make sure that the mode is the one that `knobs` told.
+        """Nothing was changed, so there is nothing to put back.
 
         Raises:
-            InvalidInputError: it was another one, or these are no knobs of such a machine.
+            InvalidInputError: these are the knobs of another device.
         """
-        if set(knobs) != {"mode"} or knobs["mode"] != self.knobs()["mode"]:
+        if knobs:
             raise InvalidInputError(f"cannot restore {dict(knobs)}: this machine has no power modes")
 
     def _cores(self) -> int:

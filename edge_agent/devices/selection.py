@@ -5,22 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from edge_agent.devices.device import Device
+from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
 from edge_agent.devices.jetson.programs import run_no_program, run_program
 from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.jtop import open_jtop
+from edge_agent.devices.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.replay import ReplayDevice
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.system_clock import SystemClock
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
 
 _THIS_MACHINE = Path("/")
 _SOFT = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")
-_HARD = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel")
+_HARD = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host")
 
 
 def open_device(
@@ -29,8 +32,8 @@ def open_device(
     """The device that `spec` names.
 
     Args:
-        spec: `auto`, `sysfs` or `nvpmodel` for this machine, `sysfs:<folder>` for a Jetson's files below a folder, or
-            a soft board as `open_soft_board` takes it.
+        spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
+            below a folder, or a soft board as `open_soft_board` takes it. `auto` is `sysfs` on a Jetson, else `host`.
         seed: of a soft device.
         state_directory: where a device may write what it needs.
         root: where the files of this machine are, `/` outside of tests.
@@ -38,14 +41,17 @@ def open_device(
     Raises:
         InvalidInputError: no such device, or none that can be used.
         ModeNotAppliedError: a device does not say which mode is in force.
+        JtopUnavailableError: jtop was chosen, and cannot be asked.
     """
     kind, _, which = spec.partition(":")
     if spec == "auto":
-        if is_jetson(Tree(root)):
-            return _sysfs(root)
-        raise InvalidInputError(f"auto: this is no Jetson; choose one of {', '.join(_SOFT)}")
+        spec = "sysfs" if is_jetson(Tree(root)) else "host"
     if spec == "sysfs":
         return _sysfs(root)
+    if spec == "jtop":
+        return open_jtop(_sysfs(root))
+    if spec == "host":
+        return HostDevice(Tree(root), SystemClock(), open_nvml())
     if kind == "sysfs" and which:
         return _sysfs(Path(which))
     if spec == "nvpmodel":
@@ -54,6 +60,25 @@ def open_device(
     if board is None:
         raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join((*_HARD, *_SOFT))}")
     return board
+
+
+def folder_of_device(spec: str, device: Device, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
+    """The folder for a device's lock, and for what was in force on it.
+
+    A Jetson has one on its own disk, wherever its agents keep their state, so that any two of them exclude each other.
+    What is not there, and a host, which is never set, need no root: their folder is below the agent's state.
+
+    Args:
+        spec: what `device` was opened as.
+        device: the device.
+        state_directory: the agent's.
+        root: where the files of this machine are.
+    """
+    if isinstance(device, (SoftBoard, HostDevice)):
+        return device_folder(state_directory)
+    kind, _, folder = spec.partition(":")
+    board_root = Path(folder) if kind == "sysfs" and folder else root
+    return device_folder(board_root / DEFAULT_STATE_DIRECTORY.lstrip("/"))
 
 
 def open_soft_board(spec: str, seed: int) -> SoftBoard:

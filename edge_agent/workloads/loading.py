@@ -84,11 +84,7 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
         InvalidInputError: there is no such module or function, something that it needs is not installed, or it is
             not what a workload has to be.
     """
-    if minibatch < 1:
-        raise InvalidInputError(f"a minibatch has at least 1 sample, not {minibatch}")
-    module_name, colon, function_name = SHIPPED.get(spec, spec).partition(":")
-    if not colon or not module_name or not function_name:
-        raise InvalidInputError(f"no workload {spec!r}: choose {', '.join(SHIPPED)}, or name your own module:function")
+    module_name, function_name = require_workload(spec, minibatch)
     function = getattr(_module(spec, module_name), function_name, None)
     if function is None:
         raise InvalidInputError(f"workload {spec}: module {module_name} has no {function_name}")
@@ -107,6 +103,23 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
             " minibatch"
         )
     return RunningWorkload(spec, steps)
+
+
+def require_workload(spec: str, minibatch: int) -> tuple[str, str]:
+    """Check what can be checked of a workload without loading it.
+
+    Returns:
+        The names of its module and its function.
+
+    Raises:
+        InvalidInputError: `spec` names neither a shipped workload nor a `module:function`, or the minibatch is empty.
+    """
+    if minibatch < 1:
+        raise InvalidInputError(f"a minibatch has at least 1 sample, not {minibatch}")
+    module_name, colon, function_name = SHIPPED.get(spec, spec).partition(":")
+    if not colon or not module_name or not function_name:
+        raise InvalidInputError(f"no workload {spec!r}: choose {', '.join(SHIPPED)}, or name your own module:function")
+    return module_name, function_name
 
 
 def _module(spec: str, name: str) -> object:

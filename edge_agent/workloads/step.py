@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 
@@ -21,3 +22,6 @@ class StepTimes:
 
 Step = Callable[[], StepTimes | None]
 """Trains one minibatch, returns when it is done; None where it does not tell the times apart."""
+
+OpenSteps = Callable[[], AbstractContextManager[Step]]
+"""Begins a training whose minibatches are measured; at the end of the block, what it holds is given back."""

@@ -1,12 +1,17 @@
+import sys
+import types
+
 import pytest
 
-from edge_agent.devices.selection import open_device, open_soft_board
+from edge_agent.devices.jtop import JtopDevice
+from edge_agent.devices.selection import folder_of_device, open_device, open_soft_board
 from tests.edge_agent.jetson_boards import ORIN_NANO, XAVIER_AGX
 from tests.edge_agent.jetson_tree import FakedJetson
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import as_modes
 
 CHOICES = (
-    "auto, sysfs, sysfs:<folder>, nvpmodel,"
+    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"
     " simulated:agx-orin, simulated:orin-nano, simulated:orin-nx, simulated:xavier-agx, replay:<file>.csv"
 )
 
@@ -40,13 +45,43 @@ def test_this_machine_where_it_is_a_jetson(tmp_path, spec):
     assert open_device(spec, seed=1, root=tmp_path).board_kind == "orin-nano"
 
 
-@pytest.mark.parametrize(
-    ("spec", "what"),
-    [("auto", "auto: this is no Jetson; choose one of simulated:agx-orin"), ("sysfs", "no Jetson here")],
-)
-def test_a_machine_that_is_no_jetson_is_told_so(tmp_path, spec, what):
-    with pytest.raises(InvalidInputError, match=what):
-        open_device(spec, seed=1, root=tmp_path)
+def test_a_machine_that_is_no_jetson_is_told_so(tmp_path):
+    with pytest.raises(InvalidInputError, match="no Jetson here"):
+        open_device("sysfs", seed=1, root=tmp_path)
+
+
+@pytest.mark.parametrize("spec", ["auto", "host"])
+def test_a_machine_that_is_no_jetson_is_measured_as_it_is(tmp_path, spec, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    online = tmp_path / "sys/devices/system/cpu/online"
+    online.parent.mkdir(parents=True)
+    online.write_text("0-3")
+    assert open_device(spec, seed=1, root=tmp_path).board_kind == "host"
+
+
+def test_jtop_reads_the_jetson_that_the_kernels_files_set(tmp_path, monkeypatch):
+    FakedJetson(tmp_path, ORIN_NANO)
+    announcing = types.SimpleNamespace(start=lambda: None, ok=lambda: True, power={"tot": {"power": 9000}}, fan={})
+    library = types.SimpleNamespace(jtop=lambda interval: announcing, JtopException=OSError)
+    monkeypatch.setitem(sys.modules, "jtop", library)
+    device = open_device("jtop", seed=1, root=tmp_path)
+    assert isinstance(device, JtopDevice) and device.board_kind == "orin-nano"
+    assert as_modes(device.modes) == as_modes(open_device("sysfs", seed=1, root=tmp_path).modes)
+
+
+def test_agents_that_keep_their_state_apart_still_meet_at_a_boards_lock(tmp_path):
+    FakedJetson(tmp_path, ORIN_NANO)
+    folders = {
+        folder_of_device(spec, open_device(spec, 1, root=tmp_path), tmp_path / state, tmp_path)
+        for spec, state in (("sysfs", "one"), ("auto", "two"), (f"sysfs:{tmp_path}", "three"))
+    }
+    assert folders == {tmp_path / "var/lib/wattfleet/device"}
+
+
+def test_what_is_never_set_keeps_its_lock_with_its_state(tmp_path):
+    for spec in ("simulated:orin-nano", "host"):
+        device = open_device(spec, 1)
+        assert folder_of_device(spec, device, tmp_path) == tmp_path / "device"
 
 
 def test_only_soft_boards_where_a_board_has_to_be_told_that_work_is_done(tmp_path):

@@ -19,7 +19,6 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import reference_models
-from edge_agent.agent import parked_mode
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
@@ -27,8 +26,12 @@ from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, p
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
 from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
+from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
+from edge_agent.readiness import parked_mode
 from edge_agent.records import Renewal
+from edge_agent.standing import Standing
+from edge_agent.states import ProfileEnded
 from edge_agent.training import TrainingWatch
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
@@ -44,6 +47,8 @@ MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
 class Reports:
     """Stands in for the link to the coordinator."""
+
+    connected = True
 
     def __init__(self) -> None:
         self.states: list[session_pb2.StateReport] = []
@@ -67,12 +72,17 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board: SoftBoard = open_device("simulated:orin-nano", 1)
+        self.open_steps = soft_workload(self.board).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
-        profile_device(self.board, self.journal, REFERENCE, MEASURED, 0, lambda progress: None)
-        self.learner = OnlineLearner(self.board, self.journal, REFERENCE, LIMIT, 100, 0, lambda *kept: None)
+        profile_device(self.board, self.open_steps, self.journal, REFERENCE, MEASURED, 0, lambda progress: None)
+        self.learner = OnlineLearner(
+            self.board, self.open_steps, self.journal, REFERENCE, LIMIT, 100, 0, lambda *kept: None
+        )
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
+        self.standing = Standing(self.reports)  # type: ignore[arg-type]
+        self.standing.decide(ProfileEnded(anew=False))
 
 
 @contextmanager
@@ -86,6 +96,7 @@ def agent_at(socket: Path) -> Iterator[Agent]:
             "orin-nano-0",
             watch,
             agent.reports,  # type: ignore[arg-type]
+            agent.standing,
             agent.learner,
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
         )

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import reference_models
-from edge_agent.agent import PREDICTOR_DIRECTORY, AgentConfig, make_ready
+from edge_agent.config import AgentConfig
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
+from edge_agent.paths import PREDICTOR_DIRECTORY
+from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
+from edge_agent.readiness import make_ready
 from edge_agent.records import RoundRecord
 from edge_agent.training import Observed, TrainingWatch
 from wattfleet.artefact import read_directory, restore
@@ -44,9 +47,12 @@ class Bench:
         self.device = ChangingDevice("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
-        profile_device(self.device, self.journal, REFERENCE, most_modes(self.journal, LIMIT), 0, lambda progress: None)
+        open_steps = soft_workload(self.device).open_steps
+        most = most_modes(self.journal, LIMIT)
+        profile_device(self.device, open_steps, self.journal, REFERENCE, most, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.device,
+            open_steps,
             self.journal,
             REFERENCE,
             LIMIT,
@@ -141,8 +147,9 @@ def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after
 def test_productive_modes_keep_the_rounds_watts(tmp_path):
     device = SimulatedDevice("orin-nano", 1)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        profile_device(device, journal, REFERENCE, 6, 0, lambda progress: None)
-        learner = OnlineLearner(device, journal, REFERENCE, 50, PER_EPOCH, 0, lambda *kept: None)
+        open_steps = soft_workload(device).open_steps
+        profile_device(device, open_steps, journal, REFERENCE, 6, 0, lambda progress: None)
+        learner = OnlineLearner(device, open_steps, journal, REFERENCE, 50, PER_EPOCH, 0, lambda *kept: None)
         limit_w = 9.0
         while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
             for _ in profiler.profiled(range(3000)):
@@ -159,9 +166,17 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
     artefact = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
     config = AgentConfig(
-        "bench", "127.0.0.1:7070", tmp_path / "state", tmp_path / "socket", PER_EPOCH, 0, modes_first=6
+        "bench",
+        "127.0.0.1:7070",
+        tmp_path / "state",
+        tmp_path / "state",
+        tmp_path / "socket",
+        PER_EPOCH,
+        0,
+        modes_first=6,
     )
-    ready = make_ready(config, SimulatedDevice("orin-nano", 1), artefact, 20, lambda progress: None)
+    device = SimulatedDevice("orin-nano", 1)
+    ready = make_ready(config, device, soft_workload(device), artefact, 20, lambda progress: None)
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring
     ready.learner.close()

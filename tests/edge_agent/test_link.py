@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from edge_agent.link import Link
+from edge_agent.outbox import Outbox, OutboxFile
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -43,8 +45,13 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
             yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
 
 
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(OutboxFile(tmp_path / "outbox.jsonl"))
+
+
 @asynccontextmanager
-async def linked(coordinator: Coordinator) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+async def linked(coordinator: Coordinator, outbox: Outbox) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
     server = grpc.aio.server()
     session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -55,7 +62,7 @@ async def linked(coordinator: Coordinator) -> AsyncIterator[tuple[Link, asyncio.
             async def on_welcome(welcome: session_pb2.Welcome) -> None:
                 pass
 
-            link = Link(session_pb2_grpc.SessionServiceStub(channel), HELLO, on_welcome)
+            link = Link(session_pb2_grpc.SessionServiceStub(channel), HELLO, on_welcome, outbox)
             running = asyncio.create_task(link.run())
             try:
                 yield link, running
@@ -83,10 +90,10 @@ def state(detail: str) -> session_pb2.StateReport:
     return session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
 
 
-def test_reports_arrive_in_order_and_are_acknowledged() -> None:
+def test_reports_arrive_in_order_and_are_acknowledged(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
-        async with linked(coordinator) as (link, _):
+        async with linked(coordinator, outbox) as (link, _):
             for k in range(5):
                 link.report_observation(session_pb2.Observation(plan_id=str(k)))
             assert await link.flush(10)
@@ -95,10 +102,10 @@ def test_reports_arrive_in_order_and_are_acknowledged() -> None:
     run(body)
 
 
-def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew() -> None:
+def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(patience=3)
-        async with linked(coordinator) as (link, _):
+        async with linked(coordinator, outbox) as (link, _):
             link.report_front(session_pb2.FrontReport(idle_w=7))
             link.report_state(state("first"))
             link.report_observation(session_pb2.Observation(plan_id="lost"))
@@ -113,11 +120,11 @@ def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew() ->
     run(body)
 
 
-def test_only_the_newest_state_waits_for_a_coordinator_that_is_away() -> None:
+def test_only_the_newest_state_waits_for_a_coordinator_that_is_away(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.refusal = (grpc.StatusCode.UNAVAILABLE, "starting")
-        async with linked(coordinator) as (link, _):
+        async with linked(coordinator, outbox) as (link, _):
             for k in range(100):
                 link.report_state(state(str(k)))
             assert not await link.flush(0.1)
@@ -128,10 +135,10 @@ def test_only_the_newest_state_waits_for_a_coordinator_that_is_away() -> None:
     run(body)
 
 
-def test_it_says_that_it_is_there_where_there_is_nothing_to_report() -> None:
+def test_it_says_that_it_is_there_where_there_is_nothing_to_report(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(lease_s=0.1)
-        async with linked(coordinator):
+        async with linked(coordinator, outbox):
             await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
             assert all(request.HasField("lease") for request in coordinator.sessions[0])
 
@@ -139,12 +146,29 @@ def test_it_says_that_it_is_there_where_there_is_nothing_to_report() -> None:
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS])
-def test_a_refusal_is_final(code: grpc.StatusCode) -> None:
+def test_a_refusal_is_final(outbox: Outbox, code: grpc.StatusCode) -> None:
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.refusal = (code, "give it another id")
-        async with linked(coordinator) as (_, running):
+        async with linked(coordinator, outbox) as (_, running):
             with pytest.raises(InvalidInputError, match="give it another id"):
                 await running
 
     run(body)
+
+
+def test_what_an_earlier_process_could_not_deliver_arrives_before_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.jsonl"
+    seen = session_pb2.Observation(plan_id="while it was away", epoch_s=10, power_w=12)
+    Outbox(OutboxFile(path)).add(session_pb2.SessionRequest(observation=seen))
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with linked(coordinator, Outbox(OutboxFile(path))) as (link, _):
+            link.report_observation(session_pb2.Observation(plan_id="new", epoch_s=10, power_w=12))
+            assert await link.flush(10)
+            assert [r.observation.plan_id for r in coordinator.sessions[0]] == ["while it was away", "new"]
+            assert link.connected
+
+    run(body)
+    assert path.read_bytes() == b""

@@ -1,5 +1,5 @@
 import itertools
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -279,7 +279,7 @@ def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path)
     highest = device.current_mode()
     device.conditions = lambda: Conditions(None, int(device.clock.now_s()) if device.current_mode() == highest else 0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        profile_device(device, journal, REFERENCE, 7, 0, lambda progress: None)
+        profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
         assert len(journal.records) == 7
         assert journal.discarded_modes(3) == [highest]
         assert highest not in [record.mode for record in journal.records]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_agent.agent import parked_mode
-from edge_agent.devices.device import Conditions, PowerTrace
+from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.productive import ProductiveProfiler
+from edge_agent.readiness import parked_mode
 from edge_agent.training import PowerNotReadError, TrainingWatch
 from edge_agent.workloads.step import StepTimes
+from tests.edge_agent.jetson_boards import ORIN_NANO
+from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array
 
@@ -94,6 +97,43 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
     with pytest.raises(PowerNotReadError):
         watch.finish()
     assert board.current_mode() == parked_mode(board)
+
+
+@pytest.fixture
+def jetson(tmp_path: Path) -> FakedJetson:
+    return FakedJetson(tmp_path, ORIN_NANO)
+
+
+def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it_may(jetson: FakedJetson) -> None:
+    device = open_sysfs(jetson)
+    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
+    gpu = f"{jetson.gpu}/max_freq"
+    watch.park()
+    jetson.unwritable[gpu] = errno.EACCES
+    with pytest.raises(ModeNotAppliedError, match=f"{gpu}: no permission to write .*; run the agent as root"):
+        watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    jetson.unwritable.clear()
+    watch.recover()
+    assert device.current_mode() == parked_mode(device)
+    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    device.clock.sleep_s(10)
+    observed = watch.finish()
+    assert observed is not None and observed.power_w == ORIN_NANO.power_mw / 1e3
+
+
+def test_a_power_rail_that_is_gone_is_missing_and_no_recovery_before_it_is_back(jetson: FakedJetson) -> None:
+    device = open_sysfs(jetson)
+    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
+    rails = jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_input")
+    jetson.unreadable.update(dict.fromkeys(rails, errno.ENODEV))
+    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    with pytest.raises(PowerNotReadError, match="check the power rails"):
+        watch.finish()
+    assert device.current_mode() == parked_mode(device)
+    with pytest.raises(PowerNotReadError):
+        watch.recover()
+    jetson.unreadable.clear()
+    watch.recover()
 
 
 class RealTimeBoard:

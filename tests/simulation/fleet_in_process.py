@@ -18,8 +18,11 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
-from edge_agent.agent import AgentConfig, run_agent
-from edge_agent.devices.selection import open_device
+from edge_agent.agent import run_agent
+from edge_agent.config import AgentConfig
+from edge_agent.devices.selection import open_soft_board
+from edge_agent.paths import device_folder
+from edge_agent.profiled_workload import soft_workload
 from simulation.coordinator_view import CoordinatorView
 from wattfleet.planning import Policy
 from wattfleet_proto.v1 import session_pb2
@@ -135,6 +138,7 @@ def running_fleet(
             await asyncio.sleep(0.01)
             if server.done():
                 await server
+        boards = {device_id: open_soft_board(spec, k) for k, (device_id, spec) in enumerate(specs.items())}
         agents = [
             asyncio.create_task(
                 run_agent(
@@ -142,15 +146,17 @@ def running_fleet(
                         device_id=device_id,
                         coordinator=found[0].address,
                         state_directory=directory / device_id,
+                        device_folder=device_folder(directory / device_id),
                         socket=directory / f"{device_id}.sock",
                         minibatches_per_epoch=100,
                         seed=k,
                     ),
-                    open_device(spec, k),
+                    board,
+                    soft_workload(board),
                     stop,
                 )
             )
-            for k, (device_id, spec) in enumerate(specs.items())
+            for k, (device_id, board) in enumerate(boards.items())
         ]
         await asyncio.gather(*agents)
         stop_coordinator.set()

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.flower import PlanningError, PowerAware
-from edge_agent.agent import PREDICTOR_DIRECTORY
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from simulation.digits_app.client_app import app as client_app
 from simulation.digits_app.task import DigitsNet, evaluate
 from tests.simulation.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until

@@ -1,0 +1,115 @@
+"""What an idling agent holds in memory, against a bare Python that has imported grpc.
+
+The agent runs as its users run it, in a process of its own on a simulated board, with a coordinator beside it: it
+profiles, transfers the reference, is ready, and then idles. Its resident set is read some seconds later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import psutil
+
+from simulation.coordinator_view import CoordinatorView
+from simulation.processes import Parts, program
+from wattfleet_proto.v1 import session_pb2
+
+_READY_WITHIN_S = 120.0
+_IDLES_FOR_S = 5.0
+_MIB = 2**20
+_BARE = "import grpc, sys; print(flush=True); sys.stdin.read()"
+# One thread, as a board that trains would give it: BLAS sets memory aside for each.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def measure(board: str, profile_modes: int) -> dict[str, float]:
+    """Read what the processes hold.
+
+    Args:
+        board: kind of the simulated board; its mode space decides on the size of a prediction.
+        profile_modes: modes that the agent measures.
+
+    Returns:
+        Mebibytes of resident memory: of the agent when ready, of the agent after idling, and of the bare Python.
+    """
+    with tempfile.TemporaryDirectory(prefix="wattfleet-") as folder, ExitStack() as running:
+        scratch = Path(folder)
+        parts = running.enter_context(Parts(scratch / "logs"))
+        announced = scratch / "coordinator.json"
+        parts.start("coordinator", _coordinator(scratch, announced, profile_modes), _ONE_THREAD)
+        _until(announced.exists, parts)
+        address = str(json.loads(announced.read_text())["address"])
+        view = running.enter_context(CoordinatorView(address))
+        agent = parts.start("agent", _agent(scratch, board, address), _ONE_THREAD)
+        _until(lambda: [device.state for device in view.devices()] == [session_pb2.DEVICE_STATE_READY], parts)
+        ready_mib = _resident_mib(agent.process.pid)
+        time.sleep(_IDLES_FOR_S)
+        idling_mib = _resident_mib(agent.process.pid)
+    return {"bare_mib": _bare_mib(), "ready_mib": ready_mib, "idling_mib": idling_mib}
+
+
+def _coordinator(scratch: Path, announced: Path, profile_modes: int) -> Sequence[str]:
+    return [
+        program("wattfleet"),
+        *("coordinator", "serve", "--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0"),
+        *("--store", str(scratch / "coordinator.db"), "--profile-modes", str(profile_modes)),
+        *("--announce", str(announced), "--site-budget-w", "60"),
+    ]
+
+
+def _agent(scratch: Path, board: str, address: str) -> Sequence[str]:
+    return [
+        program("wattfleet"),
+        *("agent", "run", "--device", f"simulated:{board}", "--device-id", "bench", "--coordinator", address),
+        *("--state-dir", str(scratch / "state"), "--socket", str(scratch / "agent.sock")),
+        *("--minibatches-per-epoch", "100"),
+    ]
+
+
+def _until(condition: Callable[[], bool], parts: Parts) -> None:
+    give_up_s = time.monotonic() + _READY_WITHIN_S
+    while not condition():
+        parts.check()
+        if time.monotonic() > give_up_s:
+            raise SystemExit(f"the agent was not ready within {_READY_WITHIN_S:g} s")
+        time.sleep(0.1)
+
+
+def _resident_mib(pid: int) -> float:
+    return float(psutil.Process(pid).memory_info().rss) / _MIB
+
+
+def _bare_mib() -> float:
+    with subprocess.Popen([sys.executable, "-c", _BARE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bare:
+        assert bare.stdin is not None and bare.stdout is not None, "both are pipes"
+        bare.stdout.readline()
+        resident_mib = _resident_mib(bare.pid)
+        bare.stdin.close()
+    return resident_mib
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agent_memory", description=__doc__.split("\n")[0])
+    parser.add_argument("--board", default="agx-orin", help="kind of the simulated board")
+    parser.add_argument("--modes", type=int, default=50, help="modes that the agent measures")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    options = parser.parse_args()
+    figures = measure(options.board, options.modes)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        for name, value in figures.items():
+            print(f"{name:<20}{value:8.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""What an agent is doing, as a pure state machine: what happened goes in, what to report and to do comes out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class State(Enum):
+    """What a device is doing."""
+
+    ENROLLED = auto()
+    PROFILING = auto()
+    READY = auto()
+    TRAINING = auto()
+    DEGRADED = auto()
+
+
+MAY_TRAIN = frozenset({State.READY, State.DEGRADED})
+"""Where a training may begin: a degraded device whose mode takes again is well."""
+
+
+class Action(Enum):
+    """What a new state asks for."""
+
+    REPORT_FRONT = auto()
+    """Report the front by what is known now, before the state: a ready device is planned by its front."""
+    MEASURE_ANEW = auto()
+    RECOVER = auto()
+    """Try until the device can be parked and its power be read."""
+
+
+@dataclass(frozen=True)
+class ModeMeasured:
+    """A profile goes on; `detail` is its last step in words."""
+
+    detail: str
+
+
+@dataclass(frozen=True)
+class ProfileEnded:
+    """All that was to be measured is, and the device is parked; `anew` where a profile was begun anew."""
+
+    anew: bool
+
+
+@dataclass(frozen=True)
+class TrainingBegan:
+    """The assigned mode is in force; `mode` is its label."""
+
+    mode: str
+
+
+@dataclass(frozen=True)
+class TrainingRefused:
+    """The app asked for something that cannot be; the device is parked."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class TrainingBrokeOff:
+    """Whoever trained is gone; the device is parked."""
+
+
+@dataclass(frozen=True)
+class TrainingEnded:
+    """The app has finished, and the device is parked.
+
+    Attributes:
+        failed: the app's training failed, so there is nothing to learn.
+        drift: why the device has to be measured anew; None where it does not.
+        not_learnt: why what the round showed could not be kept; None where it was.
+    """
+
+    failed: bool = False
+    drift: str | None = None
+    not_learnt: str | None = None
+
+
+@dataclass(frozen=True)
+class DeviceFailed:
+    """A knob did not follow or a sensor is gone: the device is not to be trusted with a round."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class DeviceRecovered:
+    """The device was parked and its power read."""
+
+
+Event = (
+    ModeMeasured
+    | ProfileEnded
+    | TrainingBegan
+    | TrainingRefused
+    | TrainingBrokeOff
+    | TrainingEnded
+    | DeviceFailed
+    | DeviceRecovered
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from an event.
+
+    Attributes:
+        state: the state from now on.
+        detail: for people; None where there is nothing new to report.
+        actions: what to do.
+    """
+
+    state: State
+    detail: str | None
+    actions: frozenset[Action] = frozenset()
+
+
+class ImpossibleEventError(Exception):
+    """An event that cannot happen in this state: a mistake in the agent."""
+
+
+_POSSIBLE: dict[type[Event], frozenset[State]] = {
+    ModeMeasured: frozenset({State.ENROLLED, State.PROFILING}),
+    ProfileEnded: frozenset({State.ENROLLED, State.PROFILING}),
+    TrainingBegan: MAY_TRAIN,
+    TrainingRefused: frozenset({State.TRAINING}),
+    # It may break off while its mode is being put in force, too.
+    TrainingBrokeOff: frozenset({State.READY, State.TRAINING, State.DEGRADED}),
+    TrainingEnded: frozenset({State.TRAINING}),
+    DeviceFailed: frozenset(State) - {State.ENROLLED},
+    DeviceRecovered: frozenset(State) - {State.ENROLLED},
+}
+
+
+def decide(state: State, event: Event) -> Decision:
+    """What follows from an event.
+
+    Raises:
+        ImpossibleEventError: it cannot happen in this state.
+    """
+    if state not in _POSSIBLE[type(event)]:
+        raise ImpossibleEventError(f"{event} cannot happen to a device that is {state.name.lower()}")
+    if isinstance(event, ModeMeasured):
+        return Decision(State.PROFILING, event.detail)
+    if isinstance(event, ProfileEnded):
+        return _parked("measured anew" if event.anew else None, Action.REPORT_FRONT)
+    if isinstance(event, TrainingBegan):
+        return Decision(State.TRAINING, f"training in {event.mode}")
+    if isinstance(event, TrainingRefused):
+        return _parked(event.reason)
+    if isinstance(event, TrainingBrokeOff):
+        return _parked("the last training broke off")
+    if isinstance(event, TrainingEnded):
+        return _after_training(event)
+    if isinstance(event, DeviceFailed):
+        return Decision(State.DEGRADED, event.reason, frozenset({Action.RECOVER}))
+    # Trained well in the meantime: there is nothing to recover from.
+    return _parked("recovered") if state is State.DEGRADED else Decision(state, None)
+
+
+def _after_training(ended: TrainingEnded) -> Decision:
+    if ended.not_learnt is not None:
+        return _parked(ended.not_learnt)
+    if ended.drift is not None:
+        return Decision(State.PROFILING, f"measured anew: {ended.drift}", frozenset({Action.MEASURE_ANEW}))
+    return _parked(None) if ended.failed else _parked(None, Action.REPORT_FRONT)
+
+
+def _parked(why: str | None, *actions: Action) -> Decision:
+    return Decision(State.READY, f"parked; {why}" if why else "parked", frozenset(actions))

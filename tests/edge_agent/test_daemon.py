@@ -1,0 +1,243 @@
+"""The whole agent: it leaves the device as it was, goes on without its coordinator, and says what is wrong."""
+
+import asyncio
+import errno
+import os
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from edge_agent.agent import run_agent
+from edge_agent.config import AgentConfig
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.flower import AgentUnreachableError, power_mode_mod
+from edge_agent.journal import JournalError
+from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
+from edge_agent.profiled_workload import soft_workload
+from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
+from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
+from wattfleet.modes import as_modes
+from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
+from wattfleet_proto.v1 import session_pb2
+
+MODES = 6
+DEGRADED, READY = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_READY
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with CoordinatorInProcess(tmp_path, MODES).running() as running:
+        yield running
+
+
+@pytest.fixture
+def board():
+    device = SimulatedDevice("orin-nano", 1)
+    device.apply(as_modes(device.modes)[777])
+    return device
+
+
+class RunningAgent:
+    """An agent on an event loop in a thread of its own."""
+
+    def __init__(self, config, device):
+        self.config = config
+        self.error = None
+        self._device = device
+        self._loop, self._stop = asyncio.new_event_loop(), asyncio.Event()
+        self.thread = threading.Thread(target=self._run)
+
+    def _run(self):
+        try:
+            work = run_agent(self.config, self._device, soft_workload(self._device), self._stop)
+            self._loop.run_until_complete(work)
+        except BaseException as error:  # shown to the test's own thread
+            self.error = error
+
+    def end(self):
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self.thread.join(60)
+        self._loop.close()
+
+    def round(self, plan_id, mode):
+        """Train for a round as Flower would; whether it went well."""
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+        record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
+        message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
+        message.metadata.__dict__["_message_id"] = "1"
+        node = {"device-id": "orin-nano-0", "agent-socket": str(self.config.socket)}
+        context = Context(run_id=7, node_id=5, node_config=node, state=RecordDict(), run_config={})
+        reply = power_mode_mod(message, context, lambda request, _: Message(RecordDict(), reply_to=request))
+        return not reply.has_error()
+
+
+@contextmanager
+def agent(coordinator, folder, device, state="state"):
+    config = AgentConfig(
+        device_id="orin-nano-0",
+        coordinator=coordinator.address,
+        state_directory=folder / state,
+        device_folder=folder / "device",
+        socket=folder / f"{state}.sock",
+        minibatches_per_epoch=100,
+        seed=0,
+    )
+    running = RunningAgent(config, device)
+    running.thread.start()
+    try:
+        yield running
+    finally:
+        running.end()
+
+
+@contextmanager
+def ready_agent(coordinator, folder, device):
+    coordinator.reports.clear()
+    with agent(coordinator, folder, device) as running:
+        until(lambda: coordinator.is_ready() or not running.thread.is_alive())
+        assert running.error is None
+        yield running
+    assert running.error is None
+
+
+def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
+    before = board.current_mode()
+    with ready_agent(coordinator, tmp_path, board):
+        assert (tmp_path / "device" / KEPT_FILE).exists()
+        assert board.current_mode() != before
+    assert board.current_mode() == before
+    assert not (tmp_path / "device" / KEPT_FILE).exists()
+    assert coordinator.states[0] == session_pb2.DEVICE_STATE_PROFILING
+
+
+def test_an_agent_that_is_stopped_while_it_profiles_stops_at_once_and_puts_the_device_back(
+    tmp_path, coordinator, board
+):
+    before = board.current_mode()
+    steps, begun = 0, threading.Event()
+    step = board.step
+
+    def slow_step():
+        nonlocal steps
+        steps += 1
+        begun.set()
+        step()
+        threading.Event().wait(0.02)
+
+    board.step = slow_step
+    with agent(coordinator, tmp_path, board) as running:
+        assert begun.wait(60)
+    assert running.error is None
+    assert steps < 41, "not even one mode was finished"
+    assert board.current_mode() == before
+
+
+def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_directories(tmp_path, coordinator, board):
+    with ready_agent(coordinator, tmp_path, board):
+        parked = board.current_mode()
+        with agent(coordinator, tmp_path, board, state="other") as second:
+            second.thread.join(60)
+        assert isinstance(second.error, DeviceBusyError)
+        assert str(os.getpid()) in str(second.error)
+        assert board.current_mode() == parked
+
+
+def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restart(tmp_path, coordinator, board):
+    modes = as_modes(board.modes)
+    with ready_agent(coordinator, tmp_path, board) as running:
+        coordinator.go()
+        until(lambda: not _may_connect(coordinator))
+        assert running.round("7/1", modes[1234]) and running.round("7/2", modes[1500])
+        assert coordinator.observed == []
+    held = (tmp_path / "state" / OUTBOX_FILE).read_text()
+    assert held.index('"7/1"') < held.index('"7/2"')
+    coordinator.come()
+    with ready_agent(coordinator, tmp_path, board):
+        until(lambda: (tmp_path / "state" / OUTBOX_FILE).read_bytes() == b"")
+        assert coordinator.observed == ["7/1", "7/2"]
+        assert len([report for report in coordinator.reports if report.HasField("front")]) <= 2
+
+
+def _may_connect(coordinator):
+    return os.path.exists(coordinator.address.removeprefix("unix:"))
+
+
+def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_path, coordinator, board, monkeypatch):
+    before = board.current_mode()
+    fsync, synced = os.fsync, []
+
+    def full_after_three(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(PROFILE_FILE):
+            synced.append(descriptor)
+            if len(synced) > 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_after_three)
+    with agent(coordinator, tmp_path, board) as running:
+        running.thread.join(60)
+    assert isinstance(running.error, JournalError)
+    assert "No space left on device; the 2 records it holds are kept" in str(running.error)
+    assert board.current_mode() == before
+    monkeypatch.undo()
+    with ready_agent(coordinator, tmp_path, board):
+        assert len((tmp_path / "state" / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
+
+
+def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator, board, caplog):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "predictor").write_text("no folder")
+    with ready_agent(coordinator, tmp_path, board) as running:
+        assert "kept in memory only" in caplog.text
+        assert running.round("7/1", as_modes(board.modes)[1234])
+        until(coordinator.is_ready)
+
+
+def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp_path, coordinator, board, monkeypatch):
+    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    apply = board.apply
+
+    def denied(mode):
+        raise ModeNotAppliedError("/sys/devices/system/cpu/cpu1/online: Permission denied")
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.apply = denied
+        with pytest.raises(AgentUnreachableError, match="ABORTED: .*Permission denied"):
+            running.round("7/1", as_modes(board.modes)[1234])
+        until(lambda: coordinator.states[-1] == DEGRADED)
+        assert "Permission denied" in coordinator.reports[-1].state.detail
+        board.apply = apply
+        until(coordinator.is_ready)
+        assert running.round("7/2", as_modes(board.modes)[1234])
+
+
+def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
+    tmp_path, coordinator, board, monkeypatch
+):
+    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    start_meter, listened = board.start_meter, []
+
+    class GoneMeter:
+        def read(self):
+            return PowerTrace(np.array([board.clock.now_s()]), np.array([np.nan]))
+
+        def stop(self):
+            listened.append(board.clock.now_s())
+            return self.read()
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.start_meter = GoneMeter
+        with pytest.raises(AgentUnreachableError, match="UNAVAILABLE: no power sample could be read"):
+            running.round("7/1", as_modes(board.modes)[1234])
+        until(lambda: len(listened) > 3)
+        assert coordinator.states[-1] == DEGRADED, "that it can be parked is not enough"
+        assert coordinator.observed == []
+        board.start_meter = start_meter
+        until(coordinator.is_ready)
+        assert running.round("7/2", as_modes(board.modes)[1234])
+        assert coordinator.observed == ["7/2"]
