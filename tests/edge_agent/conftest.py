@@ -7,8 +7,11 @@ from dataclasses import dataclass
 import pytest
 
 import reference_models
-from edge_agent.agent import AgentConfig, make_ready
+from edge_agent.config import AgentConfig
 from edge_agent.devices.selection import open_soft_board
+from edge_agent.paths import device_folder
+from edge_agent.profiled_workload import soft_workload
+from edge_agent.readiness import make_ready
 from wattfleet import cli
 
 PROFILED = "simulated:orin-nano"
@@ -50,9 +53,11 @@ def agent(monkeypatch, capsys):
 def profiled_state(tmp_path_factory):
     """The state directory of an agent that profiled a simulated Orin Nano."""
     folder = tmp_path_factory.mktemp("profiled")
-    config = AgentConfig("jetson-1", "nowhere:1", folder, folder / "agent.sock", 2000, seed=0)
-    reference = reference_models.load("agx_orin_resnet18")
-    make_ready(config, open_soft_board(PROFILED, seed=0), reference, 12, lambda progress: None).learner.close()
+    config = AgentConfig(
+        "jetson-1", "nowhere:1", folder, device_folder(folder), folder / "agent.sock", minibatches_per_epoch=2000, seed=0
+    )
+    reference, board = reference_models.load("agx_orin_resnet18"), open_soft_board(PROFILED, seed=0)
+    make_ready(config, board, soft_workload(board), reference, 12, lambda progress: None).learner.close()
     return folder
 
 
