@@ -76,7 +76,7 @@ def run(
         device_id=device_id,
         coordinator=coordinator,
         state_directory=state_dir,
-        device_folder=folder_of_device(device, board, state_dir),
+        device_folder=folder_of_device(device, state_dir),
         socket=socket,
         minibatches_per_epoch=minibatches_per_epoch,
         seed=seed,

@@ -6,35 +6,44 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import click
 import typer
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
 
-DEVICES = "auto, sysfs, sysfs:<folder>, nvpmodel, simulated:<kind> or replay:<file>.csv; see docs/devices.md"
+DEVICES = (
+    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or replay:<file>.csv; see docs/devices.md"
+)
 
 DeviceOption = Annotated[str, typer.Option("--device", help=f"The device: {DEVICES}.")]
 StateDirOption = Annotated[
     Path,
     # Whether it can be read is for each command to say, with what to do about it.
-    typer.Option(
-        "--state-dir", readable=False, help="Where profile, predictor and the device's restore file are kept."
-    ),
+    typer.Option("--state-dir", readable=False, help="Where profile, reference and predictor are kept."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def open_named(spec: str, state_directory: Path) -> Device:
-    """The device that `--device` names.
+def open_named(spec: str, state_directory: Path, seed: int = 0) -> Device:
+    """The device that `--device` names; it is closed when the command ends.
+
+    Args:
+        spec: what the command line says.
+        state_directory: where a device may write what it needs.
+        seed: of a soft board; what its noise is like matters to few commands.
 
     Raises:
         InvalidInputError: no such device, or none that can be used.
         ModeNotAppliedError: a device does not say which mode is in force.
     """
+    from edge_agent.devices.jtop import JtopDevice
     from edge_agent.devices.selection import open_device
 
-    # What a soft board's noise is like matters to none of the commands.
-    return open_device(spec, seed=0, state_directory=state_directory)
+    device = open_device(spec, seed=seed, state_directory=state_directory)
+    if isinstance(device, JtopDevice):
+        click.get_current_context().call_on_close(device.close)
+    return device
 
 
 def print_json(content: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edge_agent.command_line.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -24,11 +24,14 @@ def status(
 
     Ends with 1 if something cannot be read.
     """
+    from edge_agent.devices.selection import folder_of_device
+
     board = open_named(device, state_dir)
+    folder = folder_of_device(device, state_dir)
     problems: dict[str, str] = {}
     parts: Mapping[str, Callable[[], dict[str, Any] | None]] = {
         "device": lambda: _device(board),
-        "safekeeping": lambda: _safekeeping(state_dir),
+        "safekeeping": lambda: _safekeeping(folder),
         "profile": lambda: _profile(state_dir),
         "predictor": lambda: _predictor(state_dir),
     }
@@ -74,11 +77,10 @@ def _device(board: Device) -> dict[str, Any]:
     }
 
 
-def _safekeeping(state_directory: Path) -> dict[str, Any]:
+def _safekeeping(folder: Path) -> dict[str, Any]:
     from edge_agent.mode_change import is_kept
     from edge_agent.safekeeping import holder_of
 
-    folder = device_folder(state_directory)
     return {"held_by": holder_of(folder), "restore_file": is_kept(folder)}
 
 

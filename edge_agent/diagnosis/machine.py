@@ -16,13 +16,12 @@ from edge_agent.devices.jetson.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.mode_change import is_kept
-from edge_agent.paths import device_folder
 from edge_agent.safekeeping import SafekeepingError, holder_of
 from wattfleet.errors import WattfleetError
 
 
 def diagnose(
-    spec: str, open_device: Callable[[], Device], state_directory: Path, socket_path: Path
+    spec: str, open_device: Callable[[], Device], state_directory: Path, device_folder: Path, socket_path: Path
 ) -> Iterator[Finding]:
     """Look at everything an agent needs.
 
@@ -30,6 +29,7 @@ def diagnose(
         spec: the device as the command line names it.
         open_device: opens it.
         state_directory: where the agent keeps its files.
+        device_folder: where what was in force on the device is kept.
         socket_path: where it serves the ClientApp.
     """
     tree = _tree_of(spec)
@@ -43,7 +43,7 @@ def diagnose(
         )
     yield from _device(open_device)
     yield _state_directory(state_directory)
-    yield _kept(device_folder(state_directory))
+    yield _kept(device_folder)
     yield _socket(socket_path)
 
 

@@ -133,8 +133,8 @@ def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
     assert "wattfleet agent restore" in found["restore file"]["advice"]
 
 
-def test_the_process_that_has_the_device_is_named(look, orin, tmp_path):
-    with safekept(open_sysfs(orin), tmp_path / "state" / "device"):
+def test_the_process_that_has_the_device_is_named(look, orin):
+    with safekept(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
         _, found = look(spec(orin))
         assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
     _, found = look(spec(orin))
