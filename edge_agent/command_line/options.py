@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import click
 import typer
+
+from edge_agent.workloads.loading import SHIPPED, Processor
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -22,6 +24,30 @@ StateDirOption = Annotated[
     # Whether it can be read is for each command to say, with what to do about it.
     typer.Option("--state-dir", readable=False, help="Where profile, reference and predictor are kept."),
 ]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Seed of the modes to profile, and of a simulated board.", min=0)
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workload", help=f"What real hardware is measured with: {', '.join(SHIPPED)}, or your own module:function."
+    ),
+]
+MinibatchOption = Annotated[int, typer.Option("--minibatch", help="Samples in a minibatch of the workload.", min=1)]
+ProcessorOption = Annotated[
+    Processor,
+    typer.Option("--processor", help="Where the workload computes.", click_type=click.Choice(get_args(Processor))),
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        help="Stop measuring once no choice of a mode promises to get faster by more than this share; 0 never does.",
+    ),
+]
+USUAL_TOLERANCE = 0.01
+"""That of `wattfleet.sampling.SamplingSettings`, which takes long to import for a default."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
