@@ -29,6 +29,8 @@ from edge_agent.command_line.options import (
 )
 from edge_agent.command_line.profile import profile
 from edge_agent.command_line.status import status
+from edge_agent.command_line.uninstall import uninstall
+from edge_agent.command_line.watch import watch
 from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
 
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
@@ -39,7 +41,7 @@ def group() -> None:
     """The agent of one device."""
 
 
-for command in (doctor, modes, status, profile, fit, apply, restore, choose, explain, front, install):
+for command in (doctor, modes, status, watch, profile, fit, apply, restore, choose, explain, front, install, uninstall):
     app.command()(command)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.devices.device import Device
+from edge_agent.devices.power_now import power_now_mw
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import most_modes
 from edge_agent.mode_measurement import MeasurementError
@@ -18,7 +19,6 @@ from edge_agent.records import Discarded, ModeRecord
 from edge_agent.transfer import Transfer, keep_predictor, keep_reference
 from wattfleet.artefact import Artefact
 from wattfleet.errors import InvalidInputError
-from wattfleet.sampling import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,10 @@ class HandProfileSettings:
             raise InvalidInputError("a device needs a name: give one with --device-id")
         if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
             raise InvalidInputError(f"an epoch has at least 1 minibatch, not {self.minibatches_per_epoch}")
-        SamplingSettings(limit=self.modes, tolerance=self.tolerance)
+        if self.modes < 1:
+            raise InvalidInputError(f"a profile holds at least 1 mode, not {self.modes}")
+        if not 0 <= self.tolerance < 1:
+            raise InvalidInputError(f"a tolerance is a share from 0 to below 1, not {self.tolerance:g}")
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def _make(state_directory: Path) -> None:
 
 def _require_power(device: Device) -> None:
     """Find out before the first minibatch, not after a minute of them, that power cannot be read."""
-    if math.isnan(device.start_meter().stop().power_mw[-1]):
+    if math.isnan(power_now_mw(device)):
         raise MeasurementError(
             f"{device.board_kind}: power cannot be read, so no mode can be measured; `wattfleet agent doctor` says why"
         )

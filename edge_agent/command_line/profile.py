@@ -33,7 +33,9 @@ _USUAL_REFERENCE = "agx_orin_resnet18"
 
 def profile(
     device: DeviceOption = "auto",
-    modes: Annotated[int, typer.Option(help="Modes to measure in all, at most; those of earlier runs count.")] = 50,
+    modes: Annotated[
+        int, typer.Option(min=1, help="Modes to measure in all, at most; those of earlier runs count.")
+    ] = 50,
     tolerance: ToleranceOption = USUAL_TOLERANCE,
     workload: WorkloadOption = None,
     minibatch: MinibatchOption = 16,
@@ -46,7 +48,8 @@ def profile(
         typer.Option(help="The device's name in its fleet.  [default: that of a profile already begun, or the host's]"),
     ] = None,
     minibatches_per_epoch: Annotated[
-        int | None, typer.Option(help="Minibatches in one pass over the device's data; the reference's if not given.")
+        int | None,
+        typer.Option(min=1, help="Minibatches in one pass over the device's data; the reference's if not given."),
     ] = None,
     seed: SeedOption = 0,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
@@ -177,13 +180,11 @@ def _print(found: HandProfile, state_directory: Path) -> None:
         title_justify="left",
     )
     table.add_column("mode", no_wrap=True)
-    table.add_column("to apply it", no_wrap=True)
     for name in ("ms", "spread", "W", "spread", "took s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in content["modes"]:
         table.add_row(
             row["label"],
-            row["argument"],
             f"{row['minibatch_ms']:.1f}",
             f"{row['minibatch_spread']:.1%}",
             f"{row['power_w']:.1f}",

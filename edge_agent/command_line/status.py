@@ -60,10 +60,11 @@ def _or_problem(
 def _device(board: Device) -> dict[str, Any]:
     import math
 
+    from edge_agent.devices.power_now import power_now_mw
     from edge_agent.mode_names import presets_of, written
 
     mode, conditions = board.current_mode(), board.conditions()
-    power_mw = float(board.start_meter().stop().power_mw[-1])
+    power_mw = power_now_mw(board)
     return {
         "board": board.board_kind,
         "evidence": board.evidence,

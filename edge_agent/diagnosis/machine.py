@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
 from edge_agent.devices.device import Device
+from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
 from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.power_now import power_now_mw
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
+from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.mode_change import is_kept
 from edge_agent.safekeeping import SafekeepingError, holder_of
@@ -35,7 +37,7 @@ def diagnose(
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
         yield from jetson_findings(tree)
-    elif tree is not None:
+    elif tree is not None and spec != "auto":
         yield limited(
             "board",
             "no NVIDIA Jetson",
@@ -62,10 +64,13 @@ def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
     except WattfleetError as error:
         yield failing("device", str(error), "follow the advice above, or name another with --device")
         return
+    if isinstance(device, HostDevice):
+        yield from host_findings(device)
+        return
     yield fine(
         "device", f"{device.board_kind} ({device.evidence}), {len(device.modes):,} modes, {mode.label()} in force"
     )
-    if np.isnan(device.start_meter().stop().power_mw[-1]):
+    if math.isnan(power_now_mw(device)):
         yield limited("power now", "cannot be read", "without it no mode can be measured; see the lines above")
 
 
