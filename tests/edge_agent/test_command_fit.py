@@ -5,11 +5,11 @@ import shutil
 import numpy as np
 import pytest
 
+import reference_models
 from edge_agent.profile_state import read_profile
 from tests.edge_agent.conftest import PROFILED
 from wattfleet.artefact import read_directory, restore
 from wattfleet.boards import BOARDS
-from wattfleet.modes import as_array, as_modes
 from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 
@@ -45,8 +45,6 @@ def test_a_predictor_that_was_lost_is_made_again(fit, state):
 
 
 def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):
-    import reference_models
-
     profile = read_profile(state).profile
     content = fit("--json").content["left_out"]
     prior = restore(reference_models.load(REFERENCE), BOARDS["orin-nano"])
