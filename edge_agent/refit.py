@@ -45,7 +45,7 @@ class Refit:
         measured: what it was fitted to.
         predictor: the predictor.
         artefact: the same as it was stored.
-        left_out: for each mode; None where its kind of predictor does not tell.
+        left_out: for each mode; None where its kind of predictor does not tell, or there is no other mode.
     """
 
     measured: MeasuredProfile
@@ -95,7 +95,7 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
 
 
 def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:
-    if not isinstance(predictor, RooflinePredictor):
+    if not isinstance(predictor, RooflinePredictor) or len(measured.profile) < 2:
         return None
     of_time, _ = predictor.time_remainder.correction.left_out()
     of_power, _ = predictor.power_remainder.correction.left_out()

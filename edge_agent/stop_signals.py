@@ -37,9 +37,13 @@ class StopSignals:
     @classmethod
     @contextmanager
     def held(cls) -> Iterator[StopSignals]:
-        """Let none of them end the process until the block ends; only `interrupting` heeds them."""
+        """Let none of them end the process until the block ends; only `interrupting` heeds them.
+
+        What this process was started to ignore, as by `nohup`, it goes on to ignore.
+        """
         signals = cls()
-        before = {number: signal.signal(number, signals._noted) for number in _NUMBERS}
+        heeded = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+        before = {number: signal.signal(number, signals._noted) for number in heeded}
         try:
             yield signals
         finally:

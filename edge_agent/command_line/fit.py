@@ -95,12 +95,14 @@ def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from edge_agent.mode_names import counted
+
     console = Console(highlight=False)
     left_out, highest = content["left_out"], content["highest_mode"]
     if left_out is not None:
         table = Table(title="Each measured mode, foreseen by all the others", title_justify="left")
         table.add_column("mode", no_wrap=True)
-        for name in ("ms measured", "foreseen", "W measured", "foreseen"):
+        for name in ("ms measured", "off by", "W measured", "off by"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in left_out["modes"]:
             table.add_row(
@@ -119,7 +121,7 @@ def _print(content: dict[str, Any]) -> None:
         console.print(f"The highest mode, {highest['label']}: {highest['explanation']['words']}")
     predictor = content["predictor"]
     console.print(
-        f"{predictor['kind']} for {content['workload']}, fitted to {content['fitted_to_modes']} modes, is stored in"
+        f"{predictor['kind']} for {content['workload']}, fitted to {counted(content['fitted_to_modes'])}, is stored in"
         f" {content['predictor_directory']} (digest {predictor['digest'][:12]}...)",
         soft_wrap=True,
     )

@@ -63,6 +63,7 @@ def profile(
 
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.hand_profile import HandProfileSettings, profile_by_hand
+    from edge_agent.mode_names import counted
     from edge_agent.profile_state import read_profile
     from edge_agent.profiled_workload import profiled_workload
     from edge_agent.reference_choice import named_reference
@@ -82,7 +83,7 @@ def profile(
                 found = profile_by_hand(settings, board, profiled, transferred, state_dir, begun, report)
     except StoppedBySignal as stopped:
         typer.echo(
-            f"stopped: {shown.modes} modes are measured and kept, the device is as it was; the same command goes on",
+            f"stopped with {counted(shown.modes)} measured and kept; the device is as it was, the same command goes on",
             err=True,
         )
         raise typer.Exit(stopped.exit_code) from None
@@ -105,6 +106,8 @@ def _live(shown: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callab
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
+    from edge_agent.mode_names import counted
+
     console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),
@@ -122,7 +125,7 @@ def _live(shown: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callab
         def begun(already: int, most: int) -> None:
             shown.modes = already
             if already:
-                console.print(f"{already} modes were measured before")
+                console.print(f"{counted(already)} measured before")
             bar.reset(task, total=most, completed=already)
 
         def report(progress: Progress) -> None:
@@ -172,6 +175,8 @@ def _print(found: HandProfile, state_directory: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from edge_agent.mode_names import counted
+
     content = _content(found, state_directory)
     console = Console(highlight=False)
     table = Table(
@@ -196,4 +201,6 @@ def _print(found: HandProfile, state_directory: Path) -> None:
         console.print(f"discarded {given['label']}: {given['reason']}", style="yellow", soft_wrap=True)
     measured, most = len(content["modes"]), content["at_most"]
     early = "" if measured >= most else f" of at most {most}: more promise no better choice"
-    console.print(f"{measured} modes{early}. `wattfleet agent front` shows what they lead to expect.", soft_wrap=True)
+    console.print(
+        f"{counted(measured)}{early}. `wattfleet agent front` shows what they lead to expect.", soft_wrap=True
+    )

@@ -163,10 +163,11 @@ def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:
+    from edge_agent.mode_names import counted
+
     if profile is None:
         return {"profile": "none yet"}
-    modes = profile["measured_modes"]
-    line = f"{modes} mode{'' if modes == 1 else 's'} of {profile['workload']}, minibatch {profile['minibatch']}"
+    line = f"{counted(profile['measured_modes'])} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['evidence']}), in {_duration(profile['seconds'])}"
     if profile["discarded"]:
         line += f"; discarded, as disturbed: {profile['discarded']}"
@@ -176,10 +177,12 @@ def _profile_lines(profile: Any) -> dict[str, str]:
 
 
 def _predictor_lines(predictor: Any) -> dict[str, str]:
+    from edge_agent.mode_names import counted
+
     if predictor is None:
         return {"predictor": "none fitted yet"}
     fitted = predictor["fitted_to_modes"]
-    to = "" if fitted is None else f", fitted to {fitted} modes"
+    to = "" if fitted is None else f", fitted to {counted(fitted)}"
     return {"predictor": f"{predictor['kind']} for {predictor['workload']}{to}, digest {predictor['digest'][:12]}..."}
 
 

@@ -52,7 +52,7 @@ def diagnose(
 def _tree_of(spec: str) -> Tree | None:
     """The files of the Jetson that a device's name speaks of; None where it speaks of none."""
     kind, _, folder = spec.partition(":")
-    if kind not in ("auto", "sysfs", "nvpmodel"):
+    if kind not in ("auto", "sysfs", "nvpmodel", "jtop"):
         return None
     return Tree(Path(folder or "/"))
 

@@ -89,7 +89,7 @@ def test_a_second_run_goes_on_where_the_first_ended(profile, state):
     profile("--modes", 6)
     first = journalled(state)
     ended = profile("--modes", 8)
-    assert ended.code == 0 and "6 modes were measured before" in ended.err
+    assert ended.code == 0 and "6 modes measured before" in ended.err
     assert journalled(state)[:6] == first and len(journalled(state)) == 8
     assert "8 modes." in ended.out and max(map(len, ended.out.splitlines())) <= 100
 
@@ -128,10 +128,32 @@ def test_a_signal_keeps_what_was_measured_and_puts_the_device_back(profile, stat
     sending(number, board, at_mode=4)
     ended = profile("--modes", 6)
     assert ended.code == 128 + number
-    assert "stopped: 3 modes are measured and kept, the device is as it was" in ended.err
+    assert "stopped with 3 modes measured and kept; the device is as it was" in ended.err
     assert len(journalled(state)) == 3
     assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_began(profile, state, board):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        sending(signal.SIGHUP, board, at_mode=4)
+        assert profile("--modes", 6).code == 0
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert len(journalled(state)) == 6
+
+
+def test_a_signal_while_the_device_is_put_back_does_not_stop_that(profile, state, board, monkeypatch):
+    owners, real = board.current_mode(), board.restore
+
+    def restore(knobs):
+        os.kill(os.getpid(), signal.SIGINT)
+        real(knobs)
+
+    monkeypatch.setattr(board, "restore", restore)
+    assert profile("--modes", 5).code == 0
+    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
 
 
 def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
