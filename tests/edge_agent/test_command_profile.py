@@ -201,6 +201,23 @@ def test_a_jetson_is_measured_by_training_on_it_and_put_back(profile, state, jet
     assert any(state != before for state in changed) and jetson.everything() == before
 
 
+def test_a_jetson_stopped_in_the_middle_of_a_mode_is_as_its_owner_left_it(profile, state, jetson, monkeypatch):
+    before, changed = jetson.everything(), []
+
+    class Stopping(list):
+        def append(self, seen):
+            changed.append(seen)
+            if len(changed) == 5:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    training = Training(jetson, Stopping())
+    monkeypatch.setattr("edge_agent.profiled_workload.workload_steps", lambda *_: lambda: training)
+    ended = profile("--workload", "resnet18", device="auto")
+    assert ended.code == 130 and "stopped with 0 modes measured" in ended.err
+    assert len(changed) == 5 and changed[-1] != before, "the fan is held, and the mode is set"
+    assert jetson.everything() == before and not (state / "device" / KEPT_FILE).exists()
+
+
 class Training:
     """Trains on a faked Jetson, whose power flickers as real ones do."""
 
