@@ -275,3 +275,11 @@ def test_a_state_directory_that_cannot_be_made_is_named(agent, tmp_path):
     (tmp_path / "file").write_text("")
     ended = agent("profile", "--device", PROFILED, "--state-dir", tmp_path / "file" / "state", "--modes", 5)
     assert ended.code != 0 and ended.err.count("\n") == 1 and str(tmp_path / "file") in ended.err
+
+
+def test_the_daemon_takes_a_tolerance_too(agent, state):
+    ended = agent(
+        *("run", "--device", PROFILED, "--device-id", "jetson-1", "--minibatches-per-epoch", 9, "--state-dir", state),
+        *("--tolerance", 1),
+    )
+    assert ended.code == 2 and "a tolerance is a share from 0 to below 1, not 1" in ended.err
