@@ -14,7 +14,7 @@ from edge_agent.devices.device import Device
 from edge_agent.link import Link
 from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
 from edge_agent.outbox import Outbox, OutboxFile
-from edge_agent.paths import OUTBOX_FILE
+from edge_agent.paths import OUTBOX_FILE, REFERENCES_DIRECTORY
 from edge_agent.profiled_workload import ProfiledWorkload
 from edge_agent.profiling_plan import Progress, StoppedError
 from edge_agent.readiness import make_ready
@@ -93,7 +93,7 @@ async def _serve_device(
 ) -> None:
     """Make the device ready, then serve its trainings until cancelled."""
     welcome = await welcomed
-    reference = await reference_of_digest(welcome.reference_digest, config.state_directory / "references", stub)
+    reference = await reference_of_digest(welcome.reference_digest, config.state_directory / REFERENCES_DIRECTORY, stub)
     loop = asyncio.get_running_loop()
     standing = Standing(link)
     stopping = threading.Event()

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
-import click
 import typer
 
 from edge_agent.command_line.apply import apply, restore
 from edge_agent.command_line.choose import choose
 from edge_agent.command_line.doctor import doctor
 from edge_agent.command_line.explain import explain
+from edge_agent.command_line.fit import fit
 from edge_agent.command_line.front import front
 from edge_agent.command_line.install import install
 from edge_agent.command_line.modes import modes
-from edge_agent.command_line.options import DEVICES
+from edge_agent.command_line.options import (
+    DEVICES,
+    USUAL_TOLERANCE,
+    MinibatchOption,
+    ProcessorOption,
+    SeedOption,
+    StateDirOption,
+    ToleranceOption,
+    WorkloadOption,
+    open_named,
+)
+from edge_agent.command_line.profile import profile
 from edge_agent.command_line.status import status
+from edge_agent.command_line.uninstall import uninstall
+from edge_agent.command_line.watch import watch
 from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
-from edge_agent.workloads.loading import Processor
-
-_PROCESSOR = click.Choice(get_args(Processor))
 
 app = typer.Typer(no_args_is_help=True, help="The agent of one device.")
 
@@ -31,7 +41,7 @@ def group() -> None:
     """The agent of one device."""
 
 
-for command in (doctor, modes, status, apply, restore, choose, explain, front, install):
+for command in (doctor, modes, status, watch, profile, fit, apply, restore, choose, explain, front, install, uninstall):
     app.command()(command)
 
 
@@ -41,29 +51,17 @@ def run(
     device_id: Annotated[str, typer.Option(help="The device's name, unlike any other in the fleet.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
     coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")] = "127.0.0.1:7070",
-    state_dir: Annotated[Path, typer.Option(help="Where profile, reference and predictor are kept.")] = Path(
-        DEFAULT_STATE_DIRECTORY
-    ),
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(DEFAULT_SOCKET),
-    seed: Annotated[int, typer.Option(help="Seed of the modes to profile, and of a simulated board.", min=0)] = 0,
+    seed: SeedOption = 0,
     modes_first: Annotated[
         int | None,
         typer.Option(help="Modes to measure before the first round, the others during training; all if not given."),
     ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            envvar="WATTFLEET_WORKLOAD",
-            help="What real hardware is measured with: resnet18, mobilenet, lstm, bert, or module:function.",
-        ),
-    ] = None,
-    minibatch: Annotated[
-        int, typer.Option(envvar="WATTFLEET_MINIBATCH", help="Samples in a minibatch of the workload.", min=1)
-    ] = 16,
-    processor: Annotated[
-        Processor,
-        typer.Option(envvar="WATTFLEET_PROCESSOR", help="Where the workload computes.", click_type=_PROCESSOR),
-    ] = "cuda",
+    tolerance: ToleranceOption = USUAL_TOLERANCE,
+    workload: WorkloadOption = None,
+    minibatch: MinibatchOption = 16,
+    processor: ProcessorOption = "cuda",
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging
@@ -71,8 +69,7 @@ def run(
 
     from edge_agent.agent import run_agent
     from edge_agent.config import AgentConfig
-    from edge_agent.devices.jtop import JtopDevice
-    from edge_agent.devices.selection import folder_of_device, open_device
+    from edge_agent.devices.selection import folder_of_device
     from edge_agent.lean_memory import give_memory_back_early
     from edge_agent.profiled_workload import profiled_workload
     from wattfleet.addresses import split_address
@@ -80,17 +77,18 @@ def run(
     give_memory_back_early()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     split_address(coordinator)
-    board = open_device(device, seed, state_dir)
+    board = open_named(device, state_dir, seed)
     profiled = profiled_workload(board, workload, minibatch, processor)
     config = AgentConfig(
         device_id=device_id,
         coordinator=coordinator,
         state_directory=state_dir,
-        device_folder=folder_of_device(device, board, state_dir),
+        device_folder=folder_of_device(device, state_dir),
         socket=socket,
         minibatches_per_epoch=minibatches_per_epoch,
         seed=seed,
         modes_first=modes_first,
+        tolerance=tolerance,
     )
 
     async def until_stopped() -> None:
@@ -99,8 +97,4 @@ def run(
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await run_agent(config, board, profiled, stop)
 
-    try:
-        asyncio.run(until_stopped())
-    finally:
-        if isinstance(board, JtopDevice):
-            board.close()
+    asyncio.run(until_stopped())

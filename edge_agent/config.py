@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wattfleet.errors import InvalidInputError
+from wattfleet.sampling import SamplingSettings
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class AgentConfig:
         seed: of the choice of modes to profile.
         modes_first: modes to measure before the first round; the others are measured by apps that train by
             `edge_agent.flower.profiled`. None measures all of them first.
+        tolerance: measuring ends once no choice of a mode promises to get faster by more than this share; 0 goes on
+            to the coordinator's limit.
     """
 
     device_id: str
@@ -33,9 +36,12 @@ class AgentConfig:
     minibatches_per_epoch: int
     seed: int
     modes_first: int | None = None
+    tolerance: float = SamplingSettings.tolerance
 
     def __post_init__(self) -> None:
         if not self.device_id or self.minibatches_per_epoch < 1:
             raise InvalidInputError("an agent needs a device id and at least one minibatch per epoch")
         if self.modes_first is not None and self.modes_first < 1:
             raise InvalidInputError(f"an agent measures at least 1 mode before the first round, not {self.modes_first}")
+        if not 0 <= self.tolerance < 1:
+            raise InvalidInputError(f"a tolerance is a share from 0 to below 1, not {self.tolerance:g}")

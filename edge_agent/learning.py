@@ -42,6 +42,7 @@ class OnlineLearner:
         seed: of the choice of modes.
         keep: called with every new predictor and the number of modes measured.
         rule: when to measure anew, and how much.
+        tolerance: the share by which a choice must still promise to get faster for measuring to go on.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class OnlineLearner:
         seed: int,
         keep: Callable[[Predictor, int], None],
         rule: DriftRule = USUAL_RULE,
+        tolerance: float = SamplingSettings.tolerance,
     ) -> None:
         self._device = device
         self._open_steps = open_steps
@@ -65,6 +67,7 @@ class OnlineLearner:
         self._seed = seed
         self._keep = keep
         self._rule = rule
+        self._tolerance = tolerance
         self._residuals: list[Residual] = []
         self.refit()
 
@@ -110,7 +113,9 @@ class OnlineLearner:
             WattfleetError: a mode could not be measured; those before it are kept.
         """
         most = most_modes(self._journal, self._limit)
-        profile_device(self._device, self._open_steps, self._journal, self._reference, most, self._seed, report)
+        profile_device(
+            self._device, self._open_steps, self._journal, self._reference, most, self._seed, report, self._tolerance
+        )
         self.refit()
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:
@@ -126,7 +131,7 @@ class OnlineLearner:
             self._profile(),
             self._device.modes,
             self._predict,
-            SamplingSettings(limit=most, batch=BATCH, seed=self._seed),
+            SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed),
             exclude=np.vstack([self._device.modes[~affordable], unbearable(self._journal)]),
         )
         return ProductiveProfiler(self._device, as_modes(chosen), self._journal)

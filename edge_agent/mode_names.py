@@ -22,6 +22,11 @@ def written(mode: PowerMode) -> str:
     return ",".join(map(str, mode))
 
 
+def counted(modes: int) -> str:
+    """A number of modes in words."""
+    return f"{modes} mode{'' if modes == 1 else 's'}"
+
+
 def presets_of(device: Device) -> Mapping[str, PowerMode]:
     """The modes of a device that have names.
 

@@ -13,6 +13,9 @@ PROFILE_FILE = "profile.jsonl"
 PREDICTOR_DIRECTORY = "predictor"
 """Below the state directory: the device's own fitted predictor."""
 
+REFERENCES_DIRECTORY = "references"
+"""Below the state directory: the reference predictors, each in a folder named by its digest."""
+
 OUTBOX_FILE = "outbox.jsonl"
 """Below the state directory: reports that the coordinator has not acknowledged."""
 

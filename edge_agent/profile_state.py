@@ -154,9 +154,22 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
             f"{state_directory}: holds no fitted predictor, {so_far}: let the agent profile the device first, or name"
             " the agent's own directory with --state-dir"
         )
-    if artefact.details.board != device.board_kind:
+    require_profile_of(device, measured, state_directory)
+    predictor = restore(artefact)
+    prediction = predictor.predict(device.modes)
+    known = KnownModes.of(device.modes, prediction, measured.profile)
+    return FittedDevice(artefact, predictor, measured, prediction, known)
+
+
+def require_profile_of(device: Device, measured: MeasuredProfile, state_directory: Path) -> None:
+    """Make sure that a profile was taken from a device like this one.
+
+    Raises:
+        InvalidInputError: it was taken from another.
+    """
+    if measured.header.board_kind != device.board_kind:
         raise InvalidInputError(
-            f"{state_directory}: holds the predictor of the board {artefact.details.board}, and this device is"
+            f"{state_directory}: holds the profile of the board {measured.header.board_kind}, and this device is"
             f" {device.board_kind}: name that one with --device"
         )
     if measured.header.evidence != device.evidence:
@@ -164,7 +177,3 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
             f"{state_directory}: holds a profile that is {measured.header.evidence}, and the figures of this device"
             f" are {device.evidence}: name the device that it was taken from with --device"
         )
-    predictor = restore(artefact)
-    prediction = predictor.predict(device.modes)
-    known = KnownModes.of(device.modes, prediction, measured.profile)
-    return FittedDevice(artefact, predictor, measured, prediction, known)

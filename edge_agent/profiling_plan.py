@@ -52,6 +52,7 @@ def profile_device(
     limit: int,
     seed: int,
     report: Callable[[Progress], None],
+    tolerance: float = SamplingSettings.tolerance,
 ) -> Predictor:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
@@ -67,11 +68,12 @@ def profile_device(
         limit: modes to measure at most.
         seed: of the spread modes.
         report: told of every measured mode.
+        tolerance: the share by which a choice must still promise to get faster for it to go on.
 
     Returns:
         The fitted predictor; the journal has what it was fitted to.
     """
-    settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, seed=seed)
+    settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, tolerance=tolerance, seed=seed)
     profiler = Profiler(device)
 
     def fitted(profile: Profile) -> Predictor:

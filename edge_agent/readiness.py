@@ -10,12 +10,12 @@ from edge_agent.config import AgentConfig
 from edge_agent.devices.device import Device
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
-from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiled_workload import ProfiledWorkload
 from edge_agent.profiler import Profiler
 from edge_agent.profiling_plan import Progress, profile_device
-from wattfleet.artefact import Artefact, pack, restore, write_directory
-from wattfleet.boards import BOARDS
+from edge_agent.transfer import Transfer, keep_predictor
+from wattfleet.artefact import Artefact
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_modes
 from wattfleet.predictor import Predictor
@@ -78,21 +78,20 @@ def make_ready(
     workload = profiled.described(reference.details.workload, config.minibatches_per_epoch)
     config.state_directory.mkdir(parents=True, exist_ok=True)
     header = JournalHeader(config.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
-    provenance = {"reference": reference.digest, "device": config.device_id, "evidence": device.evidence}
+    transfer = Transfer(reference, header, config.minibatches_per_epoch)
 
     def keep(predictor: Predictor, profiled_modes: int) -> None:
-        artefact = pack(predictor, workload, device.board_kind, provenance, {"profiled_modes": profiled_modes})
         try:
-            write_directory(artefact, config.state_directory / PREDICTOR_DIRECTORY)
+            keep_predictor(transfer.packed(predictor, profiled_modes), config.state_directory)
         except InvalidInputError as error:
             # It can be fitted again from the journal: a full disk ends neither a profile nor a round for this.
             _log.error("the predictor is kept in memory only: %s", error)
 
     journal = Journal.open(config.state_directory / PROFILE_FILE, header)
     try:
-        prior, most = restore(reference, BOARDS.get(device.board_kind)), most_modes(journal, profile_modes)
+        prior, most = transfer.prior(), most_modes(journal, profile_modes)
         first = most if config.modes_first is None else min(config.modes_first, most)
-        profile_device(device, profiled.open_steps, journal, prior, first, config.seed, report)
+        profile_device(device, profiled.open_steps, journal, prior, first, config.seed, report, config.tolerance)
         learner = OnlineLearner(
             device,
             profiled.open_steps,
@@ -102,6 +101,7 @@ def make_ready(
             config.minibatches_per_epoch,
             config.seed,
             keep,
+            tolerance=config.tolerance,
         )
         parked = parked_mode(device)
         idle_w = Profiler(device).measure_idle(parked, IDLE_S) / 1e3

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_agent.command_line.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 
 
 def apply(
@@ -18,11 +18,12 @@ def apply(
     json_: JsonOption = False,
 ) -> None:
     """Put a power mode in force and keep it, until `restore` or the agent's next start puts back what was before."""
+    from edge_agent.devices.selection import folder_of_device
     from edge_agent.mode_change import apply_kept
     from edge_agent.mode_names import written
 
     board = open_named(device, state_dir)
-    found = apply_kept(board, mode, device_folder(state_dir))
+    found = apply_kept(board, mode, folder_of_device(device, state_dir))
     if json_:
         print_json({"board": board.board_kind, "mode": found._asdict(), "argument": written(found)})
     else:
@@ -36,10 +37,11 @@ def restore(
     json_: JsonOption = False,
 ) -> None:
     """Put back what was in force before the device was first changed; nothing happens where nothing was."""
+    from edge_agent.devices.selection import folder_of_device
     from edge_agent.mode_change import is_kept, restore_kept
     from edge_agent.mode_names import written
 
-    folder = device_folder(state_dir)
+    folder = folder_of_device(device, state_dir)
     if not is_kept(folder):
         # Not even a device is needed: the service's stop hook runs on every end.
         if json_:

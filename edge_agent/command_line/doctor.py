@@ -28,9 +28,11 @@ def doctor(
 
     Ends with 1 if the agent could not work.
     """
+    from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis.machine import diagnose
 
-    findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, socket))
+    folder = folder_of_device(device, state_dir)
+    findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, folder, socket))
     works = all(finding.level != "fails" for finding in findings)
     if json_:
         print_json({"works": works, "findings": [asdict(finding) for finding in findings]})

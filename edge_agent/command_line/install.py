@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.command_line.options import DEVICES, JsonOption, print_json
+from edge_agent.command_line.options import (
+    DEVICES,
+    JsonOption,
+    MinibatchOption,
+    ProcessorOption,
+    WorkloadOption,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from edge_agent.systemd.installation import InstallationPlan
@@ -22,6 +29,9 @@ def install(
     device_id: Annotated[
         str | None, typer.Option(help="The device's name, unlike any other in the fleet.  [default: the host's name]")
     ] = None,
+    workload: WorkloadOption = None,
+    minibatch: MinibatchOption = 16,
+    processor: ProcessorOption = "cuda",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     root: Annotated[
@@ -35,7 +45,9 @@ def install(
     from edge_agent.devices.jetson.programs import run_program
     from edge_agent.systemd.installation import ServiceSettings, installation
 
-    settings = ServiceSettings(device, device_id or platform.node(), coordinator, minibatches_per_epoch)
+    settings = ServiceSettings(
+        device, device_id or platform.node(), coordinator, minibatches_per_epoch, workload, minibatch, processor
+    )
     plan = installation(settings, _program())
     if json_:
         print_json(_content(plan, root))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
+import click
 import typer
+
+from edge_agent.workloads.loading import SHIPPED, Processor
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -19,24 +22,54 @@ DeviceOption = Annotated[str, typer.Option("--device", help=f"The device: {DEVIC
 StateDirOption = Annotated[
     Path,
     # Whether it can be read is for each command to say, with what to do about it.
+    typer.Option("--state-dir", readable=False, help="Where profile, reference and predictor are kept."),
+]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Seed of the modes to profile, and of a simulated board.", min=0)
+]
+WorkloadOption = Annotated[
+    str | None,
     typer.Option(
-        "--state-dir", readable=False, help="Where profile, predictor and the device's restore file are kept."
+        "--workload", help=f"What real hardware is measured with: {', '.join(SHIPPED)}, or your own module:function."
     ),
 ]
+MinibatchOption = Annotated[int, typer.Option("--minibatch", help="Samples in a minibatch of the workload.", min=1)]
+ProcessorOption = Annotated[
+    Processor,
+    typer.Option("--processor", help="Where the workload computes.", click_type=click.Choice(get_args(Processor))),
+]
+ToleranceOption = Annotated[
+    float,
+    typer.Option(
+        "--tolerance",
+        help="Stop measuring once no choice of a mode promises to get faster by more than this share; 0 never does.",
+    ),
+]
+USUAL_TOLERANCE = 0.01
+"""That of `wattfleet.sampling.SamplingSettings`, which takes long to import for a default."""
+
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
-def open_named(spec: str, state_directory: Path) -> Device:
-    """The device that `--device` names.
+def open_named(spec: str, state_directory: Path, seed: int = 0) -> Device:
+    """The device that `--device` names; it is closed when the command ends.
+
+    Args:
+        spec: what the command line says.
+        state_directory: where a device may write what it needs.
+        seed: of a soft board; what its noise is like matters to few commands.
 
     Raises:
         InvalidInputError: no such device, or none that can be used.
         ModeNotAppliedError: a device does not say which mode is in force.
     """
+    from edge_agent.devices.jtop import JtopDevice
     from edge_agent.devices.selection import open_device
 
-    # What a soft board's noise is like matters to none of the commands.
-    return open_device(spec, seed=0, state_directory=state_directory)
+    device = open_device(spec, seed=seed, state_directory=state_directory)
+    if isinstance(device, JtopDevice):
+        click.get_current_context().call_on_close(device.close)
+    return device
 
 
 def print_json(content: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edge_agent.command_line.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -24,11 +24,14 @@ def status(
 
     Ends with 1 if something cannot be read.
     """
+    from edge_agent.devices.selection import folder_of_device
+
     board = open_named(device, state_dir)
+    folder = folder_of_device(device, state_dir)
     problems: dict[str, str] = {}
     parts: Mapping[str, Callable[[], dict[str, Any] | None]] = {
         "device": lambda: _device(board),
-        "safekeeping": lambda: _safekeeping(state_dir),
+        "safekeeping": lambda: _safekeeping(folder),
         "profile": lambda: _profile(state_dir),
         "predictor": lambda: _predictor(state_dir),
     }
@@ -57,10 +60,11 @@ def _or_problem(
 def _device(board: Device) -> dict[str, Any]:
     import math
 
+    from edge_agent.devices.power_now import power_now_mw
     from edge_agent.mode_names import presets_of, written
 
     mode, conditions = board.current_mode(), board.conditions()
-    power_mw = float(board.start_meter().stop().power_mw[-1])
+    power_mw = power_now_mw(board)
     return {
         "board": board.board_kind,
         "evidence": board.evidence,
@@ -74,11 +78,10 @@ def _device(board: Device) -> dict[str, Any]:
     }
 
 
-def _safekeeping(state_directory: Path) -> dict[str, Any]:
+def _safekeeping(folder: Path) -> dict[str, Any]:
     from edge_agent.mode_change import is_kept
     from edge_agent.safekeeping import holder_of
 
-    folder = device_folder(state_directory)
     return {"held_by": holder_of(folder), "restore_file": is_kept(folder)}
 
 
@@ -160,10 +163,11 @@ def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:
+    from edge_agent.mode_names import counted
+
     if profile is None:
         return {"profile": "none yet"}
-    modes = profile["measured_modes"]
-    line = f"{modes} mode{'' if modes == 1 else 's'} of {profile['workload']}, minibatch {profile['minibatch']}"
+    line = f"{counted(profile['measured_modes'])} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['evidence']}), in {_duration(profile['seconds'])}"
     if profile["discarded"]:
         line += f"; discarded, as disturbed: {profile['discarded']}"
@@ -173,10 +177,12 @@ def _profile_lines(profile: Any) -> dict[str, str]:
 
 
 def _predictor_lines(predictor: Any) -> dict[str, str]:
+    from edge_agent.mode_names import counted
+
     if predictor is None:
         return {"predictor": "none fitted yet"}
     fitted = predictor["fitted_to_modes"]
-    to = "" if fitted is None else f", fitted to {fitted} modes"
+    to = "" if fitted is None else f", fitted to {counted(fitted)}"
     return {"predictor": f"{predictor['kind']} for {predictor['workload']}{to}, digest {predictor['digest'][:12]}..."}
 
 

@@ -78,6 +78,11 @@ class HostDevice:
         )
         return f"no power can be read ({reason}), so this machine cannot be profiled for power"
 
+    @property
+    def power_is_refused(self) -> bool:
+        """Whether there are power counters that this process may not read."""
+        return self._rapl.unreadable
+
     def current_mode(self) -> PowerMode:
         """The cores online and the highest frequency they may take now; a constant where there is none."""
         clocks_hz = self._nvml.highest_clocks_hz() if self._nvml else None

@@ -43,38 +43,43 @@ def open_device(
         ModeNotAppliedError: a device does not say which mode is in force.
         JtopUnavailableError: jtop was chosen, and cannot be asked.
     """
+    spec = _meant(spec, root)
     kind, _, which = spec.partition(":")
-    if spec == "auto":
-        spec = "sysfs" if is_jetson(Tree(root)) else "host"
     if spec == "sysfs":
         return _sysfs(root)
     if spec == "jtop":
         return open_jtop(_sysfs(root))
     if spec == "host":
         return HostDevice(Tree(root), SystemClock(), open_nvml())
-    if kind == "sysfs" and which:
+    if kind == "sysfs":
         return _sysfs(Path(which))
     if spec == "nvpmodel":
         return NvpmodelDevice(Tree(root), SystemClock(), run_program, state_directory)
-    board = _soft_board(spec, seed)
-    if board is None:
-        raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join((*_HARD, *_SOFT))}")
-    return board
+    return open_soft_board(spec, seed)
 
 
-def folder_of_device(spec: str, device: Device, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
-    """The folder for a device's lock, and for what was in force on it.
+def is_soft(spec: str) -> bool:
+    """Whether `spec` names a board that is not there, and that trains by itself."""
+    kind, _, which = spec.partition(":")
+    return (kind == "simulated" and which in BOARDS) or (kind == "replay" and bool(which))
+
+
+def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
+    """The folder for a device's lock, and for what was in force on it; known before the device can be opened.
 
     A Jetson has one on its own disk, wherever its agents keep their state, so that any two of them exclude each other.
     What is not there, and a host, which is never set, need no root: their folder is below the agent's state.
 
     Args:
-        spec: what `device` was opened as.
-        device: the device.
+        spec: the device, as `open_device` takes it.
         state_directory: the agent's.
         root: where the files of this machine are.
+
+    Raises:
+        InvalidInputError: no such device.
     """
-    if isinstance(device, (SoftBoard, HostDevice)):
+    spec = _meant(spec, root)
+    if is_soft(spec) or spec == "host":
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
     board_root = Path(folder) if kind == "sysfs" and folder else root
@@ -91,20 +96,25 @@ def open_soft_board(spec: str, seed: int) -> SoftBoard:
     Raises:
         InvalidInputError: no such board, or a CSV file that cannot be used.
     """
-    board = _soft_board(spec, seed)
-    if board is None:
+    if not is_soft(spec):
         raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join(_SOFT)}")
-    return board
+    kind, _, which = spec.partition(":")
+    return SimulatedDevice(which, seed) if kind == "simulated" else ReplayDevice(Path(which), seed)
+
+
+def _meant(spec: str, root: Path) -> str:
+    """What `auto` stands for on this machine; any other device as it is.
+
+    Raises:
+        InvalidInputError: no such device.
+    """
+    kind, _, which = spec.partition(":")
+    if spec == "auto":
+        return "sysfs" if is_jetson(Tree(root)) else "host"
+    if spec not in _HARD and not (kind == "sysfs" and which) and not is_soft(spec):
+        raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join((*_HARD, *_SOFT))}")
+    return spec
 
 
 def _sysfs(root: Path) -> SysfsDevice:
     return SysfsDevice(Tree(root), SystemClock(), run_program if root == _THIS_MACHINE else run_no_program)
-
-
-def _soft_board(spec: str, seed: int) -> SoftBoard | None:
-    kind, _, which = spec.partition(":")
-    if kind == "simulated" and which in BOARDS:
-        return SimulatedDevice(which, seed)
-    if kind == "replay" and which:
-        return ReplayDevice(Path(which), seed)
-    return None

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
-import numpy as np
-
 from edge_agent.devices.device import Device
+from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
 from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.power_now import power_now_mw
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
+from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.mode_change import is_kept
-from edge_agent.paths import device_folder
 from edge_agent.safekeeping import SafekeepingError, holder_of
 from wattfleet.errors import WattfleetError
 
 
 def diagnose(
-    spec: str, open_device: Callable[[], Device], state_directory: Path, socket_path: Path
+    spec: str, open_device: Callable[[], Device], state_directory: Path, device_folder: Path, socket_path: Path
 ) -> Iterator[Finding]:
     """Look at everything an agent needs.
 
@@ -30,12 +31,13 @@ def diagnose(
         spec: the device as the command line names it.
         open_device: opens it.
         state_directory: where the agent keeps its files.
+        device_folder: where what was in force on the device is kept.
         socket_path: where it serves the ClientApp.
     """
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
         yield from jetson_findings(tree)
-    elif tree is not None:
+    elif tree is not None and spec != "auto":
         yield limited(
             "board",
             "no NVIDIA Jetson",
@@ -43,14 +45,14 @@ def diagnose(
         )
     yield from _device(open_device)
     yield _state_directory(state_directory)
-    yield _kept(device_folder(state_directory))
+    yield _kept(device_folder)
     yield _socket(socket_path)
 
 
 def _tree_of(spec: str) -> Tree | None:
     """The files of the Jetson that a device's name speaks of; None where it speaks of none."""
     kind, _, folder = spec.partition(":")
-    if kind not in ("auto", "sysfs", "nvpmodel"):
+    if kind not in ("auto", "sysfs", "nvpmodel", "jtop"):
         return None
     return Tree(Path(folder or "/"))
 
@@ -62,10 +64,13 @@ def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
     except WattfleetError as error:
         yield failing("device", str(error), "follow the advice above, or name another with --device")
         return
+    if isinstance(device, HostDevice):
+        yield from host_findings(device)
+        return
     yield fine(
         "device", f"{device.board_kind} ({device.evidence}), {len(device.modes):,} modes, {mode.label()} in force"
     )
-    if np.isnan(device.start_meter().stop().power_mw[-1]):
+    if math.isnan(power_now_mw(device)):
         yield limited("power now", "cannot be read", "without it no mode can be measured; see the lines above")
 
 

@@ -9,7 +9,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from edge_agent.devices.jetson.programs import RunProgram
-from edge_agent.durable_files import replace_file
+from edge_agent.devices.selection import is_soft
+from edge_agent.durable_files import remove_file, replace_file
+from edge_agent.workloads.loading import SHIPPED, Processor, require_workload
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError, WattfleetError
 
@@ -38,6 +40,9 @@ class ServiceSettings:
         device_id: its name in the fleet.
         coordinator: host:port.
         minibatches_per_epoch: minibatches of one pass over the device's data.
+        workload: what the device is measured with; None for a board that is not there, which trains by itself.
+        minibatch: samples in a minibatch of the workload.
+        processor: where it computes.
 
     Raises:
         InvalidInputError: a value that no settings file can hold, or that the agent would refuse.
@@ -47,12 +52,29 @@ class ServiceSettings:
     device_id: str
     coordinator: str
     minibatches_per_epoch: int
+    workload: str | None = None
+    minibatch: int = 16
+    processor: Processor = "cuda"
 
     def __post_init__(self) -> None:
         split_address(self.coordinator)
+        if self.workload is not None:
+            require_workload(self.workload, self.minibatch)
+        if is_soft(self.device) != (self.workload is None):
+            raise InvalidInputError(
+                f"the device {self.device} trains by itself: leave out --workload"
+                if self.workload is not None
+                else f"the device {self.device} is measured by training on it: name a --workload, one of"
+                f" {', '.join(SHIPPED)}, or your own module:function"
+            )
         if self.minibatches_per_epoch < 1:
             raise InvalidInputError("an agent needs at least one minibatch per epoch")
-        values = {"device": self.device, "device id": self.device_id, "coordinator": self.coordinator}
+        values = {
+            "device": self.device,
+            "device id": self.device_id,
+            "coordinator": self.coordinator,
+            "workload": self.workload or "none",
+        }
         for name, value in values.items():
             if not re.fullmatch(r"[\w.:/@+\[\]-]+", value):
                 raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ [ ] only")
@@ -65,7 +87,13 @@ class ServiceSettings:
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
             f"WATTFLEET_MINIBATCHES_PER_EPOCH={self.minibatches_per_epoch}\n"
+            f"WATTFLEET_WORKLOAD={self._workload_options()}\n"
         )
+
+    def _workload_options(self) -> str:
+        if self.workload is None:
+            return ""
+        return f"--workload {self.workload} --minibatch {self.minibatch} --processor {self.processor}"
 
 
 @dataclass(frozen=True)
@@ -103,10 +131,55 @@ class InstallationPlan:
         Raises:
             InstallationError: one failed; those before it were run.
         """
-        for command in self.commands:
-            result = run(command, "")
-            if result.code != 0:
-                raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
+        run_all(self.commands, run)
+
+
+@dataclass(frozen=True)
+class RemovalPlan:
+    """What takes the service away again.
+
+    Attributes:
+        before: commands that end it, and with it put the device back.
+        files: what is removed then, by path on the machine.
+        after: commands that make systemd forget it.
+    """
+
+    before: tuple[tuple[str, ...], ...]
+    files: tuple[str, ...]
+    after: tuple[tuple[str, ...], ...]
+
+    def present(self, root: Path) -> list[Path]:
+        """Those of the files that are there.
+
+        Args:
+            root: where the machine's files are, `/` on the machine itself.
+        """
+        places = [root / path.lstrip("/") for path in self.files]
+        return [place for place in places if place.exists()]
+
+    def remove_files(self, root: Path) -> None:
+        """Remove the files that are there.
+
+        Raises:
+            InstallationError: one cannot be removed.
+        """
+        for place in self.present(root):
+            try:
+                remove_file(place)
+            except OSError as error:
+                raise InstallationError(f"{place}: cannot be removed: {error.strerror}; uninstall as root") from None
+
+
+def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
+    """Run commands one after the other.
+
+    Raises:
+        InstallationError: one failed; those before it were run.
+    """
+    for command in commands:
+        result = run(command, "")
+        if result.code != 0:
+            raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
 
 
 def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
@@ -135,6 +208,15 @@ def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
             ("systemctl", "enable", UNIT_FILE),
             ("systemctl", "restart", UNIT_FILE),
         ),
+    )
+
+
+def removal() -> RemovalPlan:
+    """Plan to take an installation away; profile, predictor and the group stay."""
+    return RemovalPlan(
+        before=(("systemctl", "disable", "--now", UNIT_FILE),),
+        files=(UNIT_PATH, SETTINGS_PATH),
+        after=(("systemctl", "daemon-reload"),),
     )
 
 

@@ -53,9 +53,16 @@ def agent(monkeypatch, capsys):
 def profiled_state(tmp_path_factory):
     """The state directory of an agent that profiled a simulated Orin Nano."""
     folder = tmp_path_factory.mktemp("profiled")
-    config = AgentConfig("jetson-1", "nowhere:1", folder, device_folder(folder), folder / "agent.sock", 2000, seed=0)
-    reference = reference_models.load("agx_orin_resnet18")
-    board = open_soft_board(PROFILED, seed=0)
+    config = AgentConfig(
+        "jetson-1",
+        "nowhere:1",
+        folder,
+        device_folder(folder),
+        folder / "agent.sock",
+        minibatches_per_epoch=2000,
+        seed=0,
+    )
+    reference, board = reference_models.load("agx_orin_resnet18"), open_soft_board(PROFILED, seed=0)
     make_ready(config, board, soft_workload(board), reference, 12, lambda progress: None).learner.close()
     return folder
 

@@ -234,8 +234,17 @@ def test_a_board_that_cannot_be_restored_keeps_the_file(run, jetson, state):
 
 
 def test_the_real_tree_of_a_container_is_set_too(agent, tmp_path):
-    FakedJetson(tmp_path / "root", ORIN_NANO)
+    jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
+    before = jetson.everything()
     spec = f"sysfs:{tmp_path / 'root'}"
-    folder = tmp_path / "state"
-    assert agent("apply", "6,1510400,408000000,2133000000", "--device", spec, "--state-dir", folder).code == 0
-    assert agent("restore", "--device", spec, "--state-dir", folder).code == 0
+    applied = agent("apply", "6,1510400,408000000,2133000000", "--device", spec, "--state-dir", tmp_path / "one")
+    assert applied.code == 0 and jetson.everything() != before
+    # A board has one restore file, whoever changed it and wherever the others keep their state.
+    two = ("--device", spec, "--state-dir", tmp_path / "two")
+    assert agent("status", *two, "--json").content["safekeeping"]["restore_file"] is True
+    assert agent("restore", *two, "--json").content["restored"] is True
+    assert jetson.everything() == before
+
+
+def test_a_misspelt_device_is_not_taken_for_one_that_needs_no_restoring(run):
+    refused(run("restore", "--device", "sysf"), 2, "unknown device 'sysf'")

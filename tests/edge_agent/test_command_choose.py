@@ -113,7 +113,7 @@ def test_a_profile_that_goes_on_says_how_far_it_is(run, copied):
 def test_the_predictor_of_another_board_is_refused(run):
     ended = run("choose", "--budget-w", 10, device="simulated:agx-orin")
     assert ended.code == 2
-    assert "holds the predictor of the board orin-nano, and this device is agx-orin" in ended.err
+    assert "holds the profile of the board orin-nano, and this device is agx-orin" in ended.err
 
 
 def test_a_simulated_profile_is_not_taken_for_a_real_board_s(run, tmp_path):

@@ -1,10 +1,13 @@
 """`wattfleet agent doctor`: what it finds, what it advises, and when it says that the agent cannot work."""
 
 import os
+import types
 
 import pytest
 
+from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.system_clock import SystemClock
 from edge_agent.safekeeping import KEPT_FILE, safekept
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.edge_agent.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
@@ -63,6 +66,66 @@ def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_p
     assert found["board"]["level"] == "limited"
     assert "--device host" in found["board"]["advice"] and "simulated:" in found["board"]["advice"]
     assert "no Jetson here" in found["device"]["found"]
+
+
+@pytest.fixture
+def host(tmp_path, as_device, monkeypatch):
+    """A workstation's files, with no GPU; `auto` finds it."""
+    monkeypatch.setattr("edge_agent.devices.selection.is_jetson", lambda tree: False)
+    monkeypatch.setattr("edge_agent.diagnosis.machine.is_jetson", lambda tree: False)
+    root = tmp_path / "workstation"
+
+    def put(path, text):
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    put("sys/devices/system/cpu/online", "0-3")
+
+    def machine(nvml=None):
+        as_device(HostDevice(Tree(root), SystemClock(), nvml))
+
+    machine.put = put
+    return machine
+
+
+def test_a_workstation_whose_power_can_be_read_can_serve_an_agent(look, host):
+    host(
+        types.SimpleNamespace(gpus=1, power_mw=lambda: 9e4, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None)
+    )
+    code, found = look("auto")
+    assert code == 0 and "board" not in found
+    assert "one mode" in found["device"]["found"] and "never set" in found["device"]["found"]
+    assert found["power"] == {
+        "topic": "power",
+        "level": "ok",
+        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not counted",
+        "advice": "",
+    }
+    assert found["temperature"]["found"] == "50 degrees C"
+
+
+def test_a_machine_without_power_figures_cannot_be_profiled(look, host):
+    host()
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (1, "fails")
+    assert "cannot be profiled" in found["power"]["found"] and "wattfleet[nvml]" in found["power"]["advice"]
+
+
+def test_power_counters_that_only_root_may_read_say_so(look, host):
+    host.put("sys/class/powercap/intel-rapl:0/name", "package-0")
+    host()
+    code, found = look("auto")
+    assert code == 1
+    assert "only root may read it" in found["power"]["found"] and "sudo" in found["power"]["advice"]
+
+
+def test_counters_of_energy_tell_a_power(look, host):
+    for name, text in (("name", "package-0"), ("energy_uj", "100"), ("max_energy_range_uj", "1000000")):
+        host.put(f"sys/class/powercap/intel-rapl:0/{name}", text)
+    host()
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (0, "ok")
 
 
 def test_a_simulated_board_needs_nothing(look):
@@ -133,8 +196,8 @@ def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
     assert "wattfleet agent restore" in found["restore file"]["advice"]
 
 
-def test_the_process_that_has_the_device_is_named(look, orin, tmp_path):
-    with safekept(open_sysfs(orin), tmp_path / "state" / "device"):
+def test_the_process_that_has_the_device_is_named(look, orin):
+    with safekept(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
         _, found = look(spec(orin))
         assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
     _, found = look(spec(orin))

@@ -1,5 +1,6 @@
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
@@ -72,16 +73,15 @@ def test_jtop_reads_the_jetson_that_the_kernels_files_set(tmp_path, monkeypatch)
 def test_agents_that_keep_their_state_apart_still_meet_at_a_boards_lock(tmp_path):
     FakedJetson(tmp_path, ORIN_NANO)
     folders = {
-        folder_of_device(spec, open_device(spec, 1, root=tmp_path), tmp_path / state, tmp_path)
+        folder_of_device(spec, tmp_path / state, tmp_path)
         for spec, state in (("sysfs", "one"), ("auto", "two"), (f"sysfs:{tmp_path}", "three"))
     }
     assert folders == {tmp_path / "var/lib/wattfleet/device"}
 
 
 def test_what_is_never_set_keeps_its_lock_with_its_state(tmp_path):
-    for spec in ("simulated:orin-nano", "host"):
-        device = open_device(spec, 1)
-        assert folder_of_device(spec, device, tmp_path) == tmp_path / "device"
+    for spec in ("simulated:orin-nano", "host", "auto"):
+        assert folder_of_device(spec, tmp_path, root=tmp_path) == tmp_path / "device"
 
 
 def test_only_soft_boards_where_a_board_has_to_be_told_that_work_is_done(tmp_path):
@@ -96,6 +96,8 @@ def test_anything_else_is_answered_with_the_choices(spec):
     with pytest.raises(InvalidInputError) as refused:
         open_device(spec, seed=1)
     assert repr(spec) in str(refused.value) and CHOICES in str(refused.value)
+    with pytest.raises(InvalidInputError, match="unknown device"):
+        folder_of_device(spec, Path("state"))
 
 
 def test_a_missing_file_is_named(tmp_path):

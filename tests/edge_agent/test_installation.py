@@ -23,7 +23,7 @@ from tests.edge_agent.jetson_boards import FAKED_BOARDS
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 
-SETTINGS = ServiceSettings("auto", "jetson-1", "site.example:7070", 2000)
+SETTINGS = ServiceSettings("auto", "jetson-1", "site.example:7070", 2000, "resnet18", 8)
 PROGRAM = Path(sys.executable)
 UNIT = files("edge_agent.systemd").joinpath(UNIT_FILE).read_text()
 
@@ -33,7 +33,7 @@ def install(agent, tmp_path):
     def run(*arguments):
         return agent(
             *("install", "--coordinator", "site.example:7070", "--minibatches-per-epoch", 2000),
-            *("--device-id", "jetson-1", "--root", tmp_path / "image", *arguments),
+            *("--device-id", "jetson-1", "--root", tmp_path / "image", "--workload", "resnet18", *arguments),
         )
 
     return run
@@ -112,6 +112,11 @@ def test_a_program_that_is_not_there_is_refused(tmp_path):
         {"coordinator": "7070"},
         {"coordinator": "a\nX=1:7070"},
         {"minibatches_per_epoch": 0},
+        {"workload": None},
+        {"workload": "resnet19"},
+        {"workload": "apps:train --root /"},
+        {"workload": "resnet18", "device": "simulated:orin-nx"},
+        {"minibatch": 0},
     ],
 )
 def test_settings_that_no_agent_could_use_are_refused(wrong):
@@ -119,11 +124,41 @@ def test_settings_that_no_agent_could_use_are_refused(wrong):
         ServiceSettings(**{**vars(SETTINGS), **wrong})
 
 
+def test_the_service_trains_what_the_device_is_measured_with():
+    assert "WATTFLEET_WORKLOAD=--workload resnet18 --minibatch 8 --processor cuda\n" in SETTINGS.text()
+    alone = ServiceSettings("simulated:orin-nx", "orin-nx-0", "site.example:7070", 2000)
+    assert "WATTFLEET_WORKLOAD=\n" in alone.text()
+    # Only without braces does systemd make several words of it, or none.
+    assert re.search(r"^ExecStart=.* \$WATTFLEET_WORKLOAD$", UNIT, re.M)
+
+
+def test_without_a_workload_an_install_says_which_there_are(agent):
+    ended = agent("install", "--coordinator", "site.example:7070", "--minibatches-per-epoch", 2000, "--dry-run")
+    assert ended.code == 2 and "name a --workload, one of resnet18, mobilenet, lstm, bert" in ended.err
+
+
+# --- and taken away again -------------------------------------------------------------------------------------------
+
+
+def test_what_was_installed_is_removed_and_nothing_else(install, agent, tmp_path):
+    install("--yes")
+    other = tmp_path / "image/etc/systemd/system/other.service"
+    other.write_text("")
+    shown = agent("uninstall", "--root", tmp_path / "image", "--dry-run")
+    assert shown.out.splitlines()[0] == f"run systemctl disable --now {UNIT_FILE}"
+    assert (tmp_path / "image" / UNIT_PATH[1:]).exists()
+    assert agent("uninstall", "--root", tmp_path / "image", "--yes").code == 0
+    left = [path for path in (tmp_path / "image").rglob("*") if path.is_file()]
+    assert left == [other]
+    again = agent("uninstall", "--root", tmp_path / "image", "--yes")
+    assert again.code == 0 and "nothing to remove" in again.out
+
+
 # --- what the unit says ---------------------------------------------------------------------------------------------
 
 
 def test_every_setting_that_the_unit_uses_is_written():
-    used = set(re.findall(r"\$\{(\w+)\}", UNIT))
+    used = set(re.findall(r"\$\{?(\w+)\}?", UNIT))
     assert used == set(re.findall(r"^(\w+)=", SETTINGS.text(), re.M))
 
 
