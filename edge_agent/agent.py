@@ -23,6 +23,7 @@ from edge_agent.safekeeping import safekept
 from edge_agent.standing import Standing
 from edge_agent.states import ModeMeasured
 from edge_agent.training import TrainingWatch
+from wattfleet.errors import WattfleetError
 from wattfleet_proto.convert import evidence_to_message
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -115,8 +116,13 @@ async def _serve_device(
     except asyncio.CancelledError:
         # A thread cannot be cancelled: it stops after the minibatch in hand, and only then is the board ours.
         stopping.set()
-        with suppress(StoppedError):
+        try:
             (await work).learner.close()
+        except StoppedError:
+            pass
+        except WattfleetError as error:
+            # A workload that is stopped beside the agent fails; nobody is left to whom that would matter.
+            _log.warning("failed while it was stopped: %s", error)
         raise
     with closing(ready.learner):
         watch = TrainingWatch(device, ready.parked, config.minibatches_per_epoch, ready.learner.productive)

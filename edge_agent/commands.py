@@ -65,13 +65,13 @@ def run(
 ) -> None:
     """Profile the device, report its front, and serve its trainings until stopped."""
     import logging
-    import signal
 
     from edge_agent.agent import run_agent
     from edge_agent.config import AgentConfig
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.lean_memory import give_memory_back_early
     from edge_agent.profiled_workload import profiled_workload
+    from edge_agent.stop_signals import heeded_signals
     from wattfleet.addresses import split_address
 
     give_memory_back_early()
@@ -93,7 +93,7 @@ def run(
 
     async def until_stopped() -> None:
         stop = asyncio.Event()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in heeded_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await run_agent(config, board, profiled, stop)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError, SoftDevice
@@ -12,13 +13,16 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
 
-def apply_kept(device: Device, name: str, folder: Path) -> PowerMode:
+def apply_kept(
+    device: Device, name: str, folder: Path, interrupting: AbstractContextManager[None] | None = None
+) -> PowerMode:
     """Put a mode in force that stays when this process ends.
 
     Args:
         device: the board.
         name: the mode as people write it.
         folder: the device's own, where what was in force before is kept.
+        interrupting: held while the mode is put in force, but not while that is undone.
 
     Returns:
         The mode that was read back.
@@ -35,11 +39,12 @@ def apply_kept(device: Device, name: str, folder: Path) -> PowerMode:
     with Safekeeping.hold(device, folder) as safekeeping:
         kept_now, before = safekeeping.keep(), device.knobs()
         try:
-            if isinstance(device, NvpmodelDevice) and name in device.presets:
-                # A preset may gate the GPU's power, which the same mode by its numbers would not.
-                return device.apply_preset(name)
-            device.apply(mode)
-            return device.current_mode()
+            with interrupting or nullcontext():
+                if isinstance(device, NvpmodelDevice) and name in device.presets:
+                    # A preset may gate the GPU's power, which the same mode by its numbers would not.
+                    return device.apply_preset(name)
+                device.apply(mode)
+                return device.current_mode()
         except ModeNotAppliedError as error:
             raise ModeNotAppliedError(f"{error}; {_taken_back(device, before, kept_now, safekeeping)}") from None
         except BaseException:

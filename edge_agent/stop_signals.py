@@ -27,6 +27,11 @@ class StoppedBySignal(BaseException):  # noqa: N818 - no error: someone wanted i
         return 128 + self.number
 
 
+def heeded_signals() -> list[signal.Signals]:
+    """Those that end this process; what it was started to ignore, as by `nohup`, it goes on to ignore."""
+    return [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 class StopSignals:
     """Ctrl-C, a terminal that closes, and what `systemctl stop` sends; use `held`, in the main thread."""
 
@@ -37,13 +42,9 @@ class StopSignals:
     @classmethod
     @contextmanager
     def held(cls) -> Iterator[StopSignals]:
-        """Let none of them end the process until the block ends; only `interrupting` heeds them.
-
-        What this process was started to ignore, as by `nohup`, it goes on to ignore.
-        """
+        """Let none of them end the process until the block ends; only `interrupting` heeds them."""
         signals = cls()
-        heeded = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
-        before = {number: signal.signal(number, signals._noted) for number in heeded}
+        before = {number: signal.signal(number, signals._noted) for number in heeded_signals()}
         try:
             yield signals
         finally:

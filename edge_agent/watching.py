@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_agent.devices.device import Device
+from edge_agent.devices.power_now import latest_power_mw
 from edge_agent.expectation import Expectation, expectation_of
 from edge_agent.mode_names import written
 from edge_agent.profile_state import FittedDevice
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode, as_modes
+
+_METER_LASTS_S = 300.0
+"""A meter keeps every sample, and hands all of them out at every look: a new one begins now and then."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,15 @@ def samples(
     """
     offered = frozenset(as_modes(device.modes)) if fitted else frozenset()
     begin_s, throttled_before = device.clock.now_s(), device.conditions().throttle_events
-    meter = device.start_meter()
+    meter, metered_from_s = device.start_meter(), 0.0
     try:
         while True:
             at_s = device.clock.now_s() - begin_s
+            if at_s - metered_from_s >= _METER_LASTS_S:
+                meter.stop()
+                meter, metered_from_s = device.start_meter(), at_s
             mode, problem = _mode_in_force(device)
-            power_mw, conditions = float(meter.read().power_mw[-1]), device.conditions()
+            power_mw, conditions = latest_power_mw(meter, device.clock), device.conditions()
             counted = conditions.throttle_events
             yield Sample(
                 at_s,

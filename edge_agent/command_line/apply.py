@@ -21,9 +21,15 @@ def apply(
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.mode_change import apply_kept
     from edge_agent.mode_names import written
+    from edge_agent.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
-    found = apply_kept(board, mode, folder_of_device(device, state_dir))
+    try:
+        with StopSignals.held() as signals:
+            found = apply_kept(board, mode, folder_of_device(device, state_dir), signals.interrupting())
+    except StoppedBySignal as stopped:
+        typer.echo("stopped half-way; the device is as its owner left it", err=True)
+        raise typer.Exit(stopped.exit_code) from None
     if json_:
         print_json({"board": board.board_kind, "mode": found._asdict(), "argument": written(found)})
     else:
@@ -40,6 +46,7 @@ def restore(
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.mode_change import is_kept, restore_kept
     from edge_agent.mode_names import written
+    from edge_agent.stop_signals import StopSignals
 
     folder = folder_of_device(device, state_dir)
     if not is_kept(folder):
@@ -50,7 +57,9 @@ def restore(
             print(f"nothing to restore: {folder} holds nothing")
         return
     board = open_named(device, state_dir)
-    restored = restore_kept(board, folder)
+    with StopSignals.held():
+        # Half of what was before is no use to anyone.
+        restored = restore_kept(board, folder)
     found = board.current_mode()
     if json_:
         print_json({"restored": restored, "board": board.board_kind, "mode": found._asdict()})

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Callable
 
 import numpy as np
 
 from edge_agent.devices.device import Clock, PowerTrace
+
+_log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.2
 """Between two samples; the slowest board answers within a few milliseconds."""
@@ -34,6 +38,7 @@ class PolledMeter:
         self._clock = clock
         self._interval_s = interval_s
         self._stopping = stopping or threading.Event()
+        self._failed = False
         self._samples: list[tuple[float, float]] = []
         self._begun_s = clock.now_s()
         self._sample()
@@ -61,4 +66,12 @@ class PolledMeter:
 
     def _sample(self) -> None:
         at_s = self._clock.now_s()
-        self._samples.append((at_s, self._read_mw()))
+        try:
+            power_mw = self._read_mw()
+        except Exception:
+            # In a thread of its own nobody would see the error, and what was sampled last would stand for ever.
+            power_mw = math.nan
+            if not self._failed:
+                _log.exception("power cannot be read; its samples are missing")
+            self._failed = True
+        self._samples.append((at_s, power_mw))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,8 +25,12 @@ SETTINGS_PATH = "/etc/wattfleet/agent.env"
 GROUP = "wattfleet"
 
 _SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
-# What the unit's ProtectHome hides from it; and what an ordinary user may write, root must not run.
-_HIDDEN = ("/home/", "/root/", "/run/user/")
+_INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
+# What the unit's ProtectHome and PrivateTmp hide from it.
+_HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
+
+Stat = Callable[[Path], os.stat_result]
+"""Owner and permissions of a path, links followed."""
 
 
 class InstallationError(WattfleetError):
@@ -182,23 +188,29 @@ def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
             raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
 
 
-def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
+def installation(settings: ServiceSettings, program: Path, look_at: Stat = os.stat) -> InstallationPlan:
     """Plan an installation.
 
     Args:
         settings: how the agent is to run.
         program: the installed `wattfleet`.
+        look_at: `os.stat` outside of tests.
 
     Raises:
         InvalidInputError: the service could not run that program, or must not.
     """
-    if str(program).startswith(_HIDDEN):
+    if any(str(path).startswith(_HIDDEN) for path in (program, program.resolve())):
         raise InvalidInputError(
-            f"{program}: lies in a home directory, which the service cannot see and whose owner would become root:"
-            f" install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
+            f"{program}: lies in a home or a temporary directory, which the service cannot see and whose owner would"
+            f" become root: {_INSTALL_AS_ROOT}"
         )
     if not program.exists():
         raise InvalidInputError(f"{program}: no such program: install Wattfleet with pip, and run its own `wattfleet`")
+    writable = writable_by_others(program, look_at)
+    if writable is not None:
+        raise InvalidInputError(
+            f"{program}: others than root may write {writable}, and would become root: {_INSTALL_AS_ROOT}"
+        )
     unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     return InstallationPlan(
         files={SETTINGS_PATH: settings.text(), UNIT_PATH: unit.replace(_SHIPPED_PROGRAM, str(program))},
@@ -209,6 +221,30 @@ def installation(settings: ServiceSettings, program: Path) -> InstallationPlan:
             ("systemctl", "restart", UNIT_FILE),
         ),
     )
+
+
+def writable_by_others(program: Path, look_at: Stat = os.stat) -> Path | None:
+    """The first of a program, its folders and all that links on the way lead to that others than root may write.
+
+    Args:
+        program: its whole path.
+        look_at: `os.stat` outside of tests.
+    """
+    for path in _on_the_way_to(program, set()):
+        found = look_at(path)
+        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return path
+    return None
+
+
+def _on_the_way_to(path: Path, seen: set[Path]) -> Iterator[Path]:
+    for place in (path, *path.parents):
+        if place in seen:
+            continue
+        seen.add(place)
+        yield place
+        if place.is_symlink():
+            yield from _on_the_way_to(place.parent / place.readlink(), seen)
 
 
 def removal() -> RemovalPlan:

@@ -46,9 +46,16 @@ def workload_steps(spec: str, minibatch: int, processor: Processor) -> OpenSteps
 
     @contextmanager
     def open_steps() -> Iterator[Step]:
-        # In a session of its own: a Ctrl-C is for the agent, which then ends this.
+        # In a session of its own: a Ctrl-C is for the agent, which then ends this. `-m` imports from the current
+        # folder first: where root runs it in a user's, that user's `torch.py` must not run as root.
         process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            start_new_session=True,
+            cwd="/",
+            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _whole_paths(os.environ.get("PYTHONPATH", ""))},
         )
         try:
             yield lambda: _step(spec, process)
@@ -56,6 +63,11 @@ def workload_steps(spec: str, minibatch: int, processor: Processor) -> OpenSteps
             _end(process)
 
     return open_steps
+
+
+def _whole_paths(search_path: str) -> str:
+    """The same folders for a process in another one; an empty entry, which is the current folder, is left out."""
+    return os.pathsep.join(os.path.abspath(folder) for folder in search_path.split(os.pathsep) if folder)
 
 
 def _step(spec: str, process: subprocess.Popen[str]) -> StepTimes | None:

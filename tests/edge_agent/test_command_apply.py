@@ -2,10 +2,11 @@
 
 import errno
 import os
+import signal
 
 import pytest
 
-from edge_agent.safekeeping import KEPT_FILE, safekept
+from edge_agent.safekeeping import KEPT_FILE, Safekeeping, safekept
 from tests.edge_agent.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
 from tests.edge_agent.jetson_tree import CPU, FakedJetson, open_sysfs
@@ -184,6 +185,59 @@ def test_an_interrupted_change_is_taken_back(run, jetson, state, monkeypatch):
 
     monkeypatch.setattr(FakedJetson, "write", write)
     assert run("apply", MODE).code != 0
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def sent_at_write(monkeypatch, number, *counts):
+    """Let this process be sent a signal at some of the writes to knobs, counted from 1; returns all writes."""
+    writes, real = [], FakedJetson.write
+
+    def write(tree, path, text):
+        writes.append(path)
+        if len(writes) in counts:
+            os.kill(os.getpid(), number)
+        real(tree, path, text)
+
+    monkeypatch.setattr(FakedJetson, "write", write)
+    return writes
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_half_way_takes_the_change_back(run, jetson, state, monkeypatch, number):
+    before, handler = jetson.everything(), signal.getsignal(number)
+    # The second comes while the first change is being undone.
+    sent_at_write(monkeypatch, number, 10, 12)
+    ended = run("apply", MODE)
+    assert (ended.code, ended.out) == (128 + number, "") and "as its owner left it" in ended.err
+    assert jetson.everything() == before and not kept(state).exists()
+    assert signal.getsignal(number) == handler
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_while_a_refused_mode_is_undone_does_not_stop_that(run, jetson, state, monkeypatch, number):
+    before = jetson.everything()
+    jetson.deaf.add(f"{jetson.gpu}/max_freq")
+    real = Safekeeping.restore
+
+    def restore(safekeeping):
+        os.kill(os.getpid(), number)
+        return real(safekeeping)
+
+    monkeypatch.setattr(Safekeeping, "restore", restore)
+    refused(run("apply", MODE), 1, "max_freq", "the device was restored")
+    jetson.deaf.clear()
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_no_signal_stops_a_restore(run, jetson, state, monkeypatch, number):
+    before = jetson.everything()
+    run("apply", MODE)
+    sent_at_write(monkeypatch, number, 2)
+    assert run("restore").code == 0
     assert jetson.everything() == before and not kept(state).exists()
 
 

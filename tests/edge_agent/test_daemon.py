@@ -21,6 +21,7 @@ from edge_agent.journal import JournalError
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
+from edge_agent.workloads.process import WorkloadFailedError
 from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, on_loop, until
 from wattfleet.modes import as_modes
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
@@ -136,6 +137,27 @@ def test_an_agent_that_is_stopped_while_it_profiles_stops_at_once_and_puts_the_d
         assert begun.wait(60)
     assert running.error is None
     assert steps < 41, "not even one mode was finished"
+    assert board.current_mode() == before
+
+
+def test_a_workload_that_fails_while_the_agent_is_stopped_is_no_failure_of_the_agent(
+    tmp_path, coordinator, board, caplog
+):
+    before = board.current_mode()
+    begun, ending = threading.Event(), threading.Event()
+
+    def killed_beside_the_agent():
+        begun.set()
+        assert ending.wait(60)
+        raise WorkloadFailedError("its process ended with exit code -15")
+
+    board.step = killed_beside_the_agent
+    with agent(coordinator, tmp_path, board) as running:
+        assert begun.wait(60)
+        # Later than the stop, which the agent's own loop still has to hear of.
+        threading.Timer(0.5, ending.set).start()
+    assert running.error is None
+    assert "exit code -15" in caplog.text
     assert board.current_mode() == before
 
 

@@ -1,6 +1,7 @@
 """The agent as a service: what `wattfleet agent install` shows and does, and what its unit allows."""
 
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from edge_agent.systemd.installation import (
     InstallationError,
     ServiceSettings,
     installation,
+    writable_by_others,
 )
 from tests.edge_agent.jetson_boards import FAKED_BOARDS
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
@@ -28,8 +30,18 @@ PROGRAM = Path(sys.executable)
 UNIT = files("edge_agent.systemd").joinpath(UNIT_FILE).read_text()
 
 
+def roots_own(path):
+    """As if root alone had made it."""
+    mode, *rest = os.stat(path)
+    return os.stat_result([mode & ~0o022, *rest[:3], 0, *rest[4:]])
+
+
 @pytest.fixture
-def install(agent, tmp_path):
+def install(agent, tmp_path, monkeypatch):
+    # Where the tests run, Wattfleet may be anyone's.
+    monkeypatch.setattr("edge_agent.systemd.installation.writable_by_others", lambda program, look_at: None)
+    monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", ())
+
     def run(*arguments):
         return agent(
             *("install", "--coordinator", "site.example:7070", "--minibatches-per-epoch", 2000),
@@ -75,7 +87,8 @@ def test_what_would_be_replaced_is_said_beforehand(install):
     assert changes == {SETTINGS_PATH: "replace", UNIT_PATH: "leave as it is"}
 
 
-def test_commands_run_in_order_and_stop_at_the_one_that_fails():
+def test_commands_run_in_order_and_stop_at_the_one_that_fails(monkeypatch):
+    monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", ())
     ran = []
 
     def run(command, answer):
@@ -83,7 +96,7 @@ def test_commands_run_in_order_and_stop_at_the_one_that_fails():
         return ProgramResult(1, "no D-Bus\n") if command[1] == "enable" else ProgramResult(0, "")
 
     with pytest.raises(InstallationError, match=f"systemctl enable {UNIT_FILE}: no D-Bus"):
-        installation(SETTINGS, PROGRAM).run_commands(run)
+        installation(SETTINGS, PROGRAM, roots_own).run_commands(run)
     assert ran == ["groupadd", "daemon-reload", "enable"]
 
 
@@ -93,15 +106,77 @@ def test_a_folder_that_cannot_be_written_is_named(install, tmp_path):
     assert ended.code == 1 and "install as root" in ended.err
 
 
-@pytest.mark.parametrize("program", ["/home/me/venv/bin/wattfleet", "/root/venv/bin/wattfleet"])
-def test_a_program_in_a_home_directory_is_refused(program):
+@pytest.mark.parametrize(
+    "program",
+    [
+        "/home/me/venv/bin/wattfleet",
+        "/root/venv/bin/wattfleet",
+        "/tmp/venv/bin/wattfleet",
+        "/var/tmp/venv/bin/wattfleet",
+    ],
+)
+def test_a_program_that_the_service_cannot_see_is_refused(program):
     with pytest.raises(InvalidInputError, match="whose owner would become root"):
         installation(SETTINGS, Path(program))
 
 
-def test_a_program_that_is_not_there_is_refused(tmp_path):
+def test_a_program_that_is_not_there_is_refused():
     with pytest.raises(InvalidInputError, match="no such program"):
-        installation(SETTINGS, tmp_path / "wattfleet")
+        installation(SETTINGS, Path("/opt/absent/bin/wattfleet"))
+
+
+@pytest.fixture
+def program(tmp_path):
+    made = tmp_path / "opt/wattfleet/bin/wattfleet"
+    made.parent.mkdir(parents=True)
+    made.write_text("")
+    return made
+
+
+def test_a_program_that_root_alone_may_write_is_accepted(program):
+    assert writable_by_others(program, roots_own) is None
+
+
+@pytest.mark.parametrize("others", [{"st_uid": 1000}, {"st_mode": 0o40775}, {"st_mode": 0o41777}])
+@pytest.mark.parametrize("level", range(4))
+def test_a_program_that_a_user_may_replace_is_refused(program, monkeypatch, level, others):
+    place = [program, *program.parents][level]
+
+    def look_at(path):
+        mode, *rest = roots_own(path)
+        if path == place:
+            mode, rest[3] = others.get("st_mode", mode), others.get("st_uid", 0)
+        return os.stat_result([mode, *rest])
+
+    assert writable_by_others(program, look_at) == place
+    monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", ())
+    with pytest.raises(InvalidInputError, match=f"others than root may write {place}, and would become root"):
+        installation(SETTINGS, program, look_at)
+
+
+def test_links_are_followed_to_where_a_user_may_write(program, tmp_path):
+    theirs = tmp_path / "srv/theirs"
+    theirs.mkdir(parents=True)
+    (theirs / "second").symlink_to(program)
+    first = tmp_path / "usr"
+    first.symlink_to(theirs)
+
+    def look_at(path):
+        mode, *rest = roots_own(path)
+        rest[3] = 1000 if path == theirs else 0
+        return os.stat_result([mode, *rest])
+
+    assert writable_by_others(program, look_at) is None
+    assert writable_by_others(first / "second", look_at) == theirs
+
+
+def test_a_link_into_a_home_directory_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/wattfleet").write_text("")
+    (tmp_path / "wattfleet").symlink_to(tmp_path / "home/wattfleet")
+    monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", (f"{tmp_path}/home/",))
+    with pytest.raises(InvalidInputError, match="which the service cannot see"):
+        installation(SETTINGS, tmp_path / "wattfleet", roots_own)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +254,10 @@ def test_the_unit_lets_exactly_the_knobs_be_written(tmp_path, board):
     assert written
     assert all(any(path.startswith(f"{folder}/") for folder in folders) for path in written)
     assert not any(folder in ("/", "/sys", "/sys/devices", "/etc", "/var", "/var/lib") for folder in folders)
+
+
+def test_a_stop_is_told_to_the_agent_alone_which_ends_its_workload_itself():
+    assert "\nKillMode=mixed\n" in UNIT
 
 
 def test_the_unit_gives_up_every_capability():

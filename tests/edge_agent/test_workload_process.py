@@ -58,6 +58,25 @@ def test_a_workload_that_tells_no_times_apart():
         assert step() is None
 
 
+def test_it_imports_nothing_from_the_folder_that_the_agent_was_started_in(tmp_path, monkeypatch):
+    folder = tmp_path / "a_users"
+    folder.mkdir()
+    for module in ("torch", "numpy", "json"):
+        (folder / f"{module}.py").write_text("import os; os._exit(66)")
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("PYTHONPATH", f"{os.environ['PYTHONPATH']}{os.pathsep}")
+    with workload_steps("own_process_workload:train", 16, "cpu")() as step:
+        assert psutil.Process(int(step().compute_ms)).cwd() == "/"
+
+
+def test_a_folder_that_is_named_from_here_is_still_searched(tmp_path, monkeypatch):
+    (tmp_path / "own_process_workload.py").rename(tmp_path / "named_from_here.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([".", os.environ["PYTHONPATH"]]))
+    with workload_steps("named_from_here:silent", 16, "cpu")() as step:
+        assert step() is None
+
+
 def test_what_is_wrong_with_a_workload_is_said_by_the_agent():
     with workload_steps("own_process_workload:short", 16, "cpu")() as step:
         assert step() is None
