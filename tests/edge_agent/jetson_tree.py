@@ -22,14 +22,18 @@ class FakedJetson(Tree):
     """The files of a `FakedBoard`.
 
     `unreadable` and `unwritable` map paths to the errno they answer with, `deaf` are paths where a write
-    succeeds and changes nothing, `written` is what was written, in order.
+    succeeds and changes nothing, `written` is what was written, in order. `offline_policy` is the errno with which a
+    CPU policy without an online core answers: EINVAL to writes, as the kernels of JetPack 4 to 6 do, EBUSY to reads
+    too, as later ones do; with None its folder vanishes.
     """
 
-    def __init__(self, root, board):
+    def __init__(self, root, board, offline_policy=errno.EINVAL):
         super().__init__(root)
         self.board = board
+        self.offline_policy = offline_policy
         self.unreadable, self.unwritable, self.deaf, self.written = {}, {}, set(), []
         self.fan_service_runs = board.has_fan
+        self.fan_service_starts = True
         self._hwmon = 0
         self._make_identity()
         self._make_cpu()
@@ -66,6 +70,8 @@ class FakedJetson(Tree):
     def read(self, path):
         if path in self.unreadable:
             raise OSError(self.unreadable[path], os.strerror(self.unreadable[path]), path)
+        if self.offline_policy == errno.EBUSY and self._is_of_offline_policy(path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         return super().read(path)
 
     def write(self, path, text):
@@ -73,6 +79,8 @@ class FakedJetson(Tree):
             raise OSError(self.unwritable[path], os.strerror(self.unwritable[path]), path)
         if not self.exists(path):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._is_of_offline_policy(path):
+            raise OSError(self.offline_policy, os.strerror(self.offline_policy), path)
         self.written.append((path, text))
         if path in self.deaf:
             return
@@ -93,7 +101,11 @@ class FakedJetson(Tree):
         assert command[0] == "systemctl" and command[-1] == "nvfancontrol"
         if command[1] == "is-active":
             return ProgramResult(0 if self.fan_service_runs else 3, "")
+        if command[1] == "start" and not self.fan_service_starts:
+            return ProgramResult(1, "Job for nvfancontrol.service failed.")
         self.fan_service_runs = command[1] == "start"
+        if self.fan_service_runs:
+            self.put(self.fan, 80)
         return ProgramResult(0, "")
 
     def renumber_hwmon(self):
@@ -118,6 +130,8 @@ class FakedJetson(Tree):
     def _make_policy(self, cores):
         folder = self.policy(cores[0])
         self.put(f"{folder}/scaling_available_frequencies", " ".join(map(str, self.board.cpu_khz)))
+        for name in ("related_cpus", "affected_cpus"):
+            self.put(f"{folder}/{name}", " ".join(map(str, cores)))
         self.put(f"{folder}/scaling_min_freq", self.board.cpu_khz[0])
         self.put(f"{folder}/scaling_max_freq", self.board.cpu_khz[-1])
 
@@ -172,10 +186,18 @@ class FakedJetson(Tree):
         super().write(f"{CPU}/cpu{core}/online", text)
         policy = next(cores for cores in self.board.policies if core in cores)
         online = [c for c in policy if c == 0 or self.location(f"{CPU}/cpu{c}/online").read_text().strip() == "1"]
-        if not online:
-            shutil.rmtree(self.location(self.policy(policy[0])), ignore_errors=True)
-        elif not self.exists(self.policy(policy[0])):
+        folder = self.policy(policy[0])
+        if not online and self.offline_policy is None:
+            shutil.rmtree(self.location(folder), ignore_errors=True)
+            return
+        if not self.exists(folder):
             self._make_policy(policy)
+        self.put(f"{folder}/affected_cpus", " ".join(map(str, online)))
+
+    def _is_of_offline_policy(self, path):
+        folder = path.rpartition("/")[0]
+        affected = self.location(f"{folder}/affected_cpus")
+        return affected.exists() and not affected.read_text().strip()
 
     def _set_limit(self, path, folder, name, value):
         """A minimum stays below its maximum: old kernels refuse anything else, newer ones cut it off silently."""

@@ -22,6 +22,10 @@ from tests.edge_agent.jetson_tree import BPMP, CPU, INA_HWMON, INA_IIO, LOCK, Fa
 from wattfleet.errors import InvalidInputError
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+# What becomes of a CPU policy whose cores are offline, by kernel.
+OFFLINE_POLICIES = pytest.mark.parametrize(
+    "offline_policy", [None, errno.EINVAL, errno.EBUSY], ids=["vanishes", "EINVAL", "EBUSY"]
+)
 
 
 @pytest.fixture
@@ -196,18 +200,48 @@ def test_a_knob_that_cannot_be_read_back_is_not_applied(orin):
 
 
 @BOARDS
-def test_everything_is_as_it_was_after_a_profile(tmp_path, board):
-    tree = FakedJetson(tmp_path, board)
+@OFFLINE_POLICIES
+def test_everything_is_as_it_was_after_a_profile(tmp_path, board, offline_policy):
+    tree = FakedJetson(tmp_path, board, offline_policy)
+    for policy in board.policies:
+        tree.write(f"{tree.policy(policy[0])}/scaling_max_freq", str(board.cpu_khz[3]))
     device = open_sysfs(tree)
     before, kept = tree.everything(), device.knobs()
     for mode in (device.space.lowest, device.space.highest, device.space.lowest):
         with device.measuring():
             device.apply(mode)
+        assert device.current_mode() == mode
     device.restore(kept)
     assert tree.everything() == before
 
 
-def test_cores_that_were_offline_go_back_there_with_their_clocks_free(orin):
+@BOARDS
+@OFFLINE_POLICIES
+def test_a_policy_whose_cores_are_offline_is_neither_read_nor_kept_nor_touched(tmp_path, board, offline_policy):
+    tree = FakedJetson(tmp_path, board, offline_policy)
+    tree.write(f"{tree.policy(0)}/scaling_max_freq", str(board.cpu_khz[2]))
+    for core in range(1, board.cores):
+        tree.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(tree)
+    before, kept = tree.everything(), device.knobs()
+    assert device.current_mode() == device.space.highest._replace(cores=1, cpu_khz=board.cpu_khz[2])
+    assert {name for name in kept if name.startswith("policy/")} == {"policy/0/min_khz", "policy/0/max_khz"}
+    device.apply(device.space.lowest)
+    device.restore(kept)
+    assert tree.everything() == before
+    clocks = {path for path, _ in tree.written if "/cpufreq/" in path}
+    assert clocks == {f"{tree.policy(0)}/scaling_{limit}_freq" for limit in ("min", "max")}
+
+
+def test_a_policy_that_does_not_say_which_cores_it_drives_is_taken_for_active(orin):
+    for core in (0, 4, 8):
+        orin.location(f"{orin.policy(core)}/affected_cpus").unlink()
+    assert "policy/8/max_khz" in open_sysfs(orin).knobs()
+
+
+@OFFLINE_POLICIES
+def test_cores_that_were_offline_go_back_there_with_their_clocks_free(tmp_path, offline_policy):
+    orin = FakedJetson(tmp_path, AGX_ORIN_JP5, offline_policy)
     for core in range(4, 12):
         orin.write(f"{CPU}/cpu{core}/online", "0")
     device = open_sysfs(orin)
@@ -272,6 +306,30 @@ def test_the_fan_runs_full_while_measuring_and_is_given_back(orin):
     with device.measuring():
         assert orin.read(orin.fan) == "255" and not orin.fan_service_runs
     assert orin.read(orin.fan) == "80" and orin.fan_service_runs
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_fan_whose_service_does_not_start_again_stays_at_full_speed(orin, refused):
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    with device.measuring():
+        pass
+    orin.run(["systemctl", "stop", "nvfancontrol"], "")
+    orin.fan_service_starts = False
+    if refused:
+        orin.unwritable[orin.fan] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match="systemctl start nvfancontrol: Job .* failed") as error:
+        device.restore(kept)
+    assert orin.read(orin.fan) == ("80" if refused else "255")
+    assert ("wanted 255, the kernel refused it" in str(error.value)) == refused
+
+
+def test_a_fan_without_its_service_gets_its_speed_back(orin):
+    orin.run(["systemctl", "stop", "nvfancontrol"], "")
+    orin.put(orin.fan, 120)
+    with open_sysfs(orin).measuring():
+        assert orin.read(orin.fan) == "255"
+    assert orin.read(orin.fan) == "120" and not orin.fan_service_runs
 
 
 def test_a_fan_that_something_else_turns_down_is_no_condition_to_measure_in(orin):

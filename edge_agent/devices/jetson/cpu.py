@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
@@ -23,7 +24,8 @@ _CPU = "/sys/devices/system/cpu"
 class Cpu:
     """The cores of a board and their frequencies, kHz.
 
-    The policies of cores that are offline vanish, so they are looked for each time. Core 0 stays online.
+    A policy without an online core takes no limits and may show stale ones, or vanish, so those that are active are
+    looked for each time. Core 0 stays online.
 
     Args:
         tree: the board's files.
@@ -58,10 +60,10 @@ class Cpu:
         """
         for core in range(cores):
             self._bring(core, 1)
-        for core in range(cores, self.cores):
-            self._bring(core, 0)
         for policy in self._policies():
             set_range(self._tree, *_limits(policy), khz, khz)
+        for core in range(cores, self.cores):
+            self._bring(core, 0)
 
     def differences(self, cores: int, khz: int) -> list[str]:
         """What is in force instead of this."""
@@ -93,8 +95,8 @@ class Cpu:
     def put_back(self, knobs: Mapping[str, int]) -> None:
         """Set all that `knobs` returned.
 
-        A policy that was not there before, as its cores were offline, gets its full range, as at start-up: it can
-        only be reached while they are online.
+        A policy whose cores were offline had no limits to keep. Where they are online now it gets its full range, as
+        at start-up, for it cannot be set once they are offline; where they are not, it is left alone.
 
         Raises:
             ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
@@ -136,7 +138,15 @@ class Cpu:
         return value_of(self._tree, _online_path(core)) == 1
 
     def _policies(self) -> list[str]:
-        return self._tree.glob(f"{_CPU}/cpufreq/policy*")
+        """The policies with an online core."""
+        return [policy for policy in self._tree.glob(f"{_CPU}/cpufreq/policy*") if self._is_active(policy)]
+
+    def _is_active(self, policy: str) -> bool:
+        try:
+            return self._tree.read(f"{policy}/affected_cpus") != ""
+        except OSError as error:
+            # Newer kernels answer no file of an inactive policy. Any other failure says nothing about its cores.
+            return error.errno != errno.EBUSY
 
 
 def _online_path(core: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.knob_files import KnobNames, set_value, value_of
+from edge_agent.devices.jetson.knob_files import KnobNames, noting, set_value, value_of
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.tree import Tree
 
@@ -63,16 +63,27 @@ class Fan:
         return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Set all that `knobs` returned.
+        """Give the fan back to its service where that ran, else set the speed that it had.
 
         Raises:
             ModeNotAppliedError: the fan cannot be set, or its service does not start.
         """
         if self._path is None:
             return
-        set_value(self._tree, self._path, knobs["fan/pwm"])
-        if knobs["fan/service"] and not self._is_serviced():
+        if not knobs["fan/service"]:
+            set_value(self._tree, self._path, knobs["fan/pwm"])
+        elif not self._is_serviced():
+            self._start_service(self._path)
+
+    def _start_service(self, path: str) -> None:
+        failed: list[str] = []
+        with noting(failed):
             self._systemctl("start")
+        if failed:
+            # Nothing follows the heat now, so no speed but the full one is safe.
+            with noting(failed):
+                set_value(self._tree, path, _FULL_PWM)
+            raise ModeNotAppliedError("; ".join(failed))
 
     def _is_serviced(self) -> bool:
         return self._run(["systemctl", "is-active", "--quiet", _SERVICE], "").code == 0
