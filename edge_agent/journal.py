@@ -93,7 +93,7 @@ class Journal:
             journal = cls(descriptor, path, [], len(complete), write)
             if lines:
                 _require_same(path, lines[0], header)
-                journal._entries += [_record(path, line) for line in lines[1:]]
+                journal._entries += [_record(path, number, line) for number, line in enumerate(lines[1:], start=2)]
                 os.ftruncate(descriptor, len(complete))
             else:
                 journal._append({"journal": _FORMAT, **asdict(header)})
@@ -201,8 +201,10 @@ def _require_same(path: Path, line: dict[str, Any], header: JournalHeader) -> No
         raise InvalidInputError(f"{path}: is the journal of {', '.join(differing)}; name another file")
 
 
-def _record(path: Path, line: dict[str, Any]) -> Record:
+def _record(path: Path, number: int, line: dict[str, Any]) -> Record:
     try:
         return from_line(line)
+    except InvalidInputError as error:
+        raise JournalError(f"{path}, line {number}: {error}; move the file away to measure anew") from None
     except (KeyError, TypeError):
-        raise JournalError(f"{path}: holds a line that is no measurement: {json.dumps(line)[:80]}") from None
+        raise JournalError(f"{path}, line {number}: is no measurement: {json.dumps(line)[:80]}") from None

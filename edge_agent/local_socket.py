@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import stat
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -48,6 +49,9 @@ _log = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_WITHIN_S = 30.0
 _CHECKED_EVERY_S = 30.0
+# What an app may tell: the agent runs as root and the app does not.
+_LONGEST_PLAN_ID = 200
+_REPORT_SLACK_S = 1.0
 _GROUP_MAY_CONNECT = 0o660
 
 
@@ -110,6 +114,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 f"the assignment is {start.device_id}'s, this is {self._device_id}'s agent:"
                 " give the SuperNode its own device-id and agent-socket"
             )
+        if len(start.plan_id) > _LONGEST_PLAN_ID:
+            raise InvalidInputError(f"a plan's id has {_LONGEST_PLAN_ID} characters at most, not {len(start.plan_id)}")
         if self._standing.state not in MAY_TRAIN | {State.TRAINING}:
             raise BusyError(f"{self._device_id} is being measured: it cannot train now")
         if self._training.locked():
@@ -119,27 +125,23 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 mode = mode_from_message(start.mode)
                 await _to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
                 self._happened(TrainingBegan(mode.label()))
+                answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 while (request := await anext(request_iterator)).HasField("minibatches"):
-                    measuring = await self._noted(request.minibatches)
+                    measuring = await self._noted(request.minibatches, time.monotonic() - answered_s)
+                    answered_s = time.monotonic()
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
                 finished, observed = await self._finished(start.plan_id, request.finish.failed)
             except _DEVICE_TROUBLE as error:
                 self._happened(DeviceFailed(str(error)))
                 raise
             except InvalidInputError as error:
-                if self._watch.is_training:
-                    await _to_the_end(self._watch.abandon)
-                    self._happened(TrainingRefused(str(error)))
+                if self._standing.state is State.TRAINING:
+                    await _uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                try:
-                    self._watch.abandon()
-                except _DEVICE_TROUBLE as error:
-                    self._happened(DeviceFailed(str(error)))
-                else:
-                    self._happened(TrainingBrokeOff())
+                await _uncancelled(self._give_up(TrainingBrokeOff()))
                 raise
             await _uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
@@ -148,11 +150,31 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             _log.warning("the coordinator has yet to acknowledge %s", start.plan_id)
         yield local_pb2.TrainResponse(finished=finished)
 
-    async def _noted(self, report: local_pb2.MinibatchesTrained) -> bool:
-        """Measure by the minibatches that the app reports; whether it is to go on reporting."""
+    async def _give_up(self, event: Event) -> None:
+        """Park the device and learn nothing; `event` is what then happened."""
+        try:
+            await _to_the_end(self._watch.abandon)
+        except _DEVICE_TROUBLE as error:
+            self._happened(DeviceFailed(str(error)))
+        else:
+            self._happened(event)
+
+    async def _noted(self, report: local_pb2.MinibatchesTrained, since_s: float) -> bool:
+        """Measure by the minibatches that the app reports; whether it is to go on reporting.
+
+        Args:
+            report: what it says.
+            since_s: seconds since it was last answered.
+
+        Raises:
+            InvalidInputError: no minibatches can have taken the times that it says.
+        """
         times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
-        if not all(time.fetch_stall_ms >= 0 and 0 < time.compute_ms < float("inf") for time in times):
+        if not all(0 <= one.fetch_stall_ms < float("inf") and 0 < one.compute_ms < float("inf") for one in times):
             raise InvalidInputError("a minibatch has to wait for 0 ms or more and to compute for more than 0 ms")
+        took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
+        if not took_s <= since_s + _REPORT_SLACK_S:
+            raise InvalidInputError(f"{took_s:g} s of minibatches in {since_s:.1f} s: report each of them once")
         return await _to_the_end(self._watch.minibatches_ended, times, report.paused)
 
     async def _finished(self, plan_id: str, failed: bool) -> tuple[local_pb2.TrainingFinished, Observed | None]:
@@ -176,7 +198,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 drift = await _to_the_end(self._learner.observe, observed)
             elif not failed:
                 await _to_the_end(self._learner.refit)
-        except JournalError as error:
+        except WattfleetError as error:
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
             not_learnt = str(error)
@@ -252,11 +274,16 @@ async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
 async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
     """Do all of `work`, and only then be cancelled."""
     running = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(running)
-    except asyncio.CancelledError:
-        await asyncio.wait([running])
-        raise
+    cancelled: asyncio.CancelledError | None = None
+    # One who is gone may be cancelled more than once: by gRPC, and by the agent that ends.
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not running.cancelled():
+        raise cancelled from running.exception()
+    return running.result()
 
 
 def require_own_socket(path: Path) -> None:

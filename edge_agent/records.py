@@ -6,8 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.profile import Measurement
+
+
+def require_above_zero(**figures: float) -> None:
+    """Make sure that figures can be learnt from and stored.
+
+    Raises:
+        InvalidInputError: one is not finite, or not above 0.
+    """
+    for name, value in figures.items():
+        if not 0 < value < float("inf"):
+            raise InvalidInputError(f"{name} has to be finite and above 0, not {value}")
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,9 @@ class ModeRecord:
         seconds: what measuring took, device-clock seconds.
         fetch_stall_ms: median time that a minibatch waited for its data, ms; None where the workload does not say.
         compute_ms: median time that it computed, ms; None where the workload does not say.
+
+    Raises:
+        InvalidInputError: the time or the power is not finite and above 0, or another figure not finite and 0 or more.
     """
 
     mode: PowerMode
@@ -37,6 +52,13 @@ class ModeRecord:
     seconds: float
     fetch_stall_ms: float | None = None
     compute_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
+        for name in ("minibatch_spread", "power_spread", "seconds", "fetch_stall_ms", "compute_ms"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise InvalidInputError(f"{name} has to be finite and 0 or more, not {value}")
 
     @property
     def measurement(self) -> Measurement:
@@ -69,11 +91,17 @@ class RoundRecord:
         mode: the power mode.
         minibatch_ms: mean time of a minibatch, ms, the first one left out.
         power_mw: mean board power while training, mW.
+
+    Raises:
+        InvalidInputError: the time or the power is not finite and above 0.
     """
 
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
+
+    def __post_init__(self) -> None:
+        require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
 
     @property
     def measurement(self) -> Measurement:
@@ -112,7 +140,8 @@ def from_line(line: Mapping[str, Any]) -> Record:
 
     Raises:
         KeyError: no such kind of record, or a measurement without its mode.
-        TypeError: a field is missing, or there is one too many.
+        TypeError: a field is missing or no number, or there is one too many.
+        InvalidInputError: a figure is out of range.
     """
     values = dict(line)
     kind = _KINDS[values.pop("kind")] if "kind" in values else ModeRecord

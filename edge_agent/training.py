@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edge_agent.devices.device import Device, PowerMeter, SoftDevice
+from edge_agent.devices.device import Device, PowerMeter, PowerTrace, SoftDevice
+from edge_agent.journal import JournalError
 from edge_agent.productive import ProductiveProfiler
+from edge_agent.records import require_above_zero
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
+_log = logging.getLogger(__name__)
+
 _LISTENED_FOR_S = 3.0
+# What an app may ask for: time is told per epoch, which has to remain a number to learn from.
+_FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
 _NO_POWER = "no power sample could be read: check the power rails"
 
 
@@ -29,11 +37,17 @@ class Observed:
         mode: the mode in force.
         epoch_s: seconds per epoch, the warm-up minibatch left out as when profiling.
         power_w: mean watts while training.
+
+    Raises:
+        InvalidInputError: the time or the power is not finite and above 0.
     """
 
     mode: PowerMode
     epoch_s: float
     power_w: float
+
+    def __post_init__(self) -> None:
+        require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)
 
 
 @dataclass
@@ -44,6 +58,7 @@ class _Running:
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
     measured: bool = False
+    unwritable: bool = False
     stepped: int = 0
 
 
@@ -85,11 +100,11 @@ class TrainingWatch:
             power_limit_w: watts set aside for the device.
 
         Raises:
-            InvalidInputError: the device does not offer the mode, or there is nothing to train.
+            InvalidInputError: the device does not offer the mode, or no round trains so many epochs.
             ModeNotAppliedError: another mode was read back.
         """
-        if not 0 < epochs < float("inf"):
-            raise InvalidInputError(f"a round trains more than 0 epochs, not {epochs:g}")
+        if not _FEWEST_EPOCHS <= epochs <= _MOST_EPOCHS:
+            raise InvalidInputError(f"a round trains {_FEWEST_EPOCHS:g} to {_MOST_EPOCHS:g} epochs, not {epochs:g}")
         self.abandon()
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
@@ -98,6 +113,8 @@ class TrainingWatch:
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by minibatches that the app reports; when this returns, the mode to train on in is in force.
+
+        Where a measurement cannot be written, no more are made during this training, which goes on in its own mode.
 
         Args:
             times: of the minibatches since the last report, the last of which ended just now; none of them begins to
@@ -109,13 +126,25 @@ class TrainingWatch:
 
         Raises:
             ModeNotAppliedError: another mode was read back.
-            JournalError: a measurement could not be written.
         """
         running = self._running
         assert running is not None, "minibatches follow start"
+        if running.unwritable:
+            return False
         if running.profiler is None:
             running.profiler = self._productive(running.power_limit_w)
-        profiler = running.profiler
+        try:
+            self._measure(running, running.profiler, times, paused)
+        except JournalError as error:
+            _log.error("no more modes are measured during this training: %s", error)
+            running.unwritable = True
+            running.profiler.pause()
+            return False
+        return running.profiler.measuring
+
+    def _measure(
+        self, running: _Running, profiler: ProductiveProfiler, times: Sequence[StepTimes], paused: bool
+    ) -> None:
         if not times and not paused:
             profiler.begin()
             running.measured |= profiler.measuring
@@ -132,7 +161,6 @@ class TrainingWatch:
                 break
         if paused:
             profiler.pause()
-        return profiler.measuring
 
     def finish(self) -> Observed | None:
         """End the training that was started, and park the device.
@@ -143,6 +171,7 @@ class TrainingWatch:
         Raises:
             PowerNotReadError: not one power sample could be read.
             ModeNotAppliedError: the device could not be parked.
+            InvalidInputError: the training took no time.
         """
         running = self._running
         assert running is not None, "finish follows start"
@@ -158,7 +187,7 @@ class TrainingWatch:
         self.park()
         if running.measured:
             return None
-        during = (trace.at_s >= running.started_s) & np.isfinite(trace.power_mw)
+        during = (trace.at_s >= running.started_s) & _was_read(trace)
         if not during.any():
             raise PowerNotReadError(_NO_POWER)
         return Observed(mode, elapsed_s / running.epochs, float(np.mean(trace.power_mw[during])) / 1e3)
@@ -186,7 +215,7 @@ class TrainingWatch:
             self._device.clock.sleep_s(_LISTENED_FOR_S)
         finally:
             trace = meter.stop()
-        if not np.isfinite(trace.power_mw).any():
+        if not _was_read(trace).any():
             raise PowerNotReadError(_NO_POWER)
 
     def park(self) -> None:
@@ -196,3 +225,8 @@ class TrainingWatch:
             ModeNotAppliedError: another mode was read back.
         """
         self._device.apply(self._parked)
+
+
+def _was_read(trace: PowerTrace) -> NDArray[np.bool_]:
+    """Which samples are power: a board that runs draws some, so that 0 W is a rail that was not read."""
+    return np.isfinite(trace.power_mw) & (trace.power_mw > 0)

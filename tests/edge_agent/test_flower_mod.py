@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import parked_mode
 from edge_agent.records import Renewal
 from edge_agent.standing import Standing
-from edge_agent.states import ProfileEnded
-from edge_agent.training import TrainingWatch
+from edge_agent.states import ProfileEnded, State
+from edge_agent.training import Observed, TrainingWatch
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -221,7 +222,16 @@ def test_a_mode_that_does_not_apply_degrades_the_device(agent: Agent, monkeypatc
     assert agent.reports.states[-1].state == session_pb2.DEVICE_STATE_DEGRADED
 
 
-def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(agent: Agent) -> None:
+def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abandon, on = TrainingWatch.abandon, set()
+
+    def noted(watch: TrainingWatch) -> None:
+        on.add(threading.current_thread().name)
+        abandon(watch)
+
+    monkeypatch.setattr(TrainingWatch, "abandon", noted)
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
         start = local_pb2.StartTraining(plan_id="7/1", device_id="orin-nano-0", mode=mode_to_message(MODE), epochs=1.0)
         never_ends = threading.Event()
@@ -242,6 +252,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(agent: Agent
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
     assert agent.reports.observations == []
+    assert all(name.startswith("asyncio_") for name in on), "parking takes its time, and the loop has more to do"
     # The next round finds it well.
     assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
 
@@ -377,13 +388,69 @@ def test_a_device_that_contradicts_its_predictor_is_measured_anew_and_comes_back
     assert agent.board.current_mode() == parked_mode(agent.board)
 
 
-def test_a_minibatch_of_impossible_times_is_refused(agent: Agent) -> None:
+@pytest.mark.parametrize(
+    ("fetch_stall_ms", "reason"),
+    [
+        (-1.0, "a minibatch has to wait"),
+        (float("inf"), "a minibatch has to wait"),
+        (float("nan"), "a minibatch has to wait"),
+        (1e12, "1e.09 s of minibatches"),
+        (5_000.0, "5.005 s of minibatches"),
+    ],
+)
+def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms: float, reason: str) -> None:
     def train(request: Message, _: Context) -> Message:
+        training = _running.get()
+        assert training is not None
+        training.report([local_pb2.MinibatchTimes(fetch_stall_ms=fetch_stall_ms, compute_ms=5.0)], paused=False)
+        raise AssertionError("unreachable")
+
+    with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.standing.state is State.READY
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"epochs": 1e-320}, "0.001 to 10000 epochs"), ({"plan_id": "7" * 201}, "200 characters at most")],
+)
+def test_an_assignment_that_cannot_be_is_refused_before_anything_is_done(
+    agent: Agent, change: dict[str, Any], reason: str
+) -> None:
+    before = list(agent.journal.measurements)
+    assignment = replace(RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=20.0), **change)
+    request = message(RecordDict({RECORD_KEY: ConfigRecord(assignment.to_record())}))
+    with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: .*{reason}"):
+        power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), answered)
+    assert (agent.reports.states, agent.reports.observations) == ([], [])
+    assert list(agent.journal.measurements) == before
+
+
+def test_a_round_that_cannot_be_learnt_from_leaves_the_device_ready(agent: Agent) -> None:
+    def observe(observed: Observed) -> str | None:
+        raise InvalidInputError("minibatch_ms has to be finite")
+
+    agent.learner.observe = observe  # type: ignore[method-assign]
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
+    assert not reply.has_error()
+    assert agent.standing.state is State.READY
+    assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
+
+
+def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def apply(mode: PowerMode) -> None:
+        raise ModeNotAppliedError("gpu_hz reads back 306000000")
+
+    def train(request: Message, _: Context) -> Message:
+        monkeypatch.setattr(agent.board, "apply", apply)
         training = _running.get()
         assert training is not None
         training.report([local_pb2.MinibatchTimes(fetch_stall_ms=-1.0, compute_ms=5.0)], paused=False)
         raise AssertionError("unreachable")
 
-    with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT: a minibatch has to wait"):
+    with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.standing.state is State.DEGRADED

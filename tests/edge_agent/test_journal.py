@@ -207,3 +207,36 @@ def test_before_a_renewal_nothing_counts_and_nothing_is_lost(path):
         assert journal.renewal.modes == 16
         assert journal.remaining([MODE]) == [MODE]
     assert path.read_bytes().startswith(before)
+
+
+IMPOSSIBLE = [0.0, -1.0, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("name", ["minibatch_ms", "power_mw"])
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+def test_figures_that_cannot_be_learnt_from_make_no_record(name, value):
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RECORDS[0], **{name: value})
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RoundRecord(MODE, 400.0, 13_500.0), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["seconds", "power_spread", "minibatch_spread", "fetch_stall_ms", "compute_ms"])
+@pytest.mark.parametrize("value", IMPOSSIBLE[1:])
+def test_what_else_a_record_tells_is_finite_too(name, value):
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RECORDS[0], **{name: value})
+
+
+@pytest.mark.parametrize("kind", ["mode", "round"])
+@pytest.mark.parametrize("name", ["minibatch_ms", "power_mw"])
+@pytest.mark.parametrize("value", [*IMPOSSIBLE, "fast"])
+def test_a_line_with_impossible_figures_is_refused_by_its_number_and_kept(path, kind, name, value):
+    written(path, [RECORDS[0], RECORDS[1] if kind == "mode" else RoundRecord(MODE, 400.0, 13_500.0), RECORDS[2]])
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), name: value})
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=r"profile\.jsonl, line 3: "):
+        Journal.open(path, HEADER)
+    assert path.read_bytes() == before

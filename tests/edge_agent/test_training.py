@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,7 @@ from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.readiness import parked_mode
-from edge_agent.training import PowerNotReadError, TrainingWatch
+from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
 from edge_agent.workloads.step import StepTimes
 from tests.edge_agent.jetson_boards import ORIN_NANO
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
@@ -68,10 +70,10 @@ def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: T
     assert observed.epoch_s < 500
 
 
-@pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
-def test_no_epochs_are_no_training(board: SoftBoard, watch: TrainingWatch, epochs: float) -> None:
+@pytest.mark.parametrize("epochs", [0.0, -1.0, 1e-320, 1e-4, 1e5, float("nan"), float("inf")])
+def test_as_good_as_no_or_endless_epochs_are_no_training(board: SoftBoard, watch: TrainingWatch, epochs: float) -> None:
     before = board.current_mode()
-    with pytest.raises(InvalidInputError, match="epochs"):
+    with pytest.raises(InvalidInputError, match="0.001 to 10000 epochs"):
         watch.start(MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
@@ -81,8 +83,9 @@ def test_a_mode_of_another_board_is_refused(watch: TrainingWatch) -> None:
         watch.start(MODE._replace(gpu_hz=1), 1, power_limit_w=60)
 
 
+@pytest.mark.parametrize("shown_mw", [float("nan"), 0.0])
 def test_power_that_cannot_be_read_is_missing_not_zero(
-    board: SoftBoard, watch: TrainingWatch, monkeypatch: pytest.MonkeyPatch
+    board: SoftBoard, watch: TrainingWatch, monkeypatch: pytest.MonkeyPatch, shown_mw: float
 ) -> None:
     class BrokenMeter:
         def read(self) -> PowerTrace:
@@ -90,13 +93,23 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
 
         def stop(self) -> PowerTrace:
             at_s = board.clock.now_s() - np.arange(3.0)[::-1]
-            return PowerTrace(at_s, np.full(3, np.nan))
+            return PowerTrace(at_s, np.full(3, shown_mw))
 
     monkeypatch.setattr(board, "start_meter", BrokenMeter)
     watch.start(MODE, epochs=1, power_limit_w=60)
     with pytest.raises(PowerNotReadError):
         watch.finish()
     assert board.current_mode() == parked_mode(board)
+    with pytest.raises(PowerNotReadError):
+        watch.recover()
+
+
+@pytest.mark.parametrize("figure", [0.0, -1.0, float("nan"), float("inf")])
+def test_nothing_is_observed_that_cannot_be_learnt_from(figure: float) -> None:
+    with pytest.raises(InvalidInputError, match="epoch_s"):
+        Observed(MODE, figure, 12.0)
+    with pytest.raises(InvalidInputError, match="power_w"):
+        Observed(MODE, 60.0, figure)
 
 
 @pytest.fixture
@@ -231,3 +244,35 @@ def test_a_training_given_up_while_a_mode_is_measured_gives_the_fan_back(tmp_pat
         watch.abandon()
         assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
         assert not journal.records
+
+
+def test_a_full_disk_ends_the_measuring_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    board, full = RealTimeBoard(), False
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data)
+
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header, write) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        full = True
+        with caplog.at_level(logging.ERROR):
+            for _ in range(20):
+                board.clock.sleep_s(0.5)
+                wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+        assert not wanted
+        assert (board.mode, board.held, board.meters) == (MODE, 0, 1)
+        assert not watch.minibatches_ended([], paused=False), "the next epoch measures nothing either"
+        assert board.mode == MODE
+        assert ["No space left" in record.message for record in caplog.records] == [True]
+        assert watch.finish() is None
+    assert (board.mode, board.meters) == (PARKED, 0)
