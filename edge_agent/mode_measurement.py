@@ -86,6 +86,11 @@ class ModeMeasurement:
         return len(self._times)
 
     @property
+    def temperature_known(self) -> bool:
+        """Whether the board told its temperature when it began."""
+        return self._guard.temperature_known
+
+    @property
     def seconds(self) -> float:
         """What it took so far, device-clock seconds."""
         return self._device.clock.now_s() - self._begin_s
@@ -98,7 +103,7 @@ class ModeMeasurement:
             ended_s: when it ended, device-clock seconds; None for now.
 
         Raises:
-            DisturbedError: the board got too hot or throttled itself.
+            DisturbedError: the board got too hot, throttled itself, or stopped telling.
             MeasurementError: too few settled power samples within the patience.
             ModeNotAppliedError: another mode is in force by now.
         """

@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
 from typing import TypeVar
 
-from edge_agent.devices.device import Device, SoftDevice
-from edge_agent.disturbance import DisturbedError
+from edge_agent.devices.device import Device, ModeNotAppliedError, SoftDevice
+from edge_agent.disturbance import DisturbedError, is_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
 from edge_agent.records import Discarded
@@ -31,10 +31,10 @@ def wait_for_gpu() -> None:
 class ProductiveProfiler:
     """Walks through modes minibatch by minibatch, and back to the training's own mode.
 
-    Whatever happens to a measurement, the training goes on: one that was disturbed, or whose power did not settle, is
-    journalled as discarded. Its mode is tried again when the board is cool, and left out after as many attempts as
-    the settings allow. A measurement that the training interrupts, at the end of an epoch say, is begun again at
-    the next `begin`.
+    Whatever happens to a measurement, the training goes on: one that was disturbed, whose power did not settle, or
+    whose mode did not take effect, is journalled as discarded, and the training's own mode is put back. The mode is
+    tried again when the board is cool, and left out after as many attempts as the settings allow. A measurement that
+    the training interrupts, at the end of an epoch say, is begun again at the next `begin`.
 
     Args:
         device: the board.
@@ -55,6 +55,7 @@ class ProductiveProfiler:
         self._settings = settings
         self._ahead = journal.remaining(modes)
         self._attempts = 0
+        self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
         self._own_mode: PowerMode | None = None
         self._held = ExitStack()
@@ -76,7 +77,7 @@ class ProductiveProfiler:
             finish_step: waits until what the caller did with a minibatch is done.
 
         Raises:
-            ModeNotAppliedError: a mode did not take effect, or did not last.
+            ModeNotAppliedError: the training's own mode cannot be put back.
         """
         clock = self._device.clock
         batches = iter(loader)
@@ -103,7 +104,7 @@ class ProductiveProfiler:
         """The training begins, or goes on after a pause; the mode in force now is its own.
 
         Raises:
-            ModeNotAppliedError: the first mode did not take effect.
+            ModeNotAppliedError: the first mode did not take effect, and its own cannot be put back.
         """
         if self._ahead and self._own_mode is None:
             self._own_mode = self._device.current_mode()
@@ -121,15 +122,18 @@ class ProductiveProfiler:
             Whether another mode is in force now than the one that the minibatch was trained in.
 
         Raises:
-            ModeNotAppliedError: a mode did not take effect, or did not last.
+            ModeNotAppliedError: the training's own mode cannot be put back.
             JournalError: the measurement could not be written; nothing else is lost.
         """
         if self._measurement is None:
             return self._measure_once_cool()
         try:
             record = self._measurement.minibatch_ended(times, ended_s)
-        except (DisturbedError, MeasurementError) as error:
-            self._discard(self._measurement, str(error))
+        except (DisturbedError, MeasurementError, ModeNotAppliedError) as error:
+            measurement = self._measurement
+            measurement.stop()
+            self._measurement = None
+            self._discard(Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds))
             return True
         if record is None:
             return False
@@ -150,26 +154,30 @@ class ProductiveProfiler:
         self._rest()
 
     def _measure_next(self) -> None:
-        if self._ahead:
-            self._measurement = ModeMeasurement(self._device, self._ahead[0], self._settings)
-        else:
+        if not self._ahead:
             self._rest()
+            return
+        begin_s = self._device.clock.now_s()
+        try:
+            self._measurement = ModeMeasurement(self._device, self._ahead[0], self._settings)
+        except ModeNotAppliedError as error:
+            self._discard(Discarded(self._ahead[0], str(error), 0, self._device.clock.now_s() - begin_s))
+        else:
+            self._temperature_known |= self._measurement.temperature_known
 
     def _measure_once_cool(self) -> bool:
         temperature_c = self._device.conditions().temperature_c
-        cool = temperature_c is None or temperature_c < self._settings.limits.cool_c
+        cool = is_cool(temperature_c, self._settings.limits, self._temperature_known)
         if not cool or not self._ahead or self._own_mode is None:
             return False
         self._measure_next()
         return True
 
-    def _discard(self, measurement: ModeMeasurement, reason: str) -> None:
-        measurement.stop()
-        self._measurement = None
-        self._journal.append(Discarded(measurement.mode, reason, measurement.minibatches, measurement.seconds))
+    def _discard(self, given_up: Discarded) -> None:
+        self._journal.append(given_up)
         self._attempts += 1
         if self._attempts >= self._settings.limits.attempts:
-            _log.warning("%s is left out: %s, %d times", measurement.mode.label(), reason, self._attempts)
+            _log.warning("%s is left out: %s, %d times", given_up.mode.label(), given_up.reason, self._attempts)
             self._leave()
         if self._own_mode is not None:
             self._device.apply(self._own_mode)

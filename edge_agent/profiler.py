@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable
 
-from edge_agent.devices.device import Device
+from edge_agent.devices.device import Device, ModeNotAppliedError
 from edge_agent.disturbance import DisturbedError, wait_until_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import (
@@ -18,12 +18,15 @@ from edge_agent.mode_measurement import (
 from edge_agent.records import Discarded, ModeRecord
 from edge_agent.settling import level_mw
 from edge_agent.workloads.step import Step
+from wattfleet.errors import WattfleetError
 from wattfleet.modes import PowerMode
 
 _log = logging.getLogger(__name__)
 
 # A board that was training takes this long to come to rest, s.
 _COOL_DOWN_S = 5.0
+# One mode that fails may be at fault itself; so many different ones in a row show that the board is.
+_FAILED_IN_A_ROW = 3
 
 
 class Profiler:
@@ -37,13 +40,17 @@ class Profiler:
     def __init__(self, device: Device, settings: ProfilerSettings = USUAL_SETTINGS) -> None:
         self._device = device
         self._settings = settings
+        self._disturbed = False
+        self._temperature_known = False
+        self._failed: set[PowerMode] = set()
 
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
         """Measure those of `modes` that the journal lacks; each is in the journal when it is yielded.
 
         A mode whose measurement was disturbed is measured again once the board is cool, and left out after as many
-        attempts as the settings allow; what was discarded is in the journal, too. Close the iterator when leaving
-        early: the fan is held until its end.
+        attempts as the settings allow. One that did not take effect, or could not be measured, is left for now and the
+        next one begins. What was discarded is in the journal, too. Close the iterator when leaving early: the fan is
+        held until its end.
 
         Args:
             modes: modes that the device offers.
@@ -51,14 +58,16 @@ class Profiler:
             journal: where the records go.
 
         Raises:
-            ModeNotAppliedError: a mode did not take effect, or did not last.
-            MeasurementError: too few settled power samples within the patience.
+            ModeNotAppliedError: the last of three different modes in a row that failed (of all modes, on a board with
+                fewer) did not take effect, or did not last.
+            MeasurementError: it had too few settled power samples within the patience.
             TooHotError: the board did not cool down within the patience.
         """
         with self._device.measuring():
             for mode in journal.remaining(modes):
                 record = self._undisturbed(mode, step, journal)
                 if record is not None:
+                    self._failed.clear()
                     journal.append(record)
                     yield record
 
@@ -70,7 +79,7 @@ class Profiler:
             step: trains one minibatch and returns when it is done.
 
         Raises:
-            DisturbedError: the board got too hot or throttled itself.
+            DisturbedError: the board got too hot, throttled itself, or stopped telling.
             ModeNotAppliedError: the mode did not take effect, or did not last.
             MeasurementError: too few settled power samples within the patience.
         """
@@ -99,17 +108,34 @@ class Profiler:
         return level.median
 
     def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord | None:
-        for attempt in range(self._settings.limits.attempts):
-            if attempt:
-                wait_until_cool(self._device, self._settings.limits)
-            with ModeMeasurement(self._device, mode, self._settings) as measurement:
-                try:
-                    return _finished(measurement, step)
-                except DisturbedError as error:
-                    reason = str(error)
-                    journal.append(Discarded(mode, reason, measurement.minibatches, measurement.seconds))
+        for _ in range(self._settings.limits.attempts):
+            if self._disturbed:
+                wait_until_cool(self._device, self._settings.limits, self._temperature_known)
+                self._disturbed = False
+            begin_s = self._device.clock.now_s()
+            minibatches = 0
+            try:
+                with ModeMeasurement(self._device, mode, self._settings) as measurement:
+                    self._temperature_known |= measurement.temperature_known
+                    try:
+                        return _finished(measurement, step)
+                    finally:
+                        minibatches = measurement.minibatches
+            except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
+                reason = str(error)
+                journal.append(Discarded(mode, reason, minibatches, self._device.clock.now_s() - begin_s))
+                if not isinstance(error, DisturbedError):
+                    self._note_failure(mode, error)
+                    return None
+                self._disturbed = True
         _log.warning("%s is left out, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
         return None
+
+    def _note_failure(self, mode: PowerMode, error: WattfleetError) -> None:
+        self._failed.add(mode)
+        if len(self._failed) >= min(_FAILED_IN_A_ROW, len(self._device.modes)):
+            raise error
+        _log.warning("%s is left for now: %s", mode.label(), error)
 
 
 def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:

@@ -10,6 +10,7 @@ from edge_agent.devices.device import Device
 from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
+from edge_agent.records import Renewal
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.modes import ModeArray, as_array, as_modes
 from wattfleet.predictor import Prediction, Predictor
@@ -40,7 +41,7 @@ class Progress:
 
 
 def unbearable(journal: Journal) -> ModeArray:
-    """`[k, 4]` modes that were disturbed at every attempt, and are not tried again."""
+    """`[k, 4]` modes that were disturbed, or failed, at every attempt, and are not tried again."""
     return as_array(journal.discarded_modes(USUAL_LIMITS.attempts))
 
 
@@ -88,6 +89,10 @@ def profile_device(
     def choose() -> ModeArray:
         return next_modes(measured(), device.modes, predict, settings, exclude=unbearable(journal))
 
+    if not journal.measurements and len(unbearable(journal)) >= len(device.modes):
+        # Not even one mode could be measured: that was the board's state, not the modes', and may be over by now.
+        bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
+        journal.append(Renewal("no mode could be measured", bound))
     chosen = choose()
     with open_steps() if len(chosen) else nullcontext() as step:
         while step is not None and len(chosen):

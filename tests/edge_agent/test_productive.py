@@ -133,16 +133,52 @@ def test_a_mode_that_throttles_every_time_is_left_out_and_the_training_goes_on(b
     assert [one.mode for one in journal.discarded] == [modes[1]] * 2
 
 
-def test_a_mode_that_does_not_apply_is_an_error_and_the_own_mode_is_back(board, modes, journal, monkeypatch):
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_mode_that_does_not_apply_is_left_out_and_the_training_goes_on(board, modes, journal, monkeypatch, refused):
     own, apply = board.current_mode(), board.apply
 
     def refuses_one(mode):
-        if mode == modes[1]:
+        if mode == modes[refused]:
             raise ModeNotAppliedError("gpu_hz reads back 306000000")
         apply(mode)
 
     monkeypatch.setattr(board, "apply", refuses_one)
+    trained_in = [board.current_mode() for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH))]
+    assert len(trained_in) == ENOUGH and own in trained_in
+    assert board.current_mode() == own
+    assert [record.mode for record in journal.records] == [mode for mode in modes if mode != modes[refused]]
+    assert [one.mode for one in journal.discarded] == [modes[refused]] * 3
+
+
+def test_a_mode_that_somebody_changed_meanwhile_is_discarded_and_the_own_mode_is_back(board, modes, journal):
+    own = board.current_mode()
+    changed = []
+    for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH)):
+        if number == 20:
+            board.apply(modes[1])
+        if journal.discarded and not changed:
+            changed.append(board.current_mode())
+    assert changed == [own]
+    assert [one.mode for one in journal.discarded] == modes[:1] == [one.mode for one in journal.records]
+
+
+def test_a_board_whose_own_mode_cannot_be_put_back_is_an_error(board, modes, journal, monkeypatch):
+    def refuses_all(mode):
+        raise ModeNotAppliedError("gpu_hz reads back 306000000")
+
+    monkeypatch.setattr(board, "apply", refuses_all)
     with pytest.raises(ModeNotAppliedError):
         list(ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)))
-    assert board.current_mode() == own
+
+
+def test_a_board_that_no_longer_tells_its_temperature_is_measured_once_it_does(board, modes, journal):
+    own, clock = board.current_mode(), board.clock
+    board.conditions = lambda: Conditions(None if 5 <= clock.now_s() < 200 else 60.0, None)
+    in_own_mode = 0
+    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH)):
+        if clock.now_s() < 200 and journal.discarded:
+            assert board.current_mode() == own
+            in_own_mode += 1
+    assert in_own_mode > 100
+    assert "sensor is gone" in journal.discarded[0].reason
     assert [record.mode for record in journal.records] == modes[:1]

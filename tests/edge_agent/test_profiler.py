@@ -191,14 +191,91 @@ def test_a_profile_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
         assert list(Profiler(again).profile(modes, again.step, journal)) == []
 
 
-def test_a_mode_that_fails_leaves_those_before_it_in_the_journal(tmp_path):
+def no_power_at(mode, device):
+    return lambda at_s: np.nan if device.in_force == mode else 13_000.0
+
+
+@pytest.mark.parametrize("trouble", ["not applied", "no power"])
+def test_a_mode_that_fails_is_discarded_and_the_next_one_is_measured(tmp_path, trouble):
     device = ScriptedDevice()
-    modes = as_modes(device.modes)
-    device.applied_as[modes[1]] = modes[0]
+    if trouble == "not applied":
+        device.applied_as[MODE] = PowerMode(1, 1, 1, 1)
+    else:
+        device.power_at = no_power_at(MODE, device)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        with pytest.raises(ModeNotAppliedError):
-            list(Profiler(device).profile(modes, device.step, journal))
-        assert [one.mode for one in journal.records] == modes[:1]
+        records = list(Profiler(device).profile([MODE, OTHER], device.step, journal))
+        assert [one.mode for one in records] == [OTHER]
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        (discarded,) = journal.discarded
+    assert discarded.mode == MODE
+    if trouble == "not applied":
+        assert (discarded.minibatches, discarded.seconds) == (0, 0)
+        assert "is in force" in discarded.reason
+    else:
+        assert discarded.minibatches > 40 and discarded.seconds == pytest.approx(76, abs=1)
+        assert "settled power samples" in discarded.reason
+    assert (device.running_meters, device.held) == (0, 0)
+
+
+def test_three_different_modes_that_fail_in_a_row_end_the_profile_with_the_last_error(tmp_path):
+    device = ScriptedDevice(power_at=lambda at_s: np.nan)
+    modes = [MODE._replace(cores=cores) for cores in (4, 3, 2, 1)]
+    device.modes = as_array(modes)
+    profiler = Profiler(device, ProfilerSettings(patience_s=5))
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        for _ in range(3):
+            assert list(profiler.profile(modes[:1], device.step, journal)) == []
+        assert list(profiler.profile(modes[1:2], device.step, journal)) == []
+        with pytest.raises(MeasurementError, match="^2c"):
+            list(profiler.profile(modes[2:], device.step, journal))
+        assert [one.mode.cores for one in journal.discarded] == [4, 4, 4, 3, 2]
+        assert journal.discarded_modes(3) == modes[:1]
+
+
+def test_a_mode_that_is_measured_ends_a_row_of_failures(tmp_path):
+    device = ScriptedDevice()
+    modes = [MODE._replace(cores=cores) for cores in (5, 4, 3, 2, 1)]
+    device.modes = as_array(modes)
+    device.power_at = lambda at_s: 13_000.0 if device.in_force.cores == 3 else np.nan
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        assert [one.mode for one in Profiler(device).profile(modes, device.step, journal)] == [modes[2]]
+        assert len(journal.discarded) == 4
+
+
+def test_a_board_that_refuses_its_highest_mode_is_profiled_without_it_across_restarts(tmp_path):
+    device = SimulatedDevice("orin-nano", 0)
+    highest, apply = device.current_mode(), device.apply
+    refused = []
+
+    def refuses_highest(mode):
+        if mode == highest:
+            refused.append(mode)
+            raise ModeNotAppliedError("gpu_hz reads back 306000000")
+        apply(mode)
+
+    device.apply = refuses_highest
+    for _ in range(2):
+        with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+            profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
+            assert len(journal.records) == 7
+            assert journal.discarded_modes(3) == [highest]
+    assert len(refused) == 3
+
+
+def test_a_board_on_which_no_mode_could_be_measured_begins_anew_once_it_can(tmp_path):
+    device = ScriptedDevice(power_at=lambda at_s: np.nan)
+    device.modes = as_array([MODE])
+
+    def profile():
+        with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+            profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
+            return [record.mode for record in journal.records]
+
+    for _ in range(4):
+        with pytest.raises(MeasurementError):
+            profile()
+    device.power_at = lambda at_s: 13_000.0
+    assert profile() == [MODE]
 
 
 def test_where_the_time_of_a_minibatch_went_is_recorded_where_the_workload_says(tmp_path):
@@ -292,6 +369,69 @@ def test_the_fan_is_held_from_the_first_mode_to_the_last_and_given_back(tmp_path
             next(records)
             assert device.held == 1
         assert device.held == 0
+
+
+@pytest.mark.parametrize(
+    ("gone", "reason"),
+    [(Conditions(None, 0), "temperature sensor is gone"), (Conditions(60.0, None), "throttle counter is gone")],
+)
+def test_a_sensor_that_is_gone_during_a_measurement_disturbs_it(gone, reason):
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(60.0, 0) if at_s < 10 else gone
+    with pytest.raises(DisturbedError, match=reason):
+        Profiler(device).measure(MODE, device.step)
+    assert device.clock.now_s() == pytest.approx(11.5, abs=0.6)
+    # What is not told from the beginning on is not held against the board.
+    assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
+
+
+def test_a_sensor_that_cannot_be_read_now_and_then_disturbs_nothing():
+    device = ScriptedDevice()
+    looks = itertools.count()
+    device.conditions_at = lambda at_s: Conditions(None, None) if next(looks) % 3 else Conditions(60.0, 0)
+    assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
+
+
+def test_a_board_is_not_cool_while_its_temperature_cannot_be_read_any_more(tmp_path):
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(None if 10 <= at_s < 300 else 60.0, None)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        list(Profiler(device).profile([MODE], device.step, journal))
+        assert len(journal.discarded) == 1
+    assert device.clock.now_s() > 300
+
+
+def test_a_temperature_that_never_comes_back_ends_the_profile_within_the_patience(tmp_path):
+    device = ScriptedDevice()
+    device.conditions_at = lambda at_s: Conditions(92.0 if at_s < 20 else None, None)
+    settings = ProfilerSettings(limits=Limits(cooling_patience_s=60))
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        with pytest.raises(TooHotError, match="no temperature can be read after 60 s"):
+            list(Profiler(device, settings).profile([MODE], device.step, journal))
+    assert device.clock.now_s() < 75
+
+
+def test_the_mode_after_one_that_is_left_out_begins_cool(tmp_path):
+    device = ScriptedDevice()
+    apply, hot_until_s, began_at_c = device.apply, 0.0, []
+    device.conditions_at = lambda at_s: Conditions(92.0 if at_s < hot_until_s else 60.0, None)
+
+    def noted(mode):
+        began_at_c.append((mode, device.conditions().temperature_c))
+        apply(mode)
+
+    def step():
+        nonlocal hot_until_s
+        device.step()
+        if device.in_force == MODE:
+            hot_until_s = device.clock.now_s() + 100
+
+    device.apply = noted
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        (record,) = Profiler(device).profile([MODE, OTHER], step, journal)
+        assert record.mode == OTHER
+        assert [one.mode for one in journal.discarded] == [MODE] * 3
+    assert began_at_c == [(MODE, 60.0)] * 3 + [(OTHER, 60.0)]
 
 
 @pytest.mark.parametrize(
