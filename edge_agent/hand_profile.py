@@ -61,6 +61,7 @@ class HandProfile:
         header: what was measured.
         records: the modes measured so far, those of earlier runs included.
         discarded: measurements that were given up.
+        seconds: what measuring took, device-clock seconds.
         most: modes that would have been measured at most.
         artefact: the predictor that was fitted to them, as it was stored.
     """
@@ -68,13 +69,9 @@ class HandProfile:
     header: JournalHeader
     records: tuple[ModeRecord, ...]
     discarded: tuple[Discarded, ...]
+    seconds: float
     most: int
     artefact: Artefact
-
-    @property
-    def seconds(self) -> float:
-        """What measuring took, device-clock seconds."""
-        return sum(record.seconds for record in self.records) + sum(given.seconds for given in self.discarded)
 
 
 def profile_by_hand(
@@ -122,7 +119,7 @@ def profile_by_hand(
         )
         artefact = transfer.packed(predictor, len(journal.records))
         keep_predictor(artefact, state_directory)
-        return HandProfile(header, journal.records, journal.discarded, most, artefact)
+        return HandProfile(header, journal.records, journal.discarded, journal.seconds, most, artefact)
 
 
 def _make(state_directory: Path) -> None:

@@ -113,6 +113,11 @@ class Journal:
         """The measurements given up so far, in order, since the last renewal."""
         return tuple(entry for entry in self._current if isinstance(entry, Discarded))
 
+    @property
+    def seconds(self) -> float:
+        """What measuring has taken since the last renewal, discarded measurements included, device-clock seconds."""
+        return sum(entry.seconds for entry in self._current if isinstance(entry, (ModeRecord, Discarded)))
+
     def discarded_modes(self, times: int) -> list[PowerMode]:
         """The modes whose measurement was given up so many times or more: the board does not bear them."""
         counts = Counter(entry.mode for entry in self.discarded)

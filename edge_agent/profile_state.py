@@ -47,7 +47,7 @@ class MeasuredProfile:
             Profile.of(journal.measurements),
             len(journal.records),
             len(journal.discarded),
-            sum(record.seconds for record in journal.records) + sum(given.seconds for given in journal.discarded),
+            journal.seconds,
             journal.renewal.reason if journal.renewal else None,
         )
 

@@ -22,7 +22,6 @@ Values = NDArray[np.float64]
 PROBABILITY = 0.95
 """With which probability a mode that was not measured must keep a limit, unless another is asked for."""
 
-
 TIE = 0.006
 """Predicted times that differ by less than this share are taken for equal: even measured ones repeat no better."""
 
@@ -104,6 +103,11 @@ class KnownModes:
         zero = np.zeros(len(profile))
         return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, np.ones(len(profile), dtype=bool))
 
+    def power_margin(self, budgets_mw: Values) -> Values:
+        """By how many standard deviations each mode keeps each of `[b]` budgets, `[n, b]`; negative over a budget."""
+        sd = np.maximum(self.power_log_sd, _LEAST_SD)
+        return np.asarray((np.log(budgets_mw) - np.log(self.power_mw)[:, None]) / sd[:, None])
+
     def safe_power_mw(self, probability: float) -> Values:
         """`[n]` mW that each mode keeps with a probability; a measured mode keeps what it was measured to draw."""
         return np.asarray(self.power_mw * np.exp(_deviations(probability) * self.power_log_sd))
@@ -148,7 +152,7 @@ def fastest_within_budget(known: KnownModes, budget_mw: float, probability: floa
         )
     times = known.minibatch_ms[within]
     near = within[times <= (1 + TIE) * times.min()]
-    margin = np.log(budget_mw / known.power_mw[near]) / np.maximum(known.power_log_sd[near], _LEAST_SD)
+    margin = known.power_margin(np.array([budget_mw]))[near, 0]
     best = np.lexsort((known.power_mw[near], known.minibatch_ms[near], -np.minimum(margin, _SURE)))[0]
     return known.chosen(int(near[best]))
 

@@ -134,10 +134,8 @@ def _worthwhile(
     known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
 ) -> NDArray[np.intp]:
     """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
-    log_ms, log_budgets = np.log(known.minibatch_ms), np.log(budgets_mw)
-    feasible = ndtr(
-        (log_budgets - np.log(known.power_mw)[:, None]) / np.maximum(known.power_log_sd, _LEAST_SD)[:, None]
-    )
+    log_ms = np.log(known.minibatch_ms)
+    feasible = ndtr(known.power_margin(budgets_mw))
     sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
     # Below any measured mode's power, the slowest that is thought possible is what a measurement improves on.
     measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
