@@ -191,7 +191,10 @@ class ProductiveProfiler:
 
     def _rest(self) -> None:
         """Give back the fan and put the training's own mode in force."""
-        self._held.close()
-        if self._own_mode is not None:
-            own, self._own_mode = self._own_mode, None
-            self._device.apply(own)
+        own, self._own_mode = self._own_mode, None
+        try:
+            self._held.close()
+        finally:
+            # A fan that cannot be given back is no reason to leave the board in a measured mode.
+            if own is not None:
+                self._device.apply(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import pytest
 
@@ -65,6 +65,22 @@ def test_waiting_for_data_is_told_from_computing(board, modes, journal):
     (record,) = journal.records
     assert record.fetch_stall_ms == pytest.approx(25)
     assert record.compute_ms + record.fetch_stall_ms == pytest.approx(record.minibatch_ms, rel=0.01)
+
+
+def test_a_fan_that_cannot_be_given_back_leaves_no_board_in_a_measured_mode(board, modes, journal, monkeypatch):
+    @contextmanager
+    def stuck_fan():
+        yield
+        raise ModeNotAppliedError("the fan stays")
+
+    monkeypatch.setattr(board, "measuring", stuck_fan)
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes, journal)
+    profiler.begin()
+    assert board.current_mode() == modes[0]
+    with pytest.raises(ModeNotAppliedError, match="fan"):
+        profiler.pause()
+    assert board.current_mode() == own
 
 
 def test_every_mode_is_journalled_before_the_next_begins(board, modes, journal):
