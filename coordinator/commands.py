@@ -45,7 +45,7 @@ def serve(
     from coordinator.server import BoundAddresses, CoordinatorConfig
     from coordinator.server import serve as run_server
     from wattfleet.errors import InvalidInputError
-    from wattfleet.planning import policy as policy_named
+    from wattfleet.planning.policies.registry import policy as policy_named
 
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is no directory")

@@ -13,7 +13,10 @@ from enum import Enum
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
-from wattfleet.planning import Offer, Policy, RoundPlan, plan_round
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.round_plan import RoundPlan
 
 
 class DeviceState(str, Enum):

@@ -24,7 +24,7 @@ from coordinator.service import register
 from coordinator.store import Store
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Policy
+from wattfleet.planning.policies.policy import Policy
 from wattfleet_proto.error_boundary import ErrorInterceptor
 
 _MAX_MESSAGE_BYTES = 1024 * 1024

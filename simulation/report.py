@@ -18,7 +18,9 @@ from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning import FastestK, Offer, plan_round
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.fastest_k import FastestK
 from wattfleet.predictor import Values
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2

@@ -21,7 +21,7 @@ from simulation.devices import SimulatedDevice
 from simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
 from simulation.processes import PartFailedError, Parts, program
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import policy
+from wattfleet.planning.policies.registry import policy
 from wattfleet_proto.v1 import session_pb2, view_pb2
 
 _READY_WITHIN_S = 180.0

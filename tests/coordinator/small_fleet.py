@@ -5,7 +5,8 @@ from __future__ import annotations
 from coordinator.fleet import DeviceState, Fleet
 from tests.fronts import front
 from wattfleet.front import Front
-from wattfleet.planning import Everyone, Policy
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.policies.policy import Policy
 
 RUN = "4711"
 ORIN_FRONT = front((10, 50), (20, 30), (40, 20))

@@ -14,7 +14,7 @@ from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRO
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Everyone, FastestK
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 
 
 def chosen(record: RoundRecord) -> set[str]:

@@ -15,7 +15,9 @@ from coordinator.fleet import DeviceRecord, DeviceState, Fleet, ObservedTraining
 from tests.fronts import fronts
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.front import Front
-from wattfleet.planning import Everyone, FastestK, Policy, RandomK
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.random_k import RandomK
 
 BUDGET_W = 45.0
 IDS = [f"device-{k}" for k in range(4)]

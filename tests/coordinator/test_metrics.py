@@ -15,7 +15,7 @@ from coordinator.metrics import FleetCollector, serve_metrics
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fronts import front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import FastestK
+from wattfleet.planning.policies.fastest_k import FastestK
 
 DOCUMENTED = {
     "wattfleet_device_state": {"device", "board", "state"},

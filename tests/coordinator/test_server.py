@@ -32,7 +32,7 @@ from wattfleet.boards import board
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.front import Front
 from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
-from wattfleet.planning import Everyone, FastestK
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 from wattfleet.workload import Workload

@@ -15,7 +15,7 @@ import yaml
 
 from coordinator.fleet import Fleet
 from coordinator.metrics import FleetCollector
-from wattfleet.planning import policy
+from wattfleet.planning.policies.registry import policy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"

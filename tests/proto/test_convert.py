@@ -14,7 +14,7 @@ from tests.fronts import front
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import MAX_POINTS, Front
 from wattfleet.modes import PowerMode
-from wattfleet.planning import Assignment, Decision, RoundPlan
+from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     front_from_message,
     front_to_message,

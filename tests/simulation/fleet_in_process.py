@@ -24,7 +24,7 @@ from edge_agent.devices.selection import open_soft_board
 from edge_agent.paths import device_folder
 from edge_agent.profiled_workload import soft_workload
 from simulation.coordinator_view import CoordinatorView
-from wattfleet.planning import Policy
+from wattfleet.planning.policies.policy import Policy
 from wattfleet_proto.v1 import session_pb2
 
 RUN_ID = 7

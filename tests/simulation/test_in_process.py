@@ -16,7 +16,7 @@ from simulation.digits_app.client_app import app as client_app
 from simulation.digits_app.task import DigitsNet, evaluate
 from tests.simulation.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
 from wattfleet.artefact import read_directory, restore
-from wattfleet.planning import Everyone, FastestK
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet_proto.convert import front_from_message
 
 FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano", "xavier-0": "simulated:xavier-agx"}

@@ -15,18 +15,13 @@ from hypothesis import strategies as st
 from tests.fronts import front, fronts
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.front import Front
-from wattfleet.planning import (
-    POLICIES,
-    Assignment,
-    Everyone,
-    FastestK,
-    Offer,
-    Policy,
-    RandomK,
-    RoundPlan,
-    plan_round,
-    policy,
-)
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.random_k import RandomK
+from wattfleet.planning.policies.registry import POLICIES, policy
+from wattfleet.planning.round_plan import Assignment, RoundPlan
 
 QUANTILE_95 = NormalDist().inv_cdf(0.95)
 

@@ -1,0 +1,142 @@
+"""Round plans: who trains in which mode, so that every supply's watts hold and the slowest is done soonest.
+
+The watts of a round are those of the chosen devices while they train, at a high quantile of what is predicted,
+plus those of all others while they idle: they hang behind the same supplies.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.curves import curves_of
+from wattfleet.planning.history import History
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.policies.policy import Policy, Situation, Wish
+from wattfleet.planning.reasons import decisions
+from wattfleet.planning.round_plan import Assignment, RoundPlan
+from wattfleet.planning.selection import Selection, resting
+from wattfleet.planning.soonest import soonest
+
+
+def plan_round(
+    offers: Sequence[Offer],
+    chosen_policy: Policy,
+    allowance: Allowance,
+    epochs: float,
+    server_round: int,
+    history: History | None = None,
+    selection: Selection | None = None,
+) -> RoundPlan:
+    """Plan one round: least duration under all supplies' watts for the devices that the policy wants.
+
+    If the watts cannot carry that many, as many as they can.
+
+    Args:
+        offers: the devices that are ready, each once.
+        chosen_policy: who should be chosen, and how many.
+        allowance: watts of the supplies.
+        epochs: local epochs that each chosen device trains.
+        server_round: number of the round, from 1.
+        history: earlier rounds of the run.
+        selection: the operator's own say.
+
+    Raises:
+        InvalidInputError: no offers, a device twice, an unknown supply, nobody left to choose, or a number of epochs
+            that is not above zero.
+        InfeasibleBudgetError: the watts cannot carry one device, or none is done by a deadline; the text says what
+            would do.
+    """
+    offers = sorted(offers, key=lambda offer: offer.device_id)
+    history, selection = history or History(), selection or Selection()
+    _require_usable(offers, epochs)
+    refused = _refused(offers, allowance, selection, history, server_round)
+    open_ = [offer for offer in offers if offer.device_id not in refused]
+    if not open_:
+        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d} is {why}" for d, why in refused.items()))
+    headroom = allowance.headroom(offers)
+    kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
+    situation = Situation(server_round, epochs, open_, curves_of(open_), headroom.of(kept), history)
+    wish = chosen_policy.wish(situation)
+    count = selection.wanted(wish.count, int(wish.eligible.sum()))
+    allocation = soonest(situation.curves, situation.headroom, count, wish.eligible, wish.first)
+    if allocation is None:
+        raise _infeasible(situation, wish, allowance, offers)
+    chosen = np.flatnonzero(allocation.step >= 0)
+    extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
+    use = allowance.use(offers, extra_w)
+    return RoundPlan(
+        assignments=tuple(_assignment(situation, int(k), int(allocation.step[k])) for k in chosen),
+        decisions=decisions(situation, wish, count, allocation, allowance.supplies.names, refused),
+        duration_s=epochs * allocation.limit_s,
+        planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
+        site_budget_w=allowance.site_budget_w,
+        supplies=use,
+    )
+
+
+def _require_usable(offers: Sequence[Offer], epochs: float) -> None:
+    """Make sure that a round can be planned at all.
+
+    Raises:
+        InvalidInputError: it cannot.
+    """
+    ids = [offer.device_id for offer in offers]
+    if not offers or len(set(ids)) != len(ids):
+        raise InvalidInputError("a round needs one or more devices, each once")
+    if not (math.isfinite(epochs) and epochs > 0):
+        raise InvalidInputError(f"a round needs epochs above zero, not {epochs}")
+
+
+def _refused(
+    offers: Sequence[Offer], allowance: Allowance, selection: Selection, history: History, server_round: int
+) -> dict[str, str]:
+    """Devices that no policy is to choose from, each with its reason in words."""
+    refused = {
+        offer.device_id: why for offer in offers if (why := selection.refusal(offer, allowance.supplies)) is not None
+    }
+    others = [offer for offer in offers if offer.device_id not in refused]
+    refused |= resting(others, history, server_round)
+    for offer in others:
+        if offer.limit_w is None:
+            continue
+        least_w = max(float(offer.front.planned_w[-1]), offer.idle_w)
+        if least_w > offer.limit_w:
+            refused[offer.device_id] = (
+                f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {least_w:.1f} W"
+            )
+    return refused
+
+
+def _assignment(situation: Situation, device: int, step: int) -> Assignment:
+    offer, curves = situation.offers[device], situation.curves
+    point = int(curves.point[step])
+    return Assignment(
+        device_id=offer.device_id,
+        mode=offer.front.mode(point),
+        epoch_s=float(offer.front.epoch_s[point]),
+        power_w=float(offer.front.power_w[point]),
+        power_limit_w=offer.idle_w + float(curves.extra_w[step]),
+    )
+
+
+def _infeasible(
+    situation: Situation, wish: Wish, allowance: Allowance, offers: Sequence[Offer]
+) -> InfeasibleBudgetError:
+    """Say which supply carries no device, and how many watts would do for the easiest one."""
+    headroom, least_w = situation.headroom, situation.curves.least_w
+    lacking_w = np.where(headroom.above >= 0, least_w - headroom.spare_w[headroom.above], -np.inf).max(axis=0)
+    easiest = int(np.argmin(np.where(wish.eligible, lacking_w, np.inf)))
+    path = headroom.above[:, easiest]
+    worst = max(path[path >= 0], key=lambda supply: float(least_w[easiest] - headroom.spare_w[supply]))
+    name = allowance.supplies.names[worst]
+    idle_w = allowance.idle_w(offers)[name]
+    where = "" if len(allowance.supplies.names) == 1 else f"{name}: "
+    return InfeasibleBudgetError(
+        f"{where}{allowance.budget_w[name]:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
+        f" allow at least {math.ceil((idle_w + float(least_w[easiest])) * 10) / 10:.1f} W"
+    )

@@ -1,0 +1,1 @@
+"""Policies: which devices a round should take, and how many."""

@@ -1,0 +1,74 @@
+"""As much as can be done by a deadline."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.curves import Mask, Values
+from wattfleet.planning.policies.policy import Situation, Wish
+from wattfleet.planning.useful import most_useful
+
+UTILITIES = ("equal", "loss")
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """The most devices, or the most useful ones, that can be done by a deadline (FedCS, arXiv 1804.08333).
+
+    Attributes:
+        deadline_s: seconds that a round's training may take.
+        utility: `equal` takes as many devices as possible; `loss` those that there is the most to learn from, by
+            their samples times their latest loss, and devices that never trained as much as the best of the others.
+    """
+
+    deadline_s: float
+    utility: str = "equal"
+    name: str = "deadline"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.deadline_s) and self.deadline_s > 0):
+            raise InvalidInputError(f"a deadline must be above zero seconds, not {self.deadline_s}")
+        if self.utility not in UTILITIES:
+            raise InvalidInputError(f"unknown utility {self.utility!r}: choose one of {', '.join(UTILITIES)}")
+
+    def wish(self, situation: Situation) -> Wish:
+        """The best set by the deadline.
+
+        Raises:
+            InfeasibleBudgetError: no device can be done by then; the text says how long the fastest takes.
+        """
+        curves = situation.curves
+        step = curves.steps_within(self.deadline_s / situation.epochs)
+        extra_w = curves.extra_at(step)
+        in_time = np.isfinite(extra_w)
+        if not in_time.any():
+            least_s = situation.epochs * float(curves.fastest_s.min())
+            raise InfeasibleBudgetError(
+                f"no device can be done within {self.deadline_s:g} s: allow at least {math.ceil(least_s)} s"
+            )
+        chosen = self._chosen(situation, extra_w)
+        fastest_s = situation.epochs * curves.fastest_s
+        aside = {
+            int(k): f"too slow: {fastest_s[k]:.1f} s in its fastest mode, the deadline is {self.deadline_s:g} s"
+            for k in np.flatnonzero(~in_time & np.isfinite(fastest_s))
+        }
+        for k in np.flatnonzero(in_time & ~chosen):
+            aside[int(k)] = (
+                f"too hungry: done by the deadline it would take {extra_w[k]:.1f} W above idling,"
+                " which others make better use of"
+            )
+        return Wish(int(chosen.sum()) or 1, chosen if chosen.any() else in_time, np.zeros_like(chosen), aside)
+
+    def _chosen(self, situation: Situation, extra_w: Values) -> Mask:
+        chosen = np.zeros(len(extra_w), dtype=np.bool_)
+        if self.utility == "equal":
+            chosen[situation.headroom.carried(extra_w).order] = True
+            return chosen
+        utility = [situation.history.statistical_utility(offer.device_id) for offer in situation.offers]
+        most = max((value for value in utility if value is not None), default=1.0) or 1.0
+        worth = np.array([most if value is None else value for value in utility])
+        return most_useful(extra_w, worth, situation.headroom).chosen

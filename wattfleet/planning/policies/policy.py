@@ -1,0 +1,96 @@
+"""What a policy is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning.curves import Curves, Mask
+from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.history import History
+from wattfleet.planning.offers import Offer
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a policy knows of the round it is asked for.
+
+    Attributes:
+        server_round: its number, from 1.
+        epochs: local epochs that each chosen device trains.
+        offers: the `n` devices that can be taken, by id.
+        curves: of these devices.
+        headroom: of the supplies behind them.
+        history: of the run.
+    """
+
+    server_round: int
+    epochs: float
+    offers: Sequence[Offer]
+    curves: Curves
+    headroom: Headroom
+    history: History
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Whom a policy wants; the plan takes those among them that are done soonest.
+
+    Attributes:
+        count: devices in the round.
+        eligible: `[n]` devices that may be taken.
+        first: `[n]` devices that are to be taken before any other.
+        aside: why a device may not be taken, in words, by its index.
+        because: why a device is to be taken first, in words, by its index.
+        note: what else there is to say of the choice, for all devices.
+    """
+
+    count: int
+    eligible: Mask
+    first: Mask
+    aside: Mapping[int, str] = field(default_factory=dict)
+    because: Mapping[int, str] = field(default_factory=dict)
+    note: str = ""
+
+
+class Policy(Protocol):
+    """Which devices a round takes: a pure function of the situation, so that a plan can be repeated."""
+
+    @property
+    def name(self) -> str:
+        """As it is written on command lines."""
+        ...
+
+    def wish(self, situation: Situation) -> Wish:
+        """Whom to take."""
+        ...
+
+
+def everyone_of(situation: Situation, count: int | None) -> Wish:
+    """Any devices, `count` of them; None for half of them, rounded up."""
+    n = len(situation.offers)
+    return Wish(min(n, count or (n + 1) // 2), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+
+
+def only(situation: Situation, chosen: Mask, reason: str) -> Wish:
+    """All of some devices, and a reason why not the others."""
+    return Wish(
+        int(chosen.sum()),
+        chosen,
+        np.zeros(len(chosen), dtype=np.bool_),
+        aside={int(k): reason for k in np.flatnonzero(~chosen)},
+    )
+
+
+def require_count(count: int | None) -> None:
+    """Make sure that a number of devices is one.
+
+    Raises:
+        InvalidInputError: it is below 1.
+    """
+    if count is not None and count < 1:
+        raise InvalidInputError(f"a round takes 1 device or more, not {count}")

@@ -1,0 +1,76 @@
+"""Why a device was or was not chosen, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from wattfleet.planning.policies.policy import Situation, Wish
+from wattfleet.planning.round_plan import Decision
+from wattfleet.planning.soonest import Allocation
+
+
+def decisions(
+    situation: Situation,
+    wish: Wish,
+    wanted: int,
+    allocation: Allocation,
+    supplies: Sequence[str],
+    refused: Mapping[str, str],
+) -> tuple[Decision, ...]:
+    """One decision for every device, by id.
+
+    Args:
+        situation: the devices that could be chosen.
+        wish: whom the policy wanted.
+        wanted: how many were to be chosen.
+        allocation: who was.
+        supplies: names, by index.
+        refused: why the other devices could not be chosen.
+    """
+    found = [Decision(device_id, False, reason) for device_id, reason in refused.items()]
+    found += _chosen(situation, wish, wanted, allocation)
+    found += _not_chosen(situation, wish, allocation, supplies)
+    return tuple(sorted(found, key=lambda decision: decision.device_id))
+
+
+def _chosen(situation: Situation, wish: Wish, wanted: int, allocation: Allocation) -> Iterator[Decision]:
+    chosen = np.flatnonzero(allocation.step >= 0)
+    limit_s = situation.epochs * allocation.limit_s
+    short = f" (the watts carry {len(chosen)} devices, not {wanted})" if len(chosen) < wanted else ""
+    for k in map(int, chosen):
+        extra_w = float(situation.curves.extra_w[allocation.step[k]])
+        why = wish.because.get(k, f"one of the {len(chosen)} that together finish soonest")
+        yield Decision(
+            situation.offers[k].device_id,
+            True,
+            f"{why}: done within {limit_s:.1f} s for {extra_w:.1f} W above idling{short}",
+        )
+
+
+def _not_chosen(
+    situation: Situation, wish: Wish, allocation: Allocation, supplies: Sequence[str]
+) -> Iterator[Decision]:
+    curves = situation.curves
+    limit_s = situation.epochs * allocation.limit_s
+    extra_w = curves.extra_at(curves.steps_within(allocation.limit_s))
+    dearest_w = float(curves.extra_w[allocation.step[allocation.step >= 0]].max())
+    for k in map(int, np.flatnonzero(allocation.step < 0)):
+        held_by = int(allocation.carried.held_by[k])
+        if not wish.eligible[k]:
+            reason = wish.aside[k]
+        elif not np.isfinite(extra_w[k]):
+            fastest_s = situation.epochs * float(curves.fastest_s[k])
+            reason = f"too slow: {fastest_s:.1f} s in its fastest mode, the round lasts {limit_s:.1f} s"
+        elif held_by >= 0:
+            reason = (
+                f"too hungry: {limit_s:.1f} s would take it {extra_w[k]:.1f} W above idling,"
+                f" which {supplies[held_by]} cannot carry beside the others"
+            )
+        else:
+            reason = (
+                f"too hungry: {limit_s:.1f} s would take it {extra_w[k]:.1f} W above idling,"
+                f" the chosen ones need {dearest_w:.1f} W at most"
+            )
+        yield Decision(situation.offers[k].device_id, False, reason)

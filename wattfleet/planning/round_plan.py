@@ -1,0 +1,57 @@
+"""A round's plan, as the rest of the house reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattfleet.modes import PowerMode
+from wattfleet.planning.allowance import SupplyUse
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One chosen device's part in a round.
+
+    Attributes:
+        device_id: the device.
+        mode: the power mode it trains in.
+        epoch_s: predicted median seconds per epoch.
+        power_w: predicted median watts.
+        power_limit_w: watts set aside for it.
+    """
+
+    device_id: str
+    mode: PowerMode
+    epoch_s: float
+    power_w: float
+    power_limit_w: float
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a device was or was not chosen, in words."""
+
+    device_id: str
+    selected: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """The plan of one round.
+
+    Attributes:
+        assignments: the chosen devices, by id.
+        decisions: one for every device that was looked at, by id.
+        duration_s: seconds by which the slowest chosen device is done, at the quantile that is planned with.
+        planned_w: watts set aside at all sites, idling devices included.
+        site_budget_w: watts that all sites allow.
+        supplies: the same for every supply.
+    """
+
+    assignments: tuple[Assignment, ...]
+    decisions: tuple[Decision, ...]
+    duration_s: float
+    planned_w: float
+    site_budget_w: float
+    supplies: tuple[SupplyUse, ...] = ()
