@@ -82,6 +82,33 @@ class ObservedTraining:
 
 
 @dataclass(frozen=True)
+class DeviceResult:
+    """What came of one device's part in a round, as the Flower server saw it.
+
+    Attributes:
+        device_id: the device.
+        failure: why no usable reply came; empty where one came.
+        num_examples: its weight in the aggregation, for the work that was done; None where it was not told.
+        loss: mean training loss; None where the app reports none.
+        share: of the assigned work that was done, 0 to 1.
+    """
+
+    device_id: str
+    failure: str = ""
+    num_examples: float | None = None
+    loss: float | None = None
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_examples is not None and not 0 <= self.num_examples < float("inf"):
+            raise InvalidInputError(f"{self.device_id}: {self.num_examples} are no number of examples")
+        if self.loss is not None and not abs(self.loss) < float("inf"):
+            raise InvalidInputError(f"{self.device_id}: a loss has to be finite, or left out, not {self.loss}")
+        if not 0 <= self.share <= 1:
+            raise InvalidInputError(f"{self.device_id}: a share of its work is 0 to 1, not {self.share}")
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """One planned round.
 
@@ -94,7 +121,7 @@ class RoundRecord:
         nodes: Flower's node id of every chosen device.
         idle_w: watts that the devices which were not chosen idle at.
         observations: by device id.
-        failed: chosen devices that sent no usable reply.
+        results: of the chosen devices that were sent a training; empty until the round is over.
         metrics: what the strategy reported for the round, such as accuracy.
         wall_s: seconds the round took the Flower server; None while it runs.
     """
@@ -107,9 +134,14 @@ class RoundRecord:
     nodes: dict[str, int]
     idle_w: float
     observations: dict[str, ObservedTraining] = field(default_factory=dict)
-    failed: tuple[str, ...] = ()
+    results: tuple[DeviceResult, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
     wall_s: float | None = None
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Chosen devices that sent no usable reply."""
+        return tuple(result.device_id for result in self.results if result.failure)
 
     @property
     def observed_site_w(self) -> float | None:
@@ -299,9 +331,17 @@ class Fleet:
             RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
         )
 
-    def finish_round(self, plan_id: str, failed: Sequence[str], wall_s: float) -> RoundRecord:
-        """The Flower server has all replies of a round that it will get."""
-        return self._put_round(replace(self._round(plan_id), failed=tuple(failed), wall_s=wall_s))
+    def finish_round(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
+        """The Flower server has all replies of a round that it will get.
+
+        Raises:
+            UnknownRecordError: no such plan, or a device is not part of it.
+        """
+        record = self._round(plan_id)
+        for result in results:
+            if result.device_id not in record.nodes:
+                raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
+        return self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
         """The strategy reports what it evaluated after a round; round 0 is before the first."""

@@ -167,7 +167,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 self._planner.FinishRound,
                 planning_pb2.FinishRoundRequest(
                     plan_id=self._plan.plan_id,
-                    failed_device_ids=[a.device_id for a in self._plan.assignments if a.node_id not in answered],
+                    results=[
+                        planning_pb2.DeviceResult(device_id=a.device_id, share=1.0)
+                        if a.node_id in answered
+                        else planning_pb2.DeviceResult(device_id=a.device_id, failure="no usable reply")
+                        for a in self._plan.assignments
+                    ],
                     wall_s=time.monotonic() - self._round_started_s,
                 ),
             )

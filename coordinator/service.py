@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from coordinator.errors import UnknownRecordError
-from coordinator.fleet import DeviceRecord, DeviceState, Fleet, ObservedTraining, RoundRecord
+from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, Fleet, ObservedTraining, RoundRecord
 from coordinator.references import Reference
 from coordinator.store import Store
 from wattfleet.errors import InvalidInputError
@@ -173,7 +173,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """A round has all the replies it will get."""
-        self._store.save(self._fleet.finish_round(request.plan_id, list(request.failed_device_ids), request.wall_s))
+        results = [_result(message) for message in request.results]
+        self._store.save(self._fleet.finish_round(request.plan_id, results, request.wall_s))
         return planning_pb2.FinishRoundResponse()
 
     async def ReportMetrics(  # noqa: N802 - named by the protocol
@@ -223,6 +224,16 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             finished=run.finished,
             error=run.error,
         )
+
+
+def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
+    return DeviceResult(
+        device_id=message.device_id,
+        failure=message.failure,
+        num_examples=message.num_examples if message.HasField("num_examples") else None,
+        loss=message.loss if message.HasField("loss") else None,
+        share=message.share,
+    )
 
 
 def _device_view(record: DeviceRecord) -> view_pb2.DeviceView:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from google.protobuf import json_format
 from sqlalchemy import JSON, URL, Float, Integer, String, create_engine, event, select
@@ -10,7 +12,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from coordinator.fleet import DeviceRecord, DeviceState, ObservedTraining, RoundRecord, RunRecord
+from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import front_from_message, front_to_message, plan_from_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2, power_pb2
@@ -66,6 +68,13 @@ class _Round(_Base):
     wall_s: Mapped[float | None] = mapped_column(Float)
 
 
+class _Results(_Base):
+    # A table of its own, not a column of the round: files from before it was kept gain it when they are opened.
+    __tablename__ = "round_results"
+    plan_id: Mapped[str] = mapped_column(String, primary_key=True)
+    results: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
+
+
 class _Observation(_Base):
     __tablename__ = "observation"
     plan_id: Mapped[str] = mapped_column(String, primary_key=True)
@@ -115,6 +124,7 @@ class Store:
             else:
                 order = session.scalar(select(_Round.order).where(_Round.plan_id == record.plan_id))
                 session.merge(_round_row(record, order))
+                session.merge(_Results(plan_id=record.plan_id, results=[asdict(result) for result in record.results]))
                 for observed in record.observations.values():
                     session.merge(
                         _Observation(
@@ -156,8 +166,12 @@ class Store:
             for seen in session.scalars(select(_Observation)):
                 observed = ObservedTraining(seen.device_id, seen.epoch_s, seen.power_w)
                 observations.setdefault(seen.plan_id, {})[seen.device_id] = observed
+            results = {
+                kept.plan_id: tuple(DeviceResult(**result) for result in kept.results)
+                for kept in session.scalars(select(_Results))
+            }
             rows = session.scalars(select(_Round).order_by(_Round.order)).all()
-            return [_round_record(row, observations.get(row.plan_id, {})) for row in rows]
+            return [_round_record(row, observations.get(row.plan_id, {}), results.get(row.plan_id)) for row in rows]
 
 
 def _device_row(record: DeviceRecord) -> _Device:
@@ -220,8 +234,12 @@ def _round_row(record: RoundRecord, order: int | None) -> _Round:
     )
 
 
-def _round_record(row: _Round, observations: dict[str, ObservedTraining]) -> RoundRecord:
+def _round_record(
+    row: _Round, observations: dict[str, ObservedTraining], results: tuple[DeviceResult, ...] | None
+) -> RoundRecord:
     message = json_format.Parse(row.plan, planning_pb2.PlanRoundResponse())
+    if results is None:  # of a file from before they were kept
+        results = tuple(DeviceResult(device_id, "no usable reply", share=0.0) for device_id in row.failed)
     return RoundRecord(
         plan_id=row.plan_id,
         run_id=row.run_id,
@@ -231,7 +249,7 @@ def _round_record(row: _Round, observations: dict[str, ObservedTraining]) -> Rou
         nodes={assignment.device_id: assignment.node_id for assignment in message.assignments},
         idle_w=row.idle_w,
         observations=observations,
-        failed=tuple(row.failed),
+        results=results,
         metrics=row.metrics,
         wall_s=row.wall_s,
     )

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
-from coordinator.fleet import DeviceState, Fleet, ObservedTraining, RoundRecord
+from coordinator.fleet import DeviceResult, DeviceState, Fleet, ObservedTraining, RoundRecord
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
@@ -308,12 +308,29 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
     fleet = small_fleet()
     plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
     assert (fleet.rounds[plan_id].failed, fleet.rounds[plan_id].wall_s) == ((), None)
-    finished = fleet.finish_round(plan_id, ["nano"], 12.5)
+    results = [
+        DeviceResult("orin", num_examples=48.0, loss=0.5, share=0.75),
+        DeviceResult("nano", "the node is gone", share=0.0),
+    ]
+    finished = fleet.finish_round(plan_id, results, 12.5)
+    assert finished.results == tuple(results)
     assert (finished.failed, finished.wall_s) == (("nano",), 12.5)
     late = fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     assert (late.failed, late.wall_s, set(late.observations)) == (("nano",), 12.5, {"orin"})
     with pytest.raises(UnknownRecordError):
         fleet.finish_round("4711/2", [], 1.0)
+    with pytest.raises(UnknownRecordError, match="ghost is not part of plan"):
+        fleet.finish_round(plan_id, [DeviceResult("ghost")], 1.0)
+    assert fleet.rounds[plan_id].results == tuple(results), "nothing of it was taken"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"num_examples": -1.0}, {"num_examples": math.nan}, {"loss": math.inf}, {"share": 1.1}, {"share": math.nan}],
+)
+def test_a_result_that_cannot_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidInputError, match="^orin: "):
+        DeviceResult("orin", **wrong)
 
 
 def test_metrics_belong_to_their_round_and_those_before_the_first_to_the_run() -> None:

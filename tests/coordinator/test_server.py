@@ -454,7 +454,11 @@ def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
             await agent.send(observation=observation)  # an agent repeats what it saw no ack for
         await client.planning.ReportMetrics(metrics(0, accuracy=0.1))
         await client.planning.ReportMetrics(metrics(1, accuracy=0.5))
-        finish = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, failed_device_ids=["nano"], wall_s=3.5)
+        results = [
+            planning_pb2.DeviceResult(device_id="orin", num_examples=96.0, share=0.5),
+            planning_pb2.DeviceResult(device_id="nano", failure="the node is gone"),
+        ]
+        finish = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, results=results, wall_s=3.5)
         await client.planning.FinishRound(finish)
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="stopped by hand"))
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet import DeviceRecord, DeviceState, ObservedTraining, RoundRecord, RunRecord
+from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
 from coordinator.store import Store
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, small_fleet
 from tests.fronts import front, fronts
@@ -156,7 +157,10 @@ def test_a_round_comes_back_as_it_was(store: Store, reopen: Callable[[], Store])
             "orin": ObservedTraining("orin", 20.123456789012345, 31.25),
             "nano": ObservedTraining("nano", 36.5, 14.75),
         },
-        failed=("nano",),
+        results=(
+            DeviceResult("orin", num_examples=96.0, loss=0.125),
+            DeviceResult("nano", "the node is gone", share=0.0),
+        ),
         metrics={"accuracy": 2 / 3},
         wall_s=41.5,
     )
@@ -164,6 +168,18 @@ def test_a_round_comes_back_as_it_was(store: Store, reopen: Callable[[], Store])
     [kept] = reopen().rounds()
     assert kept == done
     assert kept.observed_site_w == 31.25 + 14.75
+    assert kept.failed == ("nano",)
+
+
+def test_a_file_from_before_results_were_kept_still_tells_who_failed(
+    store: Store, reopen: Callable[[], Store], path: Path
+) -> None:
+    store.save(dataclasses.replace(planned_round(), results=(DeviceResult("nano", "the node is gone"),), wall_s=2.0))
+    with closing(sqlite3.connect(path)) as old:
+        old.execute("DROP TABLE round_results")
+        old.commit()
+    [kept] = reopen().rounds()
+    assert (kept.failed, kept.results[0].failure) == (("nano",), "no usable reply")
 
 
 def test_observations_belong_to_their_round(store: Store) -> None:

@@ -265,12 +265,15 @@ class PlanRoundResponse(_message.Message):
     DURATION_S_FIELD_NUMBER: _builtins.int
     PLANNED_W_FIELD_NUMBER: _builtins.int
     SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
+    DEADLINE_S_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     duration_s: _builtins.float
     """predicted, seconds"""
     planned_w: _builtins.float
     """set aside, idling devices included, watts"""
     site_budget_w: _builtins.float
+    deadline_s: _builtins.float
+    """seconds from a device's start of training at which it stops; 0: none"""
     @_builtins.property
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
     @_builtins.property
@@ -284,37 +287,84 @@ class PlanRoundResponse(_message.Message):
         duration_s: _builtins.float = ...,
         planned_w: _builtins.float = ...,
         site_budget_w: _builtins.float = ...,
+        deadline_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "decisions", b"decisions", "duration_s", b"duration_s", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanRoundResponse: _TypeAlias = PlanRoundResponse  # noqa: Y015
 
 @_typing.final
+class DeviceResult(_message.Message):
+    """What came of one device's part in a round."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    FAILURE_FIELD_NUMBER: _builtins.int
+    NUM_EXAMPLES_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    failure: _builtins.str
+    """why no usable reply came; empty where one came"""
+    num_examples: _builtins.float
+    """its weight in the aggregation, for the work that was done"""
+    loss: _builtins.float
+    """mean training loss, where the app reports one"""
+    share: _builtins.float
+    """of the assigned work that was done, 0 to 1"""
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        failure: _builtins.str = ...,
+        num_examples: _builtins.float | None = ...,
+        loss: _builtins.float | None = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_num_examples", b"_num_examples", "loss", b"loss", "num_examples", b"num_examples"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_num_examples", b"_num_examples", "device_id", b"device_id", "failure", b"failure", "loss", b"loss", "num_examples", b"num_examples", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
+    _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__num_examples: _TypeAlias = _typing.Literal["num_examples"]  # noqa: Y015
+    _WhichOneofArgType__num_examples: _TypeAlias = _typing.Literal["_num_examples", b"_num_examples"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_examples) -> _WhichOneofReturnType__num_examples | None: ...
+
+Global___DeviceResult: _TypeAlias = DeviceResult  # noqa: Y015
+
+@_typing.final
 class FinishRoundRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
-    FAILED_DEVICE_IDS_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     wall_s: _builtins.float
     """as the Flower server saw it, seconds"""
     @_builtins.property
-    def failed_device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceResult]:
+        """of the devices that the strategy sent a training to"""
+
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
-        failed_device_ids: _abc.Iterable[_builtins.str] | None = ...,
         wall_s: _builtins.float = ...,
+        results: _abc.Iterable[Global___DeviceResult] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed_device_ids", b"failed_device_ids", "plan_id", b"plan_id", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "results", b"results", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
