@@ -56,7 +56,7 @@ def serve(
         store=store,
         reference=reference,
         site_budget_w=site_budget_w,
-        policy=policy_named(policy, clients, seed),
+        policy=policy_named(policy, count=clients, seed=seed),
         profile_modes=profile_modes,
     )
 

@@ -9,14 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Protocol
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.history import History, Part, PastRound
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning.selection import Selection
+from wattfleet.supplies import Supplies
 
 
 class DeviceState(str, Enum):
@@ -179,40 +184,100 @@ class RunRecord:
     finished: bool = False
 
 
+class Placement(Protocol):
+    """Where devices hang, and what the operator states of them."""
+
+    def supply_of(self, device_id: str) -> str:
+        """The supply that a device hangs behind.
+
+        Raises:
+            InvalidInputError: it cannot be told.
+        """
+        ...
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """What is stated of a device."""
+        ...
+
+
+@dataclass(frozen=True)
+class DeviceRules:
+    """What the operator states of one device.
+
+    Attributes:
+        limit_w: watts that it may draw at most; None for no limit of its own.
+        tags: words to tell devices by.
+    """
+
+    limit_w: float | None = None
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _OnlySite:
+    """All devices hang behind the only site, and nothing more is stated of any."""
+
+    supplies: Supplies
+
+    def __post_init__(self) -> None:
+        if len(self.supplies.roots) > 1:
+            raise InvalidInputError("with several sites, say which devices hang behind each")
+
+    def supply_of(self, device_id: str) -> str:
+        return self.supplies.roots[0]
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        return DeviceRules()
+
+
 class Fleet:
     """All devices, Flower nodes, runs and rounds, and the rules by which they change."""
 
     def __init__(
         self,
-        site_budget_w: float,
+        allowance: Allowance,
         policy: Policy,
         devices: Sequence[DeviceRecord] = (),
         nodes: dict[int, str] | None = None,
         runs: Sequence[RunRecord] = (),
         rounds: Sequence[RoundRecord] = (),
+        placement: Placement | None = None,
+        selection: Selection | None = None,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
         Args:
-            site_budget_w: watts for all devices together.
+            allowance: watts of every supply to begin with.
             policy: who is chosen.
             devices: known devices.
             nodes: Flower node id -> device id.
             runs: known runs, oldest first.
             rounds: known rounds, oldest first.
-
-        Raises:
-            InvalidInputError: the budget is not above zero.
+            placement: where devices hang, and what is stated of them; None where all hang behind the only site.
+            selection: the operator's own say in who trains.
         """
-        if not 0 < site_budget_w < float("inf"):
-            raise InvalidInputError(f"a site budget must be finite and above zero watts, not {site_budget_w:g}")
-        self.site_budget_w = site_budget_w
+        self.allowance = allowance
         self.policy = policy
+        self._placement = placement or _OnlySite(allowance.supplies)
+        self._selection = selection
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self.nodes = dict(nodes or {})
         self.runs = {record.run_id: record for record in runs}
         self.rounds = {record.plan_id: record for record in rounds}
         self._connected: set[str] = set()
+
+    @property
+    def site_budget_w(self) -> float:
+        """Watts of all sites together, as they stand now."""
+        return self.allowance.site_budget_w
+
+    def set_budget(self, supply: str, watts: float) -> None:
+        """A supply's budget changes; rounds that are planned from now on keep it.
+
+        Raises:
+            InvalidInputError: no such supply, or no watts above zero.
+        """
+        self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: watts})
 
     # --- agents -------------------------------------------------------------------------------------------------
 
@@ -233,6 +298,7 @@ class Fleet:
                 f"{device_id} was enrolled as {known.evidence} {known.board}, not {evidence} {board}:"
                 " give it another id"
             )
+        self._placement.supply_of(device_id)  # what is wrong with it concerns this device, not a round's plan
         self._connected.add(device_id)
         record = known or DeviceRecord(device_id, board, evidence, mode_count)
         return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
@@ -295,8 +361,9 @@ class Fleet:
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
         """Plan a round over the devices behind the given nodes that are ready; asked again, the same plan.
 
-        The idle watts of every connected device that has reported them count against the budget. What a device
-        draws that has not, because it still profiles, is not known and not counted; nor is one that is gone.
+        The idle watts of every connected device that has reported them count against the budgets; of one that still
+        trains in another round, what was set aside for it. What a device draws that has not reported any, because it
+        still profiles, is not known and not counted; nor is one that is gone.
 
         Raises:
             NoDevicesError: none is ready; the text gives every device's state.
@@ -313,20 +380,21 @@ class Fleet:
             raise InvalidInputError(
                 f"several connected nodes say that they are {', '.join(twice)}: give each SuperNode its own device-id"
             )
-        offers, idle_elsewhere_w = [], 0.0
+        offers, elsewhere_w = [], dict.fromkeys(self.allowance.supplies.names, 0.0)
         for device in self.devices.values():
-            if device.front is None or device.idle_w is None or device.device_id not in self._connected:
+            if (offer := self._offer(device)) is None:
                 continue
             if device.state is DeviceState.READY and device.device_id in nodes:
-                offers.append(Offer(device.device_id, device.front, device.idle_w))
+                offers.append(offer)
             else:
-                idle_elsewhere_w += device.idle_w
+                elsewhere_w[offer.supply] += self._drawn_w(device, offer)
         if not offers:
             states = ", ".join(f"{d.device_id} is {d.state.value}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
-        plan = plan_round(offers, self.policy, self.site_budget_w, epochs, number, idle_elsewhere_w)
+        allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
+        plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection)
         chosen = {assignment.device_id for assignment in plan.assignments}
-        idle_w = idle_elsewhere_w + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
+        idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
         return self._put_round(
             RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
         )
@@ -349,6 +417,39 @@ class Fleet:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(f"{run_id}/{number}")
         return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+
+    def _offer(self, device: DeviceRecord) -> Offer | None:
+        """What a device can be planned with; None while it is gone or has reported no front."""
+        if device.front is None or device.idle_w is None or device.device_id not in self._connected:
+            return None
+        rules = self._placement.rules_of(device.device_id)
+        supply = self._placement.supply_of(device.device_id)
+        return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, rules.tags)
+
+    def _drawn_w(self, device: DeviceRecord, offer: Offer) -> float:
+        """What a device that is not offered to a round draws meanwhile."""
+        if device.state is DeviceState.TRAINING:
+            for record in reversed(self.rounds.values()):
+                for assignment in record.plan.assignments:
+                    if assignment.device_id == device.device_id:
+                        return assignment.power_limit_w
+        return offer.idle_w
+
+    def _history(self, run_id: str) -> History:
+        """The run's rounds that are over."""
+        return History(
+            [
+                PastRound(
+                    record.number,
+                    {
+                        result.device_id: Part(bool(result.failure), result.num_examples, result.loss)
+                        for result in record.results
+                    },
+                )
+                for record in self.rounds_of(run_id)
+                if record.wall_s is not None
+            ]
+        )
 
     # --- looking ------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from coordinator.service import register
 from coordinator.store import Store
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet_proto.error_boundary import ErrorInterceptor
 
@@ -91,7 +92,14 @@ async def serve(
     async with AsyncExitStack() as held:
         store = Store(config.store)
         held.callback(store.close)
-        fleet = Fleet(config.site_budget_w, config.policy, store.devices(), store.nodes(), store.runs(), store.rounds())
+        fleet = Fleet(
+            Allowance.of_site(config.site_budget_w),
+            config.policy,
+            store.devices(),
+            store.nodes(),
+            store.runs(),
+            store.rounds(),
+        )
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)

@@ -18,6 +18,7 @@ from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.fastest_k import FastestK
@@ -164,7 +165,7 @@ def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: 
     for drawn in sets:
         rest_w = idle_w - sum(offer.idle_w for offer in drawn)
         try:
-            plan = plan_round(drawn, FastestK(len(drawn)), site_budget_w - rest_w, LOCAL_EPOCHS, 1)
+            plan = plan_round(drawn, FastestK(len(drawn)), Allowance.of_site(site_budget_w, rest_w), LOCAL_EPOCHS, 1)
         except InfeasibleBudgetError:
             infeasible += 1
             continue

@@ -64,7 +64,7 @@ class SimulationSettings:
             raise InvalidInputError(f"a simulation has at least 1 round, not {self.rounds}")
         if not 5 <= self.profile_modes:
             raise InvalidInputError(f"--modes needs 5 or more for a predictor, not {self.profile_modes}")
-        policy(self.policy, self.clients, self.seed)
+        policy(self.policy, count=self.clients, seed=self.seed)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import MAX_POINTS, Front
 from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning.allowance import SupplyUse
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
@@ -109,6 +110,11 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
         duration_s=plan.duration_s,
         planned_w=plan.planned_w,
         site_budget_w=plan.site_budget_w,
+        deadline_s=plan.deadline_s or 0.0,
+        supplies=[
+            planning_pb2.SupplyUse(supply=use.supply, budget_w=use.budget_w, planned_w=use.planned_w)
+            for use in plan.supplies
+        ],
     )
 
 
@@ -123,4 +129,6 @@ def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
         duration_s=message.duration_s,
         planned_w=message.planned_w,
         site_budget_w=message.site_budget_w,
+        deadline_s=message.deadline_s or None,
+        supplies=tuple(SupplyUse(use.supply, use.budget_w, use.planned_w) for use in message.supplies),
     )

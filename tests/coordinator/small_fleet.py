@@ -5,6 +5,7 @@ from __future__ import annotations
 from coordinator.fleet import DeviceState, Fleet
 from tests.fronts import front
 from wattfleet.front import Front
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import Everyone
 from wattfleet.planning.policies.policy import Policy
 
@@ -25,7 +26,7 @@ def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float,
 
 def small_fleet(site_budget_w: float = 100.0, policy: Policy | None = None) -> Fleet:
     """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
-    fleet = Fleet(site_budget_w, policy or Everyone())
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or Everyone())
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.start_run(RUN, "FedAvg", 3)

@@ -14,6 +14,7 @@ from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRO
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 
 
@@ -29,7 +30,7 @@ def offered(record: RoundRecord) -> set[str]:
 
 
 def test_a_device_that_connects_is_enrolled() -> None:
-    fleet = Fleet(100.0, Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), Everyone())
     record = fleet.connect("orin", "agx-orin", "simulated", 18_096)
     assert (record.device_id, record.board, record.evidence) == ("orin", "agx-orin", "simulated")
     assert (record.state, record.mode_count, record.front) == (DeviceState.ENROLLED, 18_096, None)
@@ -56,7 +57,7 @@ def test_an_id_stays_with_the_board_it_was_enrolled_as(board: str, evidence: str
 
 @pytest.mark.parametrize(("device_id", "board", "modes"), [("", "agx-orin", 1), ("a", "", 1), ("a", "agx-orin", 0)])
 def test_a_device_without_id_board_or_modes_is_refused(device_id: str, board: str, modes: int) -> None:
-    fleet = Fleet(100.0, Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), Everyone())
     with pytest.raises(InvalidInputError, match="needs an id, a kind of board and at least one power mode"):
         fleet.connect(device_id, board, "simulated", modes)
     assert not fleet.devices
@@ -123,8 +124,8 @@ def test_two_nodes_that_say_they_are_one_device_are_refused() -> None:
 
 @pytest.mark.parametrize("site_budget_w", [0.0, -20.0, math.nan, math.inf])
 def test_a_site_without_watts_is_refused(site_budget_w: float) -> None:
-    with pytest.raises(InvalidInputError, match="a site budget must be finite and above zero watts"):
-        Fleet(site_budget_w, Everyone())
+    with pytest.raises(InvalidInputError, match="needs a budget of finite watts above zero"):
+        Fleet(Allowance.of_site(site_budget_w), Everyone())
 
 
 # --- who is planned with ------------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
 
 
 def test_a_fleet_that_nobody_joined_says_so() -> None:
-    fleet = Fleet(100.0, Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), Everyone())
     fleet.start_run(RUN, "FedAvg", 1)
     with pytest.raises(NoDevicesError, match="none ever connected"):
         fleet.plan(RUN, 1, [], 1.0)
@@ -202,7 +203,7 @@ def test_a_run_that_never_started_has_no_rounds() -> None:
 @pytest.mark.parametrize("epochs", [0.0, -1.0, math.nan])
 def test_a_round_without_epochs_is_refused(epochs: float) -> None:
     fleet = small_fleet()
-    with pytest.raises(InvalidInputError, match="watts and epochs above zero"):
+    with pytest.raises(InvalidInputError, match="needs epochs above zero"):
         fleet.plan(RUN, 1, NODES, epochs)
     assert not fleet.rounds
 
@@ -372,7 +373,7 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
     before.report_metrics(RUN, 1, {"accuracy": 0.5})
 
     after = Fleet(
-        100.0,
+        Allowance.of_site(100.0),
         Everyone(),
         list(before.devices.values()),
         before.nodes,

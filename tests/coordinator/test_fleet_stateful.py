@@ -15,6 +15,7 @@ from coordinator.fleet import DeviceRecord, DeviceState, Fleet, ObservedTraining
 from tests.fronts import fronts
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.front import Front
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.policies.random_k import RandomK
@@ -31,7 +32,7 @@ class FleetMachine(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from([FastestK(2), Everyone(), RandomK(2, seed=3)]))
     def begin(self, policy: Policy) -> None:
         self.policy = policy
-        self.fleet = Fleet(BUDGET_W, policy)
+        self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy)
         self.fleet.start_run("run", "FedAvg", 4)
         self.stored_devices: dict[str, DeviceRecord] = {}
         self.stored_runs: dict[str, RunRecord] = {"run": self.fleet.run("run")}
@@ -155,7 +156,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule()
     def restart(self) -> None:
         self.fleet = Fleet(
-            BUDGET_W,
+            Allowance.of_site(BUDGET_W),
             self.policy,
             list(self.stored_devices.values()),
             self.nodes,

@@ -15,6 +15,7 @@ from coordinator.metrics import FleetCollector, serve_metrics
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fronts import front
 from wattfleet.errors import InvalidInputError
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import FastestK
 
 DOCUMENTED = {
@@ -115,11 +116,11 @@ def test_a_device_is_in_exactly_one_of_all_states() -> None:
 
 
 def test_before_the_first_device_only_the_budget_is_known() -> None:
-    assert scraped(Fleet(90.0, FastestK())) == {("wattfleet_site_power_watts", "allowed"): 90}
+    assert scraped(Fleet(Allowance.of_site(90.0), FastestK())) == {("wattfleet_site_power_watts", "allowed"): 90}
 
 
 def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
-    fleet = Fleet(90.0, FastestK())
+    fleet = Fleet(Allowance.of_site(90.0), FastestK())
     fleet.connect("orin", "agx-orin", "simulated", 18_096)
     assert {key[0] for key in scraped(fleet)} == {
         "wattfleet_site_power_watts",
@@ -161,7 +162,7 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
 
 
 def test_names_that_need_escaping_arrive_as_they_are() -> None:
-    fleet = Fleet(90.0, FastestK())
+    fleet = Fleet(Allowance.of_site(90.0), FastestK())
     fleet.connect('a "b"\\\nc', "agx-orin", "simulated", 1)
     assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\\nc',): 0}
 

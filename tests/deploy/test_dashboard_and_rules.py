@@ -15,6 +15,7 @@ import yaml
 
 from coordinator.fleet import Fleet
 from coordinator.metrics import FleetCollector
+from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.registry import policy
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -37,7 +38,7 @@ SERVED = {
 
 
 def test_the_list_above_is_what_the_coordinator_serves() -> None:
-    fleet = Fleet(100.0, policy("all"))
+    fleet = Fleet(Allowance.of_site(100.0), policy("all"))
     assert {family.name for family in FleetCollector(fleet).collect()} == set(SERVED)
 
 

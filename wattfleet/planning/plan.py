@@ -76,6 +76,7 @@ def plan_round(
         planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
+        deadline_s=wish.deadline_s,
     )
 
 

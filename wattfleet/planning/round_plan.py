@@ -47,6 +47,7 @@ class RoundPlan:
         planned_w: watts set aside at all sites, idling devices included.
         site_budget_w: watts that all sites allow.
         supplies: the same for every supply.
+        deadline_s: seconds of training after which a device stops; None where it trains to its end.
     """
 
     assignments: tuple[Assignment, ...]
@@ -55,3 +56,4 @@ class RoundPlan:
     planned_w: float
     site_budget_w: float
     supplies: tuple[SupplyUse, ...] = ()
+    deadline_s: float | None = None

@@ -256,6 +256,34 @@ class Decision(_message.Message):
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
+class SupplyUse(_message.Message):
+    """What a plan sets aside at one supply."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPPLY_FIELD_NUMBER: _builtins.int
+    BUDGET_W_FIELD_NUMBER: _builtins.int
+    PLANNED_W_FIELD_NUMBER: _builtins.int
+    supply: _builtins.str
+    budget_w: _builtins.float
+    planned_w: _builtins.float
+    """idling devices included"""
+    def __init__(
+        self,
+        *,
+        supply: _builtins.str = ...,
+        budget_w: _builtins.float = ...,
+        planned_w: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_w", b"budget_w", "planned_w", b"planned_w", "supply", b"supply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SupplyUse: _TypeAlias = SupplyUse  # noqa: Y015
+
+@_typing.final
 class PlanRoundResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,6 +294,7 @@ class PlanRoundResponse(_message.Message):
     PLANNED_W_FIELD_NUMBER: _builtins.int
     SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
+    SUPPLIES_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     duration_s: _builtins.float
     """predicted, seconds"""
@@ -278,6 +307,8 @@ class PlanRoundResponse(_message.Message):
     def assignments(self) -> _containers.RepeatedCompositeFieldContainer[Global___Assignment]: ...
     @_builtins.property
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
+    @_builtins.property
+    def supplies(self) -> _containers.RepeatedCompositeFieldContainer[Global___SupplyUse]: ...
     def __init__(
         self,
         *,
@@ -288,10 +319,11 @@ class PlanRoundResponse(_message.Message):
         planned_w: _builtins.float = ...,
         site_budget_w: _builtins.float = ...,
         deadline_s: _builtins.float = ...,
+        supplies: _abc.Iterable[Global___SupplyUse] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "supplies", b"supplies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,7 +61,13 @@ class Deadline:
                 f"too hungry: done by the deadline it would take {extra_w[k]:.1f} W above idling,"
                 " which others make better use of"
             )
-        return Wish(int(chosen.sum()) or 1, chosen if chosen.any() else in_time, np.zeros_like(chosen), aside)
+        return Wish(
+            int(chosen.sum()) or 1,
+            chosen if chosen.any() else in_time,
+            np.zeros_like(chosen),
+            aside,
+            deadline_s=self.deadline_s,
+        )
 
     def _chosen(self, situation: Situation, extra_w: Values) -> Mask:
         chosen = np.zeros(len(extra_w), dtype=np.bool_)

@@ -46,7 +46,7 @@ class Wish:
         first: `[n]` devices that are to be taken before any other.
         aside: why a device may not be taken, in words, by its index.
         because: why a device is to be taken first, in words, by its index.
-        note: what else there is to say of the choice, for all devices.
+        deadline_s: seconds of training after which a device stops; None where it trains to its end.
     """
 
     count: int
@@ -54,7 +54,7 @@ class Wish:
     first: Mask
     aside: Mapping[int, str] = field(default_factory=dict)
     because: Mapping[int, str] = field(default_factory=dict)
-    note: str = ""
+    deadline_s: float | None = None
 
 
 class Policy(Protocol):
