@@ -114,7 +114,8 @@ class ReadingRule:
             InvalidInputError: the time has no offset.
         """
         require_offset(now)
-        if newest is not None and (now - newest.measured_at).total_seconds() <= self.max_age_s:
+        # A reading from the future is one from before the clock was set back: it must not last until then.
+        if newest is not None and abs((now - newest.measured_at).total_seconds()) <= self.max_age_s:
             return InForce(newest.watts, "query", False, "measured")
         reason = "nothing was measured yet" if newest is None else f"nothing was measured for {self.max_age_s:g} s"
         return InForce(self.fallback_w, "query", True, f"{reason}: {trouble}" if trouble else reason)

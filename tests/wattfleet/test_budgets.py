@@ -223,7 +223,7 @@ RULE = ReadingRule(max_age_s=60, fallback_w=40)
 
 def test_a_reading_is_in_force_until_it_is_stale() -> None:
     reading = Reading(120, NOW)
-    for age_s, expected in ((0, 120), (60, 120), (60.001, 40), (1e6, 40)):
+    for age_s, expected in ((0, 120), (60, 120), (60.001, 40), (1e6, 40), (-60, 120), (-60.001, 40)):
         assert RULE.in_force(NOW + timedelta(seconds=age_s), reading).watts == expected
 
 
