@@ -99,7 +99,12 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
         received_at: when it came, with an offset.
 
     Raises:
-        As `fetch`, but for a server that cannot be reached.
+        SourceFailedError: it is not Prometheus', or Prometheus could not evaluate the query.
+        NoReadingError: it has no series.
+        UnusableReadingError: the value is no watts.
+        StaleReadingError: it is too old.
+        AmbiguousQueryError: it has many series.
+        UnsuitableQueryError: Prometheus refuses the query, or it answers neither series nor a scalar.
     """
     try:
         parsed = json.loads(answer)
@@ -148,9 +153,11 @@ def _get(budget: PrometheusBudget) -> bytes:
     except TimeoutError:
         raise _unanswered(budget) from None
     except (OSError, http.client.HTTPException) as error:
-        if isinstance(error, urllib.error.URLError) and isinstance(error.reason, TimeoutError):
+        # While it connects, urllib wraps what went wrong.
+        cause = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(cause, TimeoutError):
             raise _unanswered(budget) from None
-        raise SourceFailedError(f"{budget.url} cannot be reached: {error}") from None
+        raise SourceFailedError(f"{budget.url} cannot be reached: {cause}") from None
 
 
 def _body(response: Any, budget: PrometheusBudget, deadline_s: float) -> bytes:

@@ -73,6 +73,20 @@ def test_a_whole_file_is_read_into_the_houses_types(tmp_path: Path) -> None:
     assert site.rules_of("nano-1") == site.rules_of("never-named") == DeviceRules(None, frozenset())
 
 
+def test_the_example_of_the_guide_can_be_used_as_it_stands(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "budgets.md").read_text()
+    file, plan = (re.search(rf"```{kind}\n(.*?)```", guide, re.DOTALL) for kind in ("toml", "csv"))
+    assert file and plan
+    site = read(tmp_path, file[1], plan[1])
+    assert {name: type(budget) for name, budget in site.budgets.items()} == {
+        "site": ConstantBudget,
+        "rack-1": DailySchedule,
+        "rack-2": PrometheusBudget,
+        "rack-3": TimedSchedule,
+    }
+    assert site.supply_of("xavier-1") == "rack-2"
+
+
 @pytest.mark.parametrize(
     ("device_id", "supply"),
     [("orin-3", "rack-1"), ("orin-", "rack-1"), ("xavier-1", "rack-1"), ("nano-1", "rack-2"), ("nano-12", "site")],
