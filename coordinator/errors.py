@@ -20,6 +20,38 @@ class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or look at the devices' states."""
 
 
+class BudgetSourceError(WattfleetError):
+    """The source of a budget gives no watts now: its last ones stay in force until they are stale."""
+
+
+class SourceFailedError(BudgetSourceError):
+    """The source cannot be reached, or what answers there is not what was expected."""
+
+
+class NoReadingError(BudgetSourceError):
+    """The source answers that it has measured nothing lately."""
+
+
+class UnusableReadingError(BudgetSourceError):
+    """What the source answers is not a number of watts."""
+
+
+class StaleReadingError(BudgetSourceError):
+    """What the source answers is too old."""
+
+
+class AmbiguousQueryError(BudgetSourceError):
+    """A query answers many series: change it so that it answers one."""
+
+    caller_must_correct = True
+
+
+class UnsuitableQueryError(BudgetSourceError):
+    """The source refuses a query, or it cannot answer watts: change it."""
+
+    caller_must_correct = True
+
+
 STATUS: StatusTable = {
     InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,

@@ -23,6 +23,13 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 # Raised in another process than the service's, or before the service is up; a new error has to be put here or get a
 # status.
 NOT_RAISED_BY_A_SERVICER = {
+    "coordinator.errors.AmbiguousQueryError",  # while budgets are watched, as the others of a budget's source
+    "coordinator.errors.BudgetSourceError",
+    "coordinator.errors.NoReadingError",
+    "coordinator.errors.SourceFailedError",
+    "coordinator.errors.StaleReadingError",
+    "coordinator.errors.UnsuitableQueryError",
+    "coordinator.errors.UnusableReadingError",
     "coordinator.flower.PlanningError",  # in Flower's ServerApp
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
