@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from coordinator.site_file import SiteFile
 
 app = typer.Typer(no_args_is_help=True, help="The server that plans a fleet's rounds.")
 
@@ -18,7 +21,12 @@ def group() -> None:
 
 @app.command()
 def serve(
-    site_budget_w: Annotated[float, typer.Option(help="Watts for all devices of the site together.")],
+    site_budget_w: Annotated[
+        float | None, typer.Option(help="Watts for all devices together; for more than that, --site-file.")
+    ] = None,
+    site_file: Annotated[
+        Path | None, typer.Option(help="Supplies, their budgets and the devices behind them (docs/budgets.md).")
+    ] = None,
     address: Annotated[str, typer.Option(help="host:port of the gRPC service; port 0 takes a free one.")] = (
         "127.0.0.1:7070"
     ),
@@ -29,11 +37,33 @@ def serve(
     reference: Annotated[
         str, typer.Option(help="Reference predictor: the name of a shipped one, or a directory.")
     ] = "agx_orin_resnet18",
-    policy: Annotated[str, typer.Option(help="Who is chosen: fastest-k, all or random.")] = "fastest-k",
+    policy: Annotated[
+        str, typer.Option(help="Who is chosen: fastest-k, all, random, deadline, tiers, oort or fair.")
+    ] = "fastest-k",
     clients: Annotated[
         int | None, typer.Option(help="Devices in a round, for the policies that take a number.  [default: half]")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random policy.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of policies that draw.", min=0)] = 0,
+    deadline_s: Annotated[
+        float | None, typer.Option(help="Seconds that a round's training may take, for the policy deadline.")
+    ] = None,
+    utility: Annotated[
+        str | None, typer.Option(help="What the policy deadline takes the most of: equal (devices) or loss.")
+    ] = None,
+    tiers: Annotated[int | None, typer.Option(help="Number of tiers, for the policy tiers.  [default: 5]")] = None,
+    floor: Annotated[
+        float | None,
+        typer.Option(help="Share of the rounds that every device takes part in, for the policy fair."),
+    ] = None,
+    over_selection: Annotated[
+        float, typer.Option(help="Share by which more devices are chosen than the policy wants.")
+    ] = 0.0,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Choose only these: id:NAME, tag:NAME or site:NAME; may be repeated.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Never choose these: as for --include; may be repeated.")
+    ] = None,
     profile_modes: Annotated[int, typer.Option(help="Power modes that each agent measures at most.")] = 50,
     announce: Annotated[
         Path | None, typer.Option(help="Write the addresses that were bound to this file, as JSON.")
@@ -46,6 +76,7 @@ def serve(
     from coordinator.server import serve as run_server
     from wattfleet.errors import InvalidInputError
     from wattfleet.planning.policies.registry import policy as policy_named
+    from wattfleet.planning.selection import Selection
 
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is no directory")
@@ -55,9 +86,12 @@ def serve(
         metrics_address=metrics_address,
         store=store,
         reference=reference,
-        site_budget_w=site_budget_w,
-        policy=policy_named(policy, count=clients, seed=seed),
+        site=_site(site_budget_w, site_file),
+        policy=policy_named(
+            policy, count=clients, seed=seed, deadline_s=deadline_s, utility=utility, tiers=tiers, floor=floor
+        ),
         profile_modes=profile_modes,
+        selection=Selection(tuple(include or ()), tuple(exclude or ()), over_selection),
     )
 
     def on_ready(bound: BoundAddresses) -> None:
@@ -66,3 +100,19 @@ def serve(
             bound.announce(announce)
 
     asyncio.run(run_server(config, on_ready))
+
+
+def _site(site_budget_w: float | None, site_file: Path | None) -> SiteFile:
+    """What a site allows, by either option.
+
+    Raises:
+        InvalidInputError: neither or both are given, or what is given cannot be used.
+    """
+    from coordinator.site_file import SiteFile, read_site_file
+    from wattfleet.errors import InvalidInputError
+
+    if site_file is not None and site_budget_w is None:
+        return read_site_file(site_file)
+    if site_budget_w is not None and site_file is None:
+        return SiteFile.of_site(site_budget_w)
+    raise InvalidInputError("say what the site allows: either --site-budget-w or --site-file")

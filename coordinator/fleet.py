@@ -6,12 +6,13 @@ reads a clock, opens a socket or touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
+from coordinator.placement import OnlySite, Placement
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
@@ -19,9 +20,9 @@ from wattfleet.planning.history import History, Part, PastRound
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.selection import Selection
-from wattfleet.supplies import Supplies
+from wattfleet.planning.trimming import trimmed
 
 
 class DeviceState(str, Enum):
@@ -164,6 +165,21 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class Reassignment:
+    """What a device in a round in flight is to be told, because its supply's watts fell.
+
+    Attributes:
+        device_id: the device.
+        plan_id: the round's plan.
+        assignment: what it is to go on with; None where it is to stop.
+    """
+
+    device_id: str
+    plan_id: str
+    assignment: Assignment | None
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One Flower run.
 
@@ -182,52 +198,6 @@ class RunRecord:
     initial_metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
-
-
-class Placement(Protocol):
-    """Where devices hang, and what the operator states of them."""
-
-    def supply_of(self, device_id: str) -> str:
-        """The supply that a device hangs behind.
-
-        Raises:
-            InvalidInputError: it cannot be told.
-        """
-        ...
-
-    def rules_of(self, device_id: str) -> DeviceRules:
-        """What is stated of a device."""
-        ...
-
-
-@dataclass(frozen=True)
-class DeviceRules:
-    """What the operator states of one device.
-
-    Attributes:
-        limit_w: watts that it may draw at most; None for no limit of its own.
-        tags: words to tell devices by.
-    """
-
-    limit_w: float | None = None
-    tags: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class _OnlySite:
-    """All devices hang behind the only site, and nothing more is stated of any."""
-
-    supplies: Supplies
-
-    def __post_init__(self) -> None:
-        if len(self.supplies.roots) > 1:
-            raise InvalidInputError("with several sites, say which devices hang behind each")
-
-    def supply_of(self, device_id: str) -> str:
-        return self.supplies.roots[0]
-
-    def rules_of(self, device_id: str) -> DeviceRules:
-        return DeviceRules()
 
 
 class Fleet:
@@ -258,8 +228,9 @@ class Fleet:
         """
         self.allowance = allowance
         self.policy = policy
-        self._placement = placement or _OnlySite(allowance.supplies)
+        self._placement = placement or OnlySite(allowance.supplies)
         self._selection = selection
+        self.in_force: dict[str, InForce] = {}
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self.nodes = dict(nodes or {})
         self.runs = {record.run_id: record for record in runs}
@@ -271,13 +242,43 @@ class Fleet:
         """Watts of all sites together, as they stand now."""
         return self.allowance.site_budget_w
 
-    def set_budget(self, supply: str, watts: float) -> None:
-        """A supply's budget changes; rounds that are planned from now on keep it.
+    def set_budget(self, supply: str, in_force: InForce) -> tuple[list[RoundRecord], list[Reassignment]]:
+        """A supply's budget changes: rounds planned from now on keep it, and those in flight are trimmed to it.
+
+        Returns:
+            The rounds that had to be trimmed, and what their devices are to be told.
 
         Raises:
-            InvalidInputError: no such supply, or no watts above zero.
+            InvalidInputError: no such supply, or no watts.
         """
-        self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: watts})
+        self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: in_force.watts})
+        self.in_force[supply] = in_force
+        changed, told = [], []
+        for record in [record for record in self.rounds.values() if record.wall_s is None]:
+            flying = [
+                offer
+                for assignment in record.plan.assignments
+                if assignment.device_id not in record.observations
+                and (offer := self._offer(self.devices[assignment.device_id])) is not None
+            ]
+            if not flying or self.run(record.run_id).finished:
+                continue
+            flying_ids = {offer.device_id for offer in flying}
+            landed = [each for each in record.plan.assignments if each.device_id not in flying_ids]
+            plan = replace(
+                record.plan, assignments=tuple(each for each in record.plan.assignments if each not in landed)
+            )
+            allowance = replace(self.allowance, elsewhere_w=self._elsewhere_w(flying_ids))
+            trim = trimmed(plan, flying, allowance, record.epochs)
+            if trim is None:
+                continue
+            new = {assignment.device_id: assignment for assignment in trim.plan.assignments}
+            told += [
+                Reassignment(device_id, record.plan_id, new.get(device_id)) for device_id in trim.changed + trim.ended
+            ]
+            assignments = sorted([*landed, *trim.plan.assignments], key=lambda assignment: assignment.device_id)
+            changed.append(self._put_round(replace(record, plan=replace(trim.plan, assignments=tuple(assignments)))))
+        return changed, told
 
     # --- agents -------------------------------------------------------------------------------------------------
 
@@ -380,14 +381,14 @@ class Fleet:
             raise InvalidInputError(
                 f"several connected nodes say that they are {', '.join(twice)}: give each SuperNode its own device-id"
             )
-        offers, elsewhere_w = [], dict.fromkeys(self.allowance.supplies.names, 0.0)
-        for device in self.devices.values():
-            if (offer := self._offer(device)) is None:
-                continue
-            if device.state is DeviceState.READY and device.device_id in nodes:
-                offers.append(offer)
-            else:
-                elsewhere_w[offer.supply] += self._drawn_w(device, offer)
+        offers = [
+            offer
+            for device in self.devices.values()
+            if device.state is DeviceState.READY
+            and device.device_id in nodes
+            and (offer := self._offer(device)) is not None
+        ]
+        elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if not offers:
             states = ", ".join(f"{d.device_id} is {d.state.value}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
@@ -425,6 +426,14 @@ class Fleet:
         rules = self._placement.rules_of(device.device_id)
         supply = self._placement.supply_of(device.device_id)
         return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, rules.tags)
+
+    def _elsewhere_w(self, offered: Set[str]) -> dict[str, float]:
+        """What devices that are not offered to a round draw at each supply."""
+        elsewhere_w = dict.fromkeys(self.allowance.supplies.names, 0.0)
+        for device in self.devices.values():
+            if device.device_id not in offered and (offer := self._offer(device)) is not None:
+                elsewhere_w[offer.supply] += self._drawn_w(device, offer)
+        return elsewhere_w
 
     def _drawn_w(self, device: DeviceRecord, offer: Offer) -> float:
         """What a device that is not offered to a round draws meanwhile."""

@@ -43,6 +43,7 @@ class FleetCollector(Collector):
         yield from (state, modes, idle)
         yield from _device_families(rounds)
         yield from _round_families(rounds, self._fleet.site_budget_w)
+        yield from _supply_families(self._fleet, rounds)
 
 
 def _device_families(rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
@@ -96,6 +97,23 @@ def _round_families(rounds: list[RoundRecord], site_budget_w: float) -> Iterator
             accuracy.add_metric([], record.metrics["accuracy"])
             break
     yield from (number, duration, site, accuracy)
+
+
+def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
+    """What every supply allows now, and what the newest round set aside there."""
+    power = GaugeMetricFamily(
+        "wattfleet_supply_power_watts", "Watts of each supply, idling devices included", labels=["supply", "kind"]
+    )
+    fallback = GaugeMetricFamily(
+        "wattfleet_supply_fallback", "1 while a supply's stated fallback is in force", labels=["supply"]
+    )
+    for supply, in_force in list(fleet.in_force.items()):
+        power.add_metric([supply, "allowed"], in_force.watts)
+        fallback.add_metric([supply], float(in_force.fallback))
+    if rounds:
+        for use in rounds[-1].plan.supplies:
+            power.add_metric([use.supply, "planned"], use.planned_w)
+    yield from (power, fallback)
 
 
 def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:

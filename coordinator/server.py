@@ -9,23 +9,29 @@ import signal
 import socket
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
+from coordinator.budget_watch import BudgetWatch
 from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
 from coordinator.metrics import serve_metrics
+from coordinator.orders import Orders
 from coordinator.references import open_reference
 from coordinator.service import register
+from coordinator.site_file import SiteFile
 from coordinator.store import Store
 from wattfleet.addresses import split_address
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.selection import Selection
 from wattfleet_proto.error_boundary import ErrorInterceptor
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
@@ -41,8 +47,9 @@ class CoordinatorConfig:
         metrics_address: host:port of `/metrics`; port 0 takes a free one.
         store: the database file.
         reference: name or directory of the reference predictor.
-        site_budget_w: watts for all devices together.
+        site: supplies, their budgets, and which devices hang where.
         policy: who is chosen for a round.
+        selection: the operator's own say in who is.
         profile_modes: modes that each agent measures at most.
     """
 
@@ -50,13 +57,12 @@ class CoordinatorConfig:
     metrics_address: str
     store: Path
     reference: str
-    site_budget_w: float
+    site: SiteFile
     policy: Policy
     profile_modes: int
+    selection: Selection = field(default_factory=Selection)
 
     def __post_init__(self) -> None:
-        if not 0 < self.site_budget_w < float("inf"):
-            raise InvalidInputError(f"a site budget must be finite and above zero watts, not {self.site_budget_w:g}")
         if self.profile_modes < 5:
             raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
 
@@ -93,13 +99,20 @@ async def serve(
         store = Store(config.store)
         held.callback(store.close)
         fleet = Fleet(
-            Allowance.of_site(config.site_budget_w),
+            # Until the watch has looked, no supply has any watts.
+            Allowance(config.site.supplies, dict.fromkeys(config.site.supplies.names, 0.0)),
             config.policy,
             store.devices(),
             store.nodes(),
             store.runs(),
             store.rounds(),
+            config.site,
+            config.selection,
         )
+        orders = Orders()
+        budgets = BudgetWatch(config.site.budgets, partial(_budget_changed, fleet, store, orders))
+        held.push_async_callback(budgets.stop)
+        await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
@@ -110,7 +123,7 @@ async def serve(
         )
         # Before the store is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
-        register(server, fleet, store, reference, config.profile_modes)
+        register(server, fleet, store, orders, reference, config.profile_modes)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         try:
@@ -126,6 +139,13 @@ async def serve(
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         await stop.wait()
         await healthy.enter_graceful_shutdown()
+
+
+def _budget_changed(fleet: Fleet, store: Store, orders: Orders, supply: str, in_force: InForce) -> None:
+    changed, told = fleet.set_budget(supply, in_force)
+    for record in changed:
+        store.save(record)
+    orders.send(told)
 
 
 def _require_free(host: str, port: int) -> None:

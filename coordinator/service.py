@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
 
 from coordinator.errors import UnknownRecordError
 from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, Fleet, ObservedTraining, RoundRecord
+from coordinator.orders import Orders
 from coordinator.references import Reference
 from coordinator.store import Store
 from wattfleet.errors import InvalidInputError
@@ -44,17 +45,19 @@ _STATE = {message: state for state, message in _STATE_MESSAGE.items() if state i
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """The agents' side."""
 
-    def __init__(self, fleet: Fleet, store: Store, reference: Reference, profile_modes: int) -> None:
+    def __init__(self, fleet: Fleet, store: Store, orders: Orders, reference: Reference, profile_modes: int) -> None:
         """Serve one fleet.
 
         Args:
             fleet: what is known.
             store: what is kept.
+            orders: what devices are to be told.
             reference: the predictor that agents transfer from.
             profile_modes: modes that each agent measures at most.
         """
         self._fleet = fleet
         self._store = store
+        self._orders = orders
         self._reference = reference
         self._profile_modes = profile_modes
 
@@ -78,15 +81,41 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     lease_s=LEASE_S,
                 )
             )
-            while True:
-                request = await asyncio.wait_for(anext(request_iterator), LEASE_S * _LEASES_MISSED)
-                self._take(device_id, request)
-                yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
-        except (StopAsyncIteration, asyncio.TimeoutError):
-            pass
+            with self._orders.session(device_id) as orders:
+                async for response in self._responses(device_id, request_iterator, orders):
+                    yield response
         finally:
             self._store.save(self._fleet.disconnect(device_id))
             _log.info("%s disconnected", device_id)
+
+    async def _responses(
+        self,
+        device_id: str,
+        requests: AsyncIterator[session_pb2.SessionRequest],
+        orders: asyncio.Queue[session_pb2.Reassign],
+    ) -> AsyncIterator[session_pb2.SessionResponse]:
+        """Acknowledgements of what comes up, and orders as they come, until the device goes silent."""
+        request = asyncio.ensure_future(anext(requests))
+        order = asyncio.ensure_future(orders.get())
+        loop = asyncio.get_running_loop()
+        lapses_s = loop.time() + LEASE_S * _LEASES_MISSED
+        try:
+            while await _any_done((request, order), lapses_s - loop.time()):
+                if order.done():
+                    yield session_pb2.SessionResponse(reassign=order.result())
+                    order = asyncio.ensure_future(orders.get())
+                if request.done():
+                    try:
+                        taken = request.result()
+                    except StopAsyncIteration:
+                        return
+                    self._take(device_id, taken)
+                    yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=taken.sequence))
+                    request = asyncio.ensure_future(anext(requests))
+                    lapses_s = loop.time() + LEASE_S * _LEASES_MISSED
+        finally:
+            request.cancel()
+            order.cancel()
 
     def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
         """Take one report."""
@@ -236,6 +265,11 @@ def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
     )
 
 
+async def _any_done(tasks: Sequence[asyncio.Future[Any]], within_s: float) -> bool:
+    done, _ = await asyncio.wait(tasks, timeout=max(0.0, within_s), return_when=asyncio.FIRST_COMPLETED)
+    return bool(done)
+
+
 def _device_view(record: DeviceRecord) -> view_pb2.DeviceView:
     return view_pb2.DeviceView(
         device_id=record.device_id,
@@ -270,10 +304,12 @@ def _round_view(record: RoundRecord) -> view_pb2.RoundView:
     )
 
 
-def register(server: grpc.aio.Server, fleet: Fleet, store: Store, reference: Reference, profile_modes: int) -> None:
+def register(
+    server: grpc.aio.Server, fleet: Fleet, store: Store, orders: Orders, reference: Reference, profile_modes: int
+) -> None:
     """Add all servicers to a server."""
     session_pb2_grpc.add_SessionServiceServicer_to_server(
-        SessionServicer(fleet, store, reference, profile_modes), server
+        SessionServicer(fleet, store, orders, reference, profile_modes), server
     )
     planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, store), server)
     view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet), server)

@@ -12,9 +12,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
+from coordinator.placement import DeviceRules
 from coordinator.prometheus_budget import PrometheusBudget
 from wattfleet.budgets import Budget, ConstantBudget, ReadingRule, require_watts
 from wattfleet.errors import InvalidInputError
+from wattfleet.planning.offers import SITE
 from wattfleet.schedules import DailySchedule, read_plan
 from wattfleet.supplies import Supplies, Supply
 
@@ -25,19 +27,6 @@ else:
 
 AnyBudget = Budget | PrometheusBudget
 """Watts that follow from the time alone, or that have to be asked for."""
-
-
-@dataclass(frozen=True)
-class DeviceRules:
-    """What the operator states of one device.
-
-    Attributes:
-        limit_w: watts that it may draw at most; None for no limit of its own.
-        tags: words to tell devices by.
-    """
-
-    limit_w: float | None = None
-    tags: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -56,6 +45,15 @@ class SiteFile:
     budgets: Mapping[str, AnyBudget]
     attached: tuple[tuple[str, str], ...] = ()
     rules: Mapping[str, DeviceRules] = field(default_factory=dict)
+
+    @classmethod
+    def of_site(cls, site_budget_w: float) -> SiteFile:
+        """One supply for all devices, with the same watts at all times.
+
+        Raises:
+            InvalidInputError: the watts are not finite and above zero.
+        """
+        return cls(Supplies((Supply(SITE),)), {SITE: ConstantBudget(site_budget_w)})
 
     def supply_of(self, device_id: str) -> str:
         """The supply that a device hangs behind: the one whose pattern its id matches, else the only site's own.

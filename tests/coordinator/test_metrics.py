@@ -15,6 +15,7 @@ from coordinator.metrics import FleetCollector, serve_metrics
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fronts import front
 from wattfleet.errors import InvalidInputError
+from wattfleet.budgets import InForce
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import FastestK
 
@@ -30,6 +31,8 @@ DOCUMENTED = {
     "wattfleet_round_number": set(),
     "wattfleet_round_duration_seconds": {"kind"},
     "wattfleet_round_accuracy": set(),
+    "wattfleet_supply_power_watts": {"supply", "kind"},
+    "wattfleet_supply_fallback": {"supply"},
     "wattfleet_site_power_watts": {"kind"},
 }
 
@@ -67,6 +70,7 @@ def trained_fleet() -> Fleet:
     fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     fleet.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
     fleet.report_metrics(RUN, 1, {"accuracy": 0.75})
+    fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
     return fleet
 
 
@@ -98,6 +102,8 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("planned",): 30 + 15 + 2.5,
         ("observed",): 31 + 14.5 + 2.5,
     }
+    assert of(samples, "wattfleet_supply_power_watts") == {("allowed", "site"): 90, ("planned", "site"): 30 + 15 + 2.5}
+    assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
 
 
 def test_a_device_is_in_exactly_one_of_all_states() -> None:

@@ -24,6 +24,7 @@ from coordinator import server as coordinator_server
 from coordinator import service
 from coordinator.fleet import DeviceState
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.site_file import SiteFile
 from coordinator.store import Store
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fronts import front
@@ -70,7 +71,7 @@ def config(tmp_path: Path, artefact: Artefact) -> CoordinatorConfig:
         metrics_address="127.0.0.1:0",
         store=tmp_path / "coordinator.db",
         reference=str(tmp_path / "small-reference"),
-        site_budget_w=100.0,
+        site=SiteFile.of_site(100.0),
         policy=Everyone(),
         profile_modes=20,
     )
@@ -501,7 +502,7 @@ def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
         assert code is grpc.StatusCode.UNAVAILABLE
         assert reason == "no device is ready to train: orin is offline, nano is offline"
 
-    with_coordinator(replace(config, site_budget_w=12.0), story)
+    with_coordinator(replace(config, site=SiteFile.of_site(12.0)), story)
 
 
 def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: CoordinatorConfig) -> None:

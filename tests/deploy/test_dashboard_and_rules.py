@@ -34,6 +34,8 @@ SERVED = {
     "wattfleet_round_number": set(),
     "wattfleet_site_power_watts": {"kind"},
     "wattfleet_round_accuracy": set(),
+    "wattfleet_supply_power_watts": {"supply", "kind"},
+    "wattfleet_supply_fallback": {"supply"},
 }
 
 

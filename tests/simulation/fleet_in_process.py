@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.site_file import SiteFile
 from edge_agent.agent import run_agent
 from edge_agent.config import AgentConfig
 from edge_agent.devices.selection import open_soft_board
@@ -128,7 +129,7 @@ def running_fleet(
             metrics_address="127.0.0.1:0",
             store=directory / "coordinator.db",
             reference="agx_orin_resnet18",
-            site_budget_w=site_budget_w,
+            site=SiteFile.of_site(site_budget_w),
             policy=policy,
             profile_modes=profile_modes,
         )

@@ -85,9 +85,9 @@ def test_errors_end_with_their_code_and_one_line(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["coordinator", "serve", "--site-budget-w", "50", "--policy", "oort"], "unknown policy 'oort'"),
+        (["coordinator", "serve", "--site-budget-w", "50", "--policy", "luck"], "unknown policy 'luck'"),
         (["coordinator", "serve", "--site-budget-w", "50", "--reference", "/nowhere"], "/nowhere: no such directory"),
-        (["coordinator", "serve", "--site-budget-w", "-1"], "site budget must be finite and above zero"),
+        (["coordinator", "serve", "--site-budget-w", "-1"], "a budget must be finite and above zero"),
         (["coordinator", "serve", "--site-budget-w", "50", "--address", "7070"], "'7070' is no address"),
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
@@ -112,14 +112,17 @@ def test_bad_input_of_every_group_ends_with_2_and_one_line(
 
 def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
-        [Path(sys.executable).with_name("wattfleet"), "coordinator", "serve", "--site-budget-w=9", "--policy=oort"],
+        [Path(sys.executable).with_name("wattfleet"), "coordinator", "serve", "--site-budget-w=9", "--policy=luck"],
         capture_output=True,
         text=True,
         timeout=60,
         cwd=tmp_path,
     )
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert ended.stderr == "wattfleet: unknown policy 'oort': choose one of fastest-k, all, random\n"
+    assert (
+        ended.stderr
+        == "wattfleet: unknown policy 'luck': choose one of fastest-k, all, random, deadline, tiers, oort, fair\n"
+    )
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 

@@ -39,7 +39,7 @@ class Allowance:
         elsewhere_w: watts of devices that are not offered to the round, by the supply they hang behind.
 
     Raises:
-        InvalidInputError: a supply has no budget, or one that is not above zero; watts are stated for none of them.
+        InvalidInputError: a supply has no budget, or a negative one; watts are stated for none of them.
     """
 
     supplies: Supplies
@@ -49,8 +49,8 @@ class Allowance:
     def __post_init__(self) -> None:
         for name in self.supplies.names:
             watts = self.budget_w.get(name)
-            if watts is None or not (math.isfinite(watts) and watts > 0):
-                raise InvalidInputError(f"supply {name!r} needs a budget of finite watts above zero, not {watts}")
+            if watts is None or not (math.isfinite(watts) and watts >= 0):
+                raise InvalidInputError(f"supply {name!r} needs a budget of finite watts, not {watts}")
         unknown = sorted({*self.budget_w, *self.elsewhere_w} - set(self.supplies.names))
         if unknown:
             raise InvalidInputError(f"watts are stated for {', '.join(unknown)}, which is no supply")

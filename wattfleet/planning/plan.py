@@ -13,7 +13,7 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import curves_of
+from wattfleet.planning.curves import Curves, curves_of
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import Policy, Situation, Wish
@@ -70,7 +70,7 @@ def plan_round(
     extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
     use = allowance.use(offers, extra_w)
     return RoundPlan(
-        assignments=tuple(_assignment(situation, int(k), int(allocation.step[k])) for k in chosen),
+        assignments=tuple(assigned(open_[k], situation.curves, int(allocation.step[k])) for k in chosen),
         decisions=decisions(situation, wish, count, allocation, allowance.supplies.names, refused),
         duration_s=epochs * allocation.limit_s,
         planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
@@ -113,8 +113,8 @@ def _refused(
     return refused
 
 
-def _assignment(situation: Situation, device: int, step: int) -> Assignment:
-    offer, curves = situation.offers[device], situation.curves
+def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:
+    """A device's part in a round, at a step of its curve."""
     point = int(curves.point[step])
     return Assignment(
         device_id=offer.device_id,
