@@ -90,6 +90,8 @@ def _round_families(rounds: list[RoundRecord], site_budget_w: float) -> Iterator
     for record in reversed(rounds):
         if record.observed_site_w is not None and record.observed_duration_s is not None:
             site.add_metric(["observed"], record.observed_site_w)
+            # A budget may have changed since: a round is judged by what it was given.
+            site.add_metric(["allowed_then"], record.plan.site_budget_w)
             duration.add_metric(["observed"], record.observed_duration_s)
             break
     for record in reversed(rounds):

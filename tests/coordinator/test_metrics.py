@@ -14,8 +14,8 @@ from coordinator.fleet import DeviceState, Fleet, ObservedTraining
 from coordinator.metrics import FleetCollector, serve_metrics
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fronts import front
-from wattfleet.errors import InvalidInputError
 from wattfleet.budgets import InForce
+from wattfleet.errors import InvalidInputError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import FastestK
 
@@ -101,6 +101,7 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
         ("allowed",): 90,
         ("planned",): 30 + 15 + 2.5,
         ("observed",): 31 + 14.5 + 2.5,
+        ("allowed_then",): 90,
     }
     assert of(samples, "wattfleet_supply_power_watts") == {("allowed", "site"): 90, ("planned", "site"): 30 + 15 + 2.5}
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
