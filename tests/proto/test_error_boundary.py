@@ -23,7 +23,10 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 # Raised in another process than the service's, or before the service is up; a new error has to be put here or get a
 # status.
 NOT_RAISED_BY_A_SERVICER = {
-    "coordinator.flower.PlanningError",  # in Flower's ServerApp
+    "coordinator.flower.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "coordinator.flower.errors.PlanningError",  # in Flower's ServerApp
+    "coordinator.flower.errors.RefusedError",  # in Flower's ServerApp
+    "coordinator.flower.errors.TwoStrategiesError",  # in Flower's ServerApp
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.disturbance.DisturbedError",  # while profiling
