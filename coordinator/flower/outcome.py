@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from logging import INFO
 from typing import Any
 
 from flwr.app import Error, Message, MetricRecord
+from flwr.common.logger import log
 
-from wattfleet_proto.assignment import APP_WEIGHS_KEY, RECORD_KEY, SHARE_KEY
+from wattfleet_proto.assignment import APP_WEIGHS_KEY, CUT_KEY, RECORD_KEY, SHARE_KEY
 from wattfleet_proto.v1 import planning_pb2
 
 LOSS_KEYS = ("train_loss", "train-loss", "loss")
@@ -88,6 +90,8 @@ class Outcome:
             for one in metrics:
                 if _is_number(one.get(weighted_by_key)):
                     one[weighted_by_key] = float(one[weighted_by_key]) * share
+        if record.get(CUT_KEY, False) and SHARE_KEY not in record:
+            log(INFO, "%s stopped at its deadline; its loader has no length, so its weight stands", device_id)
         return planning_pb2.DeviceResult(
             device_id=device_id,
             share=share,

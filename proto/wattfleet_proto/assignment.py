@@ -19,6 +19,9 @@ DEVICE_ID_KEY = "device-id"
 SHARE_KEY = "share"
 """In a reply: how much of the assigned work was done before its deadline, 0 to 1."""
 
+CUT_KEY = "cut"
+"""In a reply: its deadline ended the training early."""
+
 APP_WEIGHS_KEY = "app-weighs"
 """In a reply: the app's own weight counts only what was done."""
 

@@ -193,6 +193,18 @@ def test_an_app_that_weighs_partial_work_itself_is_believed() -> None:
     assert planner.results()[0]["d"].num_examples == 40.0
 
 
+def test_of_work_that_was_cut_nobody_knows_where_the_weight_stands() -> None:
+    def train(message: Any) -> Any:
+        reply = trained(message)
+        reply.content[RECORD_KEY] = ConfigRecord({"cut": True, "app-weighs": False})
+        return reply
+
+    planner = PlannerStub(chosen=["b"])
+    run(GridOfNodes(fleet(b={"train": train})), planner)
+    told = planner.results()[0]["b"]
+    assert (told.share, told.num_examples, told.failure) == (1.0, 20.0, "")
+
+
 def test_the_strategy_sees_nothing_of_wattfleets_in_a_reply() -> None:
     seen: list[set[str]] = []
 
