@@ -23,9 +23,22 @@ class RefusedError(PlanningError):
         super().__init__(text)
         self.code = code
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same request may be granted later: devices get ready, budgets rise."""
+        return self.code in (
+            grpc.StatusCode.UNAVAILABLE,
+            grpc.StatusCode.DEADLINE_EXCEEDED,
+            grpc.StatusCode.FAILED_PRECONDITION,
+        )
+
 
 class CoordinatorAwayError(PlanningError):
     """The coordinator does not answer; training goes on without it."""
+
+
+class NoUpdatesError(WattfleetError):
+    """Nothing that a node sent could be aggregated for as long as was allowed."""
 
 
 class TwoStrategiesError(WattfleetError):

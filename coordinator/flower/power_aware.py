@@ -13,6 +13,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from coordinator.flower.clock import Clock, SystemClock
 from coordinator.flower.errors import TwoStrategiesError
+from coordinator.flower.fedbuff import FedBuff
 from coordinator.flower.grids import ShownNodesGrid, TimedGrid
 from coordinator.flower.planner import Planner
 from coordinator.flower.rounds import Patience, PlannedRound, PlannedRounds
@@ -101,6 +102,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             return metrics
 
         with self._rounds.run(grid, num_rounds):
+            if isinstance(self.strategy, FedBuff):
+                return self.strategy.start_planned(
+                    self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
+                )
             return super().start(
                 TimedGrid(grid, self._limit_s),
                 initial_arrays,

@@ -29,7 +29,6 @@ from wattfleet_proto.v1 import planning_pb2
 _DURATION_SLACK = 2.0
 _LOW_BUDGET_POLL_S = 10.0
 _SAID_AGAIN_AFTER_S = 600.0
-_WAITED_FOR = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 @dataclass(frozen=True)
@@ -113,16 +112,17 @@ class PlannedRounds:
         """The nodes that are there; see `Nodes.connected`."""
         return self._nodes.connected(grid, least)
 
-    def plan(self, grid: Grid, number: int, node_ids: list[int]) -> PlannedRound | None:
+    def plan(self, grid: Grid, number: int, node_ids: list[int], waits: bool = True) -> PlannedRound | None:
         """The plan of a round; None while the coordinator is away, which is said.
 
         Args:
             grid: Flower's.
             number: of the round, from 1.
-            node_ids: nodes that are connected now.
+            node_ids: nodes that are connected, and free.
+            waits: whether to wait, within patience, where there is no plan yet; then over all nodes that are connected.
 
         Raises:
-            PlanningError: none of the devices got ready, the watts carry none, or the coordinator refused; the text
+            RefusedError: none of the devices got ready, the watts carry none, or the coordinator refused; the text
                 says why.
         """
         if self._run is None:  # driven by hand, or by a strategy around this one
@@ -130,7 +130,7 @@ class PlannedRounds:
         try:
             if self._planner.away:
                 self._planner.reach()
-            plan = self._planned(grid, number, node_ids)
+            plan = self._planned(grid, number, node_ids, waits)
         except CoordinatorAwayError as away:
             if not self._is_plain:
                 log(
@@ -224,7 +224,7 @@ class PlannedRounds:
         if refused := self._planner.tell(method, request):
             log(WARNING, "%s was not taken: %s", method, refused)
 
-    def _planned(self, grid: Grid, number: int, node_ids: list[int]) -> planning_pb2.PlanRoundResponse:
+    def _planned(self, grid: Grid, number: int, node_ids: list[int], waits: bool) -> planning_pb2.PlanRoundResponse:
         """The plan, once there is one: devices may have to get ready, or the budget to rise."""
         assert self._run is not None, "it was started"
         began_s = self._clock.now_s()
@@ -246,7 +246,7 @@ class PlannedRounds:
                     is_known = False
                     self._planner.ask("StartRun", self._run)
                     continue
-                patience_s, poll_s = self._waiting_for(refused.code)
+                patience_s, poll_s = self._waiting_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
                 if now_s - began_s >= patience_s:
                     raise
@@ -256,16 +256,14 @@ class PlannedRounds:
                 self._clock.sleep_s(poll_s)
             node_ids = list(grid.get_node_ids())
 
-    def _waiting_for(self, code: grpc.StatusCode) -> tuple[float, float]:
+    def _waiting_for(self, refused: RefusedError) -> tuple[float, float]:
         """How long to go on asking after a refusal, and how often; seconds."""
-        if code in _WAITED_FOR:
-            return self._patience.nodes_s, POLL_S
-        if code is grpc.StatusCode.FAILED_PRECONDITION:
-            # A budget that has carried this run is low now, at night say. One that never has is a mistake.
-            if self._has_planned:
-                return self._patience.low_budget_s, _LOW_BUDGET_POLL_S
-            return self._patience.nodes_s, POLL_S
-        return 0.0, POLL_S
+        if not refused.may_pass:
+            return 0.0, 0.0
+        # A budget that has carried this run is low now, at night say. One that never has is a mistake.
+        if refused.code is grpc.StatusCode.FAILED_PRECONDITION and self._has_planned:
+            return self._patience.low_budget_s, _LOW_BUDGET_POLL_S
+        return self._patience.nodes_s, POLL_S
 
 
 class _Runs:

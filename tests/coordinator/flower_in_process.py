@@ -106,6 +106,8 @@ class GridOfNodes(Grid):
         self.sent: list[Message] = []
         self.timeouts_s: list[float | None] = []
         self._made = 0
+        self._busy_until_s: dict[int, float] = {}
+        self._on_the_way: dict[str, tuple[float, Message]] = {}
 
     @property
     def run(self) -> Any:
@@ -121,20 +123,29 @@ class GridOfNodes(Grid):
         return list(self.nodes)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise AssertionError("strategies send and receive in one")
+        """Send; a node works on one message after the other."""
+        ids = []
+        for message in messages:
+            self._number(message)
+            node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
+            begins_s = max(self.clock.at_s, self._busy_until_s.get(message.metadata.dst_node_id, 0.0))
+            ends_s = self._busy_until_s[message.metadata.dst_node_id] = begins_s + node.takes_s
+            self._on_the_way[message.metadata.message_id] = ends_s, self._replied(node, message)
+            ids.append(message.metadata.message_id)
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise AssertionError("strategies send and receive in one")
+        """The replies that are there by now."""
+        there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.at_s]
+        return [self._on_the_way.pop(one)[1] for one in there]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         replies, waited_s = [], 0.0
         messages = list(messages)
         self.timeouts_s += [timeout] if messages else []
         for message in messages:
-            self._made += 1
-            message.metadata.__dict__["_message_id"] = f"message-{self._made}"
+            self._number(message)
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
-            self.sent.append(self._as_sent(message))
             if timeout is not None and node.takes_s > timeout:
                 waited_s = max(waited_s, timeout)
                 continue
@@ -142,6 +153,11 @@ class GridOfNodes(Grid):
             replies.append(self._replied(node, message))
         self.clock.at_s += waited_s
         return replies
+
+    def _number(self, message: Message) -> None:
+        self._made += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._made}"
+        self.sent.append(self._as_sent(message))
 
     def _as_sent(self, message: Message) -> Message:
         sent = copy.copy(message)

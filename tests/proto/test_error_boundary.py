@@ -24,6 +24,7 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 # status.
 NOT_RAISED_BY_A_SERVICER = {
     "coordinator.flower.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "coordinator.flower.errors.NoUpdatesError",  # in Flower's ServerApp
     "coordinator.flower.errors.PlanningError",  # in Flower's ServerApp
     "coordinator.flower.errors.RefusedError",  # in Flower's ServerApp
     "coordinator.flower.errors.TwoStrategiesError",  # in Flower's ServerApp
