@@ -4,8 +4,9 @@ from edge_agent.flower import power_mode_mod
 
 app = ClientApp(mods=[power_mode_mod])
 
-An app that trains by `for batch in profiled(loader)` lets the agent measure other modes meanwhile, in rounds in which
-some are still to be measured.
+An app that trains by `for batch in until_deadline(loader)` stops in time for its round, and what it did until then is
+kept and weighted as such. One that trains by `for batch in profiled(loader)` lets the agent measure other modes
+meanwhile, in rounds in which some are still to be measured. Both: `until_deadline(profiled(loader))`.
 """
 
 from __future__ import annotations
@@ -14,15 +15,24 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from edge_agent.deadline import Deadline, length_of
 from edge_agent.paths import DEFAULT_SOCKET
 from edge_agent.productive import wait_for_gpu
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
+from wattfleet_proto.assignment import (
+    APP_WEIGHS_KEY,
+    CUT_KEY,
+    DEVICE_ID_KEY,
+    IDENTIFY_KEY,
+    RECORD_KEY,
+    SHARE_KEY,
+    RoundAssignment,
+)
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
@@ -58,21 +68,66 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         training = _Training(channel)
         try:
             training.start(assignment)
+            deadline = training.deadline = Deadline(assignment.epochs, assignment.deadline_s)
             reply = None
             running = _running.set(training)
             try:
                 reply = call_next(message, context)
             finally:
                 _running.reset(running)
-                training.finish(failed=reply is None or reply.has_error())
+                training.finish(reply is None or reply.has_error(), deadline.epochs_done)
         except grpc.RpcError as error:
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {error.details()}"
             ) from None
+    if deadline.used and not reply.has_error():
+        done: dict[str, bool | float] = {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
+        if deadline.share is not None:
+            done[SHARE_KEY] = deadline.share
+        reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
 
 
-def profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
+class _Batches(Generic[Batch]):
+    """A loader's batches, as often as they are asked for, and as many."""
+
+    def __init__(self, loader: Iterable[Batch], batches: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
+        self._loader = loader
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches(self._loader)
+
+    def __len__(self) -> int:
+        length = length_of(self._loader)
+        if length is None:
+            raise TypeError(f"{type(self._loader).__name__} has no length")
+        return length
+
+
+def until_deadline(loader: Iterable[Batch], *, app_weighs: bool = False) -> Iterable[Batch]:
+    """The batches of `loader` until the round's deadline; at least one, and none after the last that ends in time.
+
+    How much of the assigned work was done goes into the reply, whose weight (`num-examples`, say) the server scales by
+    it. Outside of a training that the mod has begun, and in rounds that have no deadline, these are the loader's
+    batches and nothing else.
+
+    Args:
+        loader: yields minibatches; an epoch's, if it is to be known how much was done.
+        app_weighs: whether the app's own weight counts only what was done, so that the server leaves it as it is.
+    """
+
+    def bounded(batches: Iterable[Batch]) -> Iterator[Batch]:
+        training = _running.get()
+        if training is None:
+            return iter(batches)
+        training.deadline.app_weighs |= app_weighs
+        return training.deadline.bounded(batches)
+
+    return _Batches(loader, bounded)
+
+
+def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
     """The batches of `loader`; while the app trains on them, the agent measures modes that are still to be measured.
 
     Outside of a training that the mod has begun, and once nothing is left to be measured, these are the loader's
@@ -81,6 +136,10 @@ def profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
     Raises:
         grpc.RpcError: the agent is gone, or could not put a mode in force; the mod translates it.
     """
+    return _Batches(loader, _measured)
+
+
+def _measured(loader: Iterable[Batch]) -> Iterator[Batch]:
     training = _running.get()
     if training is None or not training.report([], paused=False):
         yield from loader
@@ -119,6 +178,7 @@ class _Training:
     def __init__(self, channel: grpc.Channel) -> None:
         self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
         self._responses: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+        self.deadline = Deadline(1.0, None)
 
     def start(self, assignment: RoundAssignment) -> None:
         """Have the assigned mode put in force."""
@@ -143,9 +203,10 @@ class _Training:
         measuring: bool = next(self._responses).noted.measuring
         return measuring
 
-    def finish(self, failed: bool) -> None:
+    def finish(self, failed: bool, epochs_done: float | None) -> None:
         """Have the device parked, and what was observed reported."""
-        self._requests.put(local_pb2.TrainRequest(finish=local_pb2.FinishTraining(failed=failed)))
+        finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
+        self._requests.put(local_pb2.TrainRequest(finish=finish))
         self._requests.put(None)
         next(self._responses)
 

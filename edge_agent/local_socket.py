@@ -131,7 +131,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     measuring = await self._noted(request.minibatches, time.monotonic() - answered_s)
                     answered_s = time.monotonic()
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
-                finished, observed = await self._finished(start.plan_id, request.finish.failed)
+                finished, observed = await self._finished(start, request.finish)
             except _DEVICE_TROUBLE as error:
                 self._happened(DeviceFailed(str(error)))
                 raise
@@ -177,16 +177,25 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             raise InvalidInputError(f"{took_s:g} s of minibatches in {since_s:.1f} s: report each of them once")
         return await _to_the_end(self._watch.minibatches_ended, times, report.paused)
 
-    async def _finished(self, plan_id: str, failed: bool) -> tuple[local_pb2.TrainingFinished, Observed | None]:
-        """End the training and report what was observed."""
-        if failed:
+    async def _finished(
+        self, start: local_pb2.StartTraining, finish: local_pb2.FinishTraining
+    ) -> tuple[local_pb2.TrainingFinished, Observed | None]:
+        """End the training and report what was observed.
+
+        Raises:
+            InvalidInputError: more was done than was assigned, or less than nothing.
+        """
+        if finish.failed:
             await _to_the_end(self._watch.abandon)
             return local_pb2.TrainingFinished(), None
-        observed = await _to_the_end(self._watch.finish)
+        epochs_done = finish.epochs_done if finish.HasField("epochs_done") else None
+        if epochs_done is not None and not 0 <= epochs_done <= start.epochs:
+            raise InvalidInputError(f"of {start.epochs:g} epochs, {epochs_done:g} cannot have been trained")
+        observed = await _to_the_end(self._watch.finish, epochs_done)
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._link.report_observation(
-            session_pb2.Observation(plan_id=plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
+            session_pb2.Observation(plan_id=start.plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
 

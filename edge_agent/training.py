@@ -162,11 +162,16 @@ class TrainingWatch:
         if paused:
             profiler.pause()
 
-    def finish(self) -> Observed | None:
+    def finish(self, epochs_done: float | None = None) -> Observed | None:
         """End the training that was started, and park the device.
 
+        Args:
+            epochs_done: local epochs that were trained, where a deadline ended it; 0 where nobody knows how many;
+                None for as many as were assigned.
+
         Returns:
-            What the assigned mode was seen to need; None where other modes were measured meanwhile.
+            What the assigned mode was seen to need; None where other modes were measured meanwhile, or too little is
+            known to have been done.
 
         Raises:
             PowerNotReadError: not one power sample could be read.
@@ -177,20 +182,21 @@ class TrainingWatch:
         assert running is not None, "finish follows start"
         if running.profiler is not None:
             running.profiler.pause()
+        epochs = running.epochs if epochs_done is None else epochs_done
         if isinstance(self._device, SoftDevice):
-            minibatches = max(1, round(running.epochs * self._minibatches_per_epoch))
+            minibatches = max(1, round(epochs * self._minibatches_per_epoch))
             self._device.run(max(0, minibatches - running.stepped))
         elapsed_s = self._device.clock.now_s() - running.started_s
         mode = self._device.current_mode()
         trace = running.meter.stop()
         self._running = None
         self.park()
-        if running.measured:
+        if running.measured or epochs < _FEWEST_EPOCHS:
             return None
         during = (trace.at_s >= running.started_s) & _was_read(trace)
         if not during.any():
             raise PowerNotReadError(_NO_POWER)
-        return Observed(mode, elapsed_s / running.epochs, float(np.mean(trace.power_mw[during])) / 1e3)
+        return Observed(mode, elapsed_s / epochs, float(np.mean(trace.power_mw[during])) / 1e3)
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""

@@ -16,6 +16,15 @@ IDENTIFY_KEY = "identify"
 
 DEVICE_ID_KEY = "device-id"
 
+SHARE_KEY = "share"
+"""In a reply: how much of the assigned work was done before its deadline, 0 to 1."""
+
+CUT_KEY = "cut"
+"""In a reply: its deadline ended the training early."""
+
+APP_WEIGHS_KEY = "app-weighs"
+"""In a reply: the app's own weight counts only what was done."""
+
 
 @dataclass(frozen=True)
 class RoundAssignment:
@@ -27,6 +36,10 @@ class RoundAssignment:
         mode: the power mode to train in.
         epochs: local epochs that the plan counts on.
         power_limit_w: watts set aside for the device.
+        deadline_s: seconds after its training began at which it stops; None for none.
+
+    Raises:
+        InvalidInputError: the deadline is not above 0.
     """
 
     plan_id: str
@@ -34,6 +47,11 @@ class RoundAssignment:
     mode: PowerMode
     epochs: float
     power_limit_w: float
+    deadline_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.deadline_s is not None and not self.deadline_s > 0:
+            raise InvalidInputError(f"{self.device_id}: a deadline is above 0 s, not {self.deadline_s:g}")
 
     def to_record(self) -> dict[str, str | int | float]:
         """The values of the ConfigRecord."""
@@ -43,6 +61,7 @@ class RoundAssignment:
             "epochs": self.epochs,
             "power-limit-w": self.power_limit_w,
             **self.mode._asdict(),
+            **({} if self.deadline_s is None else {"deadline-s": self.deadline_s}),
         }
 
     @classmethod
@@ -59,6 +78,7 @@ class RoundAssignment:
                 mode=PowerMode(*(int(str(record[knob])) for knob in PowerMode._fields)),
                 epochs=float(str(record["epochs"])),
                 power_limit_w=float(str(record["power-limit-w"])),
+                deadline_s=float(str(record["deadline-s"])) if "deadline-s" in record else None,
             )
         except (KeyError, ValueError) as error:
             raise InvalidInputError(

@@ -23,7 +23,7 @@ import reference_models
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
-from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled
+from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled, until_deadline
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
 from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
@@ -37,7 +37,15 @@ from edge_agent.training import Observed, TrainingWatch
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
-from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
+from wattfleet_proto.assignment import (
+    APP_WEIGHS_KEY,
+    CUT_KEY,
+    DEVICE_ID_KEY,
+    IDENTIFY_KEY,
+    RECORD_KEY,
+    SHARE_KEY,
+    RoundAssignment,
+)
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
@@ -366,6 +374,79 @@ def test_an_app_that_dies_while_modes_are_measured_leaves_the_device_parked(agen
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
     assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+
+
+def assigned_until(deadline_s: float | None, epochs: float = 1.0) -> Message:
+    record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs, power_limit_w=20.0, deadline_s=deadline_s).to_record()
+    return message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
+
+
+def test_a_training_that_its_deadline_ends_is_kept_told_and_observed_for_what_was_done(agent: Agent) -> None:
+    seen: list[int] = []
+
+    def train(request: Message, _: Context) -> Message:
+        for _epoch in range(2):
+            seen.extend(until_deadline(range(10)))
+        return answered(request, _)
+
+    where = context(**{"agent-socket": str(agent.socket)})
+    whole = power_mode_mod(assigned_until(None, epochs=2.0), where, train)
+    assert dict(whole.content[RECORD_KEY]) == {CUT_KEY: False, APP_WEIGHS_KEY: False, SHARE_KEY: 1.0}
+    assert seen == [*range(10), *range(10)]
+
+    seen.clear()
+    cut = power_mode_mod(assigned_until(1e-9, epochs=2.0), where, train)
+    assert not cut.has_error()
+    assert dict(cut.content[RECORD_KEY]) == {CUT_KEY: True, APP_WEIGHS_KEY: False, SHARE_KEY: 0.05}
+    assert seen == [0]
+    # The simulated board trained a tenth of an epoch: its seconds are told per epoch all the same.
+    first, second = agent.reports.observations
+    assert second.epoch_s == pytest.approx(first.epoch_s, rel=0.3)
+
+
+def test_a_deadline_in_the_midst_of_measuring_puts_the_rounds_own_mode_back(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.flower._REPORT_EVERY_S", 0.0)
+    modes: list[PowerMode] = []
+
+    def train(request: Message, _: Context) -> Message:
+        for _batch in until_deadline(profiled(range(800)), app_weighs=True):
+            modes.append(agent.board.current_mode())
+        modes.append(agent.board.current_mode())
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned_until(1e-9), context(**{"agent-socket": str(agent.socket)}), train)
+    assert len(modes) == 2 and modes[0] != MODE and modes[1] == MODE
+    assert reply.content[RECORD_KEY][APP_WEIGHS_KEY] is True
+    assert reply.content[RECORD_KEY][SHARE_KEY] == pytest.approx(1 / 800)
+    assert agent.reports.observations == []
+
+
+def test_of_a_loader_without_a_length_the_time_of_an_epoch_is_not_learnt(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        assert list(until_deadline(iter(range(10)))) == [0]
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned_until(1e-9), context(**{"agent-socket": str(agent.socket)}), train)
+    assert dict(reply.content[RECORD_KEY]) == {CUT_KEY: True, APP_WEIGHS_KEY: False}
+    assert agent.reports.observations == []
+    assert agent.board.current_mode() == parked_mode(agent.board)
+
+
+@pytest.mark.parametrize("epochs_done", [1.5, -0.1, float("nan")])
+def test_more_work_than_was_assigned_is_refused(agent: Agent, epochs_done: float) -> None:
+    def train(request: Message, _: Context) -> Message:
+        training = _running.get()
+        assert training is not None
+        with pytest.raises(grpc.RpcError):
+            training.finish(False, epochs_done)
+        raise MemoryError("to leave the mod")
+
+    with pytest.raises((MemoryError, AgentUnreachableError)):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.reports.observations == []
 
 
 def test_what_rounds_show_joins_the_profile_and_the_front_follows(agent: Agent) -> None:

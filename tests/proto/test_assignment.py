@@ -25,6 +25,7 @@ ASSIGNMENT = RoundAssignment(
         mode=st.builds(PowerMode, knob, knob, knob, knob),
         epochs=st.floats(1e-3, 1e6),
         power_limit_w=st.floats(1e-3, 1e6),
+        deadline_s=st.none() | st.floats(1e-3, 1e6),
     )
 )
 def test_an_assignment_comes_back_from_flowers_own_record(assignment: RoundAssignment) -> None:
@@ -50,6 +51,12 @@ def test_a_missing_value_is_named_with_what_to_do(key: str) -> None:
 def test_a_value_of_the_wrong_kind_is_refused(key: str, value: object) -> None:
     with pytest.raises(InvalidInputError, match="no assignment"):
         RoundAssignment.from_record({**ASSIGNMENT.to_record(), key: value})
+
+
+@pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
+def test_a_deadline_that_has_passed_before_the_start_is_refused(deadline_s: float) -> None:
+    with pytest.raises(InvalidInputError, match="^orin-0: a deadline is above 0 s"):
+        RoundAssignment.from_record({**ASSIGNMENT.to_record(), "deadline-s": deadline_s})
 
 
 def test_half_a_hertz_is_no_mode() -> None:

@@ -30,7 +30,11 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "coordinator.flower.PlanningError",  # in Flower's ServerApp
+    "coordinator.flower.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "coordinator.flower.errors.NoUpdatesError",  # in Flower's ServerApp
+    "coordinator.flower.errors.PlanningError",  # in Flower's ServerApp
+    "coordinator.flower.errors.RefusedError",  # in Flower's ServerApp
+    "coordinator.flower.errors.TwoStrategiesError",  # in Flower's ServerApp
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.disturbance.DisturbedError",  # while profiling

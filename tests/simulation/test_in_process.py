@@ -31,7 +31,9 @@ def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: PowerAware | None = None) -> None:
-    strategy = strategy or PowerAware(FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
+    strategy = strategy or PowerAware(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address, patience_s=5.0
+    )
     initial = ArrayRecord(DigitsNet().state_dict())
     strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
 

@@ -138,18 +138,24 @@ class FinishTraining(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     FAILED_FIELD_NUMBER: _builtins.int
+    EPOCHS_DONE_FIELD_NUMBER: _builtins.int
     failed: _builtins.bool
     """the training raised: nothing is to be learnt from it"""
+    epochs_done: _builtins.float
+    """Epochs trained, fewer than assigned where a deadline ended it; 0: nobody knows how many; absent: as assigned."""
     def __init__(
         self,
         *,
         failed: _builtins.bool = ...,
+        epochs_done: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done", "epochs_done", b"epochs_done"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["failed", b"failed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done", "epochs_done", b"epochs_done", "failed", b"failed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__epochs_done: _TypeAlias = _typing.Literal["epochs_done"]  # noqa: Y015
+    _WhichOneofArgType__epochs_done: _TypeAlias = _typing.Literal["_epochs_done", b"_epochs_done"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__epochs_done) -> _WhichOneofReturnType__epochs_done | None: ...
 
 Global___FinishTraining: _TypeAlias = FinishTraining  # noqa: Y015
 

@@ -1,0 +1,1 @@
+"""A first Flower app with PyTorch: handwritten digits, split over the nodes."""
