@@ -10,8 +10,8 @@ from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
 from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.tree import Tree
 from edge_agent.durable_files import replace_file
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode

@@ -18,8 +18,8 @@ from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfErr
 from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.tree import Tree
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, ModeSpace, PowerMode

@@ -6,8 +6,8 @@ import shutil
 import threading
 
 from edge_agent.devices.jetson.programs import ProgramResult
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual_clock import VirtualClock
 from tests.edge_agent.jetson_boards import CAP_4_5, CAP_6
 

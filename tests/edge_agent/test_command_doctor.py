@@ -6,8 +6,8 @@ import types
 import pytest
 
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.system_clock import SystemClock
+from edge_agent.devices.tree import Tree
 from edge_agent.safekeeping import KEPT_FILE, safekept
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.edge_agent.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs

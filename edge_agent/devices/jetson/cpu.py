@@ -16,7 +16,7 @@ from edge_agent.devices.jetson.knob_files import (
     value_of,
     within,
 )
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 
 _CPU = "/sys/devices/system/cpu"
 
