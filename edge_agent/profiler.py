@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable
 
-from edge_agent.devices.device import Device, ModeNotAppliedError
+from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
 from edge_agent.disturbance import DisturbedError, wait_until_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import (
@@ -13,7 +13,6 @@ from edge_agent.mode_measurement import (
     MeasurementError,
     ModeMeasurement,
     ProfilerSettings,
-    require_mode,
 )
 from edge_agent.records import Discarded, ModeRecord
 from edge_agent.settling import level_mw
@@ -94,14 +93,14 @@ class Profiler:
             MeasurementError: too few power samples in that time.
         """
         self._device.apply(mode)
-        require_mode(self._device, mode)
+        require_in_force(self._device, mode)
         self._device.clock.sleep_s(_COOL_DOWN_S)
         meter = self._device.start_meter()
         try:
             self._device.clock.sleep_s(seconds)
         finally:
             trace = meter.stop()
-        require_mode(self._device, mode)
+        require_in_force(self._device, mode)
         level = level_mw(trace)
         if level is None:
             raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} s of idling")

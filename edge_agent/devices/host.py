@@ -99,6 +99,11 @@ class HostDevice:
         if mode != only:
             raise InvalidInputError(f"this machine does not offer the mode {mode.label()}: it has only {only.label()}")
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What is in force instead; the owner may have taken a core offline, or capped a clock."""
+        in_force = self.current_mode()
+        return [] if in_force == mode else [f"{in_force.label()} is in force"]
+
     def start_meter(self) -> PolledMeter:
         """Begin to sample power; every sample is missing where nothing can be read."""
         sources: list[Callable[[], float]] = [self._nvml.power_mw] if self._nvml else []

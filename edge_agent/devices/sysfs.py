@@ -111,13 +111,17 @@ class SysfsDevice:
         self.cpu.set(mode.cores, mode.cpu_khz)
         self.gpu.set(mode.gpu_hz)
         self.memory.set(mode.mem_hz)
-        found = [
+        found = self.differences(mode)
+        if found:
+            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What the knobs hold instead of a mode that was applied."""
+        return [
             *self.cpu.differences(mode.cores, mode.cpu_khz),
             *self.gpu.differences(mode.gpu_hz),
             *self.memory.differences(mode.mem_hz),
         ]
-        if found:
-            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
 
     def require_offered(self, mode: PowerMode) -> None:
         """Check that the board offers a mode.

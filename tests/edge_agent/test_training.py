@@ -178,6 +178,9 @@ class RealTimeBoard:
         yield
         self.held -= 1
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        return [] if self.mode == mode else [f"{self.mode.label()} is in force"]
+
     def start_meter(self) -> RealTimeBoard.Meter:
         self.meters += 1
         return self.Meter(self)
