@@ -148,10 +148,12 @@ class ProductiveProfiler:
         Raises:
             ModeNotAppliedError: that mode did not take effect.
         """
-        if self._measurement is not None:
-            self._measurement.stop()
-            self._measurement = None
-        self._rest()
+        measurement, self._measurement = self._measurement, None
+        try:
+            if measurement is not None:
+                measurement.stop()
+        finally:
+            self._rest()
 
     def _measure_next(self) -> None:
         if not self._ahead:
