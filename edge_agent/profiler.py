@@ -6,7 +6,7 @@ import logging
 from collections.abc import Generator, Iterable
 
 from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
-from edge_agent.disturbance import DisturbedError, wait_until_cool
+from edge_agent.disturbance import DisturbedError, OverloadedError, wait_until_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import (
     USUAL_SETTINGS,
@@ -122,7 +122,8 @@ class Profiler:
                         minibatches = measurement.minibatches
             except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
                 reason = str(error)
-                journal.append(Discarded(mode, reason, minibatches, self._device.clock.now_s() - begin_s))
+                took_s = self._device.clock.now_s() - begin_s
+                journal.append(Discarded(mode, reason, minibatches, took_s, isinstance(error, OverloadedError)))
                 if not isinstance(error, DisturbedError):
                     self._note_failure(mode, error)
                     return None
