@@ -79,6 +79,11 @@ class HostDevice:
         return f"no power can be read ({reason}), so this machine cannot be profiled for power"
 
     @property
+    def has_power_meter(self) -> bool:
+        """Whether there is anything whose power this process may read."""
+        return self._nvml is not None or self._rapl.packages > 0
+
+    @property
     def power_is_refused(self) -> bool:
         """Whether there are power counters that this process may not read."""
         return self._rapl.unreadable
