@@ -45,8 +45,8 @@ stubs: install
 unit: install
 	$(BIN)/pytest --durations=5
 
-chaos: install ## Kill an agent at 50 random moments of a profile
-	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py
+chaos: install ## Kill agents at 50 random moments of profiles, and of mode changes
+	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py tests/edge_agent/test_chaos_mode_change.py
 
 bench: install ## List the benchmarks
 	@for module in benchmarks/[a-z]*.py; do \

@@ -52,6 +52,10 @@ class ThisMachine:
     def apply(self, mode: PowerMode) -> None:
         """Nothing to do."""
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        """None."""
+        return []
+
     def start_meter(self) -> PolledMeter:
         """Sample the file."""
         return PolledMeter(self._read, self.clock)

@@ -16,6 +16,10 @@ class DisturbedError(WattfleetError):
     """The board got too hot or throttled itself, or stopped telling: what was measured may not be the mode's."""
 
 
+class OverloadedError(DisturbedError):
+    """The mode was too much for the board: it got too hot, or throttled itself."""
+
+
 class TooHotError(WattfleetError):
     """The board did not cool down in time: give it air, raise the temperature limit, or wait longer."""
 
@@ -74,14 +78,15 @@ class Guard:
         """Make sure that nothing has disturbed the measurement; what a board never told is not held against it.
 
         Raises:
-            DisturbedError: it got too hot, has throttled itself since the beginning, or no longer tells what it did.
+            OverloadedError: it got too hot, or has throttled itself since the beginning.
+            DisturbedError: it no longer tells what it did.
         """
         now = self._device.conditions()
         if now.temperature_c is not None and now.temperature_c > self._limits.temperature_c:
-            raise DisturbedError(f"{now.temperature_c:.0f} degrees, above the limit of {self._limits.temperature_c:g}")
+            raise OverloadedError(f"{now.temperature_c:.0f} degrees, above the limit of {self._limits.temperature_c:g}")
         before = self._before.throttle_events
         if now.throttle_events is not None and before is not None and now.throttle_events > before:
-            raise DisturbedError(f"the board throttled itself, {now.throttle_events - before} times")
+            raise OverloadedError(f"the board throttled itself, {now.throttle_events - before} times")
         self._without_temperature = 0 if now.temperature_c is not None else self._without_temperature + 1
         if self.temperature_known and self._without_temperature >= _LOOKS_WITHOUT:
             raise DisturbedError("the temperature sensor is gone: it cannot be read any more")

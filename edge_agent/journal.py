@@ -120,8 +120,11 @@ class Journal:
 
     def discarded_modes(self, times: int) -> list[PowerMode]:
         """The modes whose measurement was given up so many times or more: the board does not bear them."""
-        counts = Counter(entry.mode for entry in self.discarded)
-        return [mode for mode, count in counts.items() if count >= times]
+        return _most_common(self.discarded, times)
+
+    def overloaded_modes(self, times: int) -> list[PowerMode]:
+        """The modes at which the board got too hot or throttled itself so many times or more."""
+        return _most_common((entry for entry in self.discarded if entry.overloaded), times)
 
     @property
     def renewal(self) -> Renewal | None:
@@ -182,6 +185,11 @@ class Journal:
                 f"{self._path}: cannot be written: {error.strerror}; the {len(self._entries)} records it holds are kept"
             ) from None
         self._size += len(data)
+
+
+def _most_common(given_up: Iterable[Discarded], times: int) -> list[PowerMode]:
+    counts = Counter(entry.mode for entry in given_up)
+    return [mode for mode, count in counts.items() if count >= times]
 
 
 def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from edge_agent.bearing import Bearing
 from edge_agent.devices.device import Device
 from edge_agent.journal import Journal
 from edge_agent.productive import ProductiveProfiler
-from edge_agent.profiling_plan import BATCH, Progress, profile_device, unbearable
+from edge_agent.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.records import Renewal, RoundRecord
 from edge_agent.training import Observed
 from edge_agent.workloads.step import OpenSteps
@@ -78,9 +79,9 @@ class OnlineLearner:
 
     @property
     def front(self) -> Front:
-        """The front by what is known now."""
-        prediction = self._predictor.predict(self._device.modes)
-        return predicted_front(self._device.modes, prediction, self._minibatches_per_epoch)
+        """The front by what is known now, of the modes that the board bears."""
+        modes = self._device.modes[Bearing.of(self._journal).bears(self._device.modes)]
+        return predicted_front(modes, self._predictor.predict(modes), self._minibatches_per_epoch)
 
     def observe(self, observed: Observed) -> str | None:
         """Let what a round showed join the profile, and fit the predictor anew.
@@ -132,7 +133,7 @@ class OnlineLearner:
             self._device.modes,
             self._predict,
             SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed),
-            exclude=np.vstack([self._device.modes[~affordable], unbearable(self._journal)]),
+            exclude=np.vstack([self._device.modes[~affordable], Bearing.of(self._journal).given_up]),
         )
         return ProductiveProfiler(self._device, as_modes(chosen), self._journal)
 

@@ -7,7 +7,7 @@ from types import TracebackType
 
 import numpy as np
 
-from edge_agent.devices.device import Device, ModeNotAppliedError
+from edge_agent.devices.device import Device, require_in_force
 from edge_agent.disturbance import USUAL_LIMITS, Guard, Limits
 from edge_agent.records import ModeRecord
 from edge_agent.settling import settled_minibatch_ms, settled_power_mw
@@ -71,7 +71,7 @@ class ModeMeasurement:
         self._settings = settings
         self._begin_s = device.clock.now_s()
         device.apply(mode)
-        require_mode(device, mode)
+        require_in_force(device, mode)
         self._guard = Guard(device, settings.limits)
         self._end_s = [device.clock.now_s()]
         self._times: list[StepTimes | None] = []
@@ -129,7 +129,7 @@ class ModeMeasurement:
                 )
             return None
         self.stop()
-        require_mode(self._device, self.mode)
+        require_in_force(self._device, self.mode)
         time = settled_minibatch_ms(np.diff(self._end_s) * 1e3)
         known = [times for times in self._times[1:] if times is not None]
         return ModeRecord(
@@ -158,14 +158,3 @@ class ModeMeasurement:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
-
-
-def require_mode(device: Device, mode: PowerMode) -> None:
-    """Make sure that a mode is in force.
-
-    Raises:
-        ModeNotAppliedError: another one is.
-    """
-    in_force = device.current_mode()
-    if in_force != mode:
-        raise ModeNotAppliedError(f"{mode.label()} was set, but {in_force.label()} is in force")

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TypeVar
 
 from edge_agent.devices.device import Device, ModeNotAppliedError, SoftDevice
-from edge_agent.disturbance import DisturbedError, is_cool
+from edge_agent.disturbance import DisturbedError, OverloadedError, is_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
 from edge_agent.records import Discarded
@@ -133,7 +133,10 @@ class ProductiveProfiler:
             measurement = self._measurement
             measurement.stop()
             self._measurement = None
-            self._discard(Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds))
+            overloaded = isinstance(error, OverloadedError)
+            self._discard(
+                Discarded(measurement.mode, str(error), measurement.minibatches, measurement.seconds, overloaded)
+            )
             return True
         if record is None:
             return False
@@ -148,10 +151,12 @@ class ProductiveProfiler:
         Raises:
             ModeNotAppliedError: that mode did not take effect.
         """
-        if self._measurement is not None:
-            self._measurement.stop()
-            self._measurement = None
-        self._rest()
+        measurement, self._measurement = self._measurement, None
+        try:
+            if measurement is not None:
+                measurement.stop()
+        finally:
+            self._rest()
 
     def _measure_next(self) -> None:
         if not self._ahead:

@@ -9,12 +9,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.bearing import Bearing
 from edge_agent.devices.device import Device
 from edge_agent.journal import Journal, JournalError, JournalHeader
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.artefact import Artefact, read_directory, restore
 from wattfleet.choosing import KnownModes
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.front import Front, predicted_front
 from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
 
@@ -30,6 +35,7 @@ class MeasuredProfile:
         discarded: measurements that were given up, as something disturbed them.
         seconds: what measuring took, device-clock seconds.
         renewed: why it was begun anew; None where it never was.
+        bearing: which modes the board does not bear.
     """
 
     header: JournalHeader
@@ -38,6 +44,7 @@ class MeasuredProfile:
     discarded: int
     seconds: float
     renewed: str | None
+    bearing: Bearing
 
     @classmethod
     def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
@@ -49,6 +56,7 @@ class MeasuredProfile:
             len(journal.discarded),
             journal.seconds,
             journal.renewal.reason if journal.renewal else None,
+            Bearing.of(journal),
         )
 
 
@@ -71,9 +79,24 @@ class FittedDevice:
     known: KnownModes
 
     @property
+    def choosable(self) -> KnownModes:
+        """What is known of the modes that the board bears; of the others, too much may be hoped for."""
+        return self.known.among(self._borne)
+
+    @property
+    def front(self) -> Front:
+        """The predicted front of the modes that the board bears, as the agent reports it."""
+        borne = self._borne
+        return predicted_front(self.known.modes[borne], self.prediction.among(borne), self.minibatches_per_epoch)
+
+    @property
     def minibatches_per_epoch(self) -> int:
         """Minibatches of one pass over the device's data."""
         return self.artefact.details.workload.minibatches_per_epoch
+
+    @property
+    def _borne(self) -> NDArray[np.bool_]:
+        return self.measured.bearing.bears(self.known.modes)
 
 
 def read_profile(state_directory: Path) -> MeasuredProfile | None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Generator, Iterable
 
-from edge_agent.devices.device import Device, ModeNotAppliedError
-from edge_agent.disturbance import DisturbedError, wait_until_cool
+from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
+from edge_agent.disturbance import DisturbedError, OverloadedError, wait_until_cool
 from edge_agent.journal import Journal
 from edge_agent.mode_measurement import (
     USUAL_SETTINGS,
     MeasurementError,
     ModeMeasurement,
     ProfilerSettings,
-    require_mode,
 )
 from edge_agent.records import Discarded, ModeRecord
 from edge_agent.settling import level_mw
@@ -94,14 +93,14 @@ class Profiler:
             MeasurementError: too few power samples in that time.
         """
         self._device.apply(mode)
-        require_mode(self._device, mode)
+        require_in_force(self._device, mode)
         self._device.clock.sleep_s(_COOL_DOWN_S)
         meter = self._device.start_meter()
         try:
             self._device.clock.sleep_s(seconds)
         finally:
             trace = meter.stop()
-        require_mode(self._device, mode)
+        require_in_force(self._device, mode)
         level = level_mw(trace)
         if level is None:
             raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} s of idling")
@@ -123,7 +122,8 @@ class Profiler:
                         minibatches = measurement.minibatches
             except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
                 reason = str(error)
-                journal.append(Discarded(mode, reason, minibatches, self._device.clock.now_s() - begin_s))
+                took_s = self._device.clock.now_s() - begin_s
+                journal.append(Discarded(mode, reason, minibatches, took_s, isinstance(error, OverloadedError)))
                 if not isinstance(error, DisturbedError):
                     self._note_failure(mode, error)
                     return None

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
+from edge_agent.bearing import Bearing
 from edge_agent.devices.device import Device
-from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
 from edge_agent.records import Renewal
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.modes import ModeArray, as_array, as_modes
+from wattfleet.modes import ModeArray, as_modes
 from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
 from wattfleet.sampling import SamplingSettings, next_modes
@@ -38,11 +38,6 @@ class Progress:
     done: int
     total: int
     detail: str
-
-
-def unbearable(journal: Journal) -> ModeArray:
-    """`[k, 4]` modes that were disturbed, or failed, at every attempt, and are not tried again."""
-    return as_array(journal.discarded_modes(USUAL_LIMITS.attempts))
 
 
 def profile_device(
@@ -87,9 +82,9 @@ def profile_device(
         return Profile.of(journal.measurements)
 
     def choose() -> ModeArray:
-        return next_modes(measured(), device.modes, predict, settings, exclude=unbearable(journal))
+        return next_modes(measured(), device.modes, predict, settings, exclude=Bearing.of(journal).given_up)
 
-    if not journal.measurements and len(unbearable(journal)) >= len(device.modes):
+    if not journal.measurements and len(Bearing.of(journal).given_up) >= len(device.modes):
         # Not even one mode could be measured: that was the board's state, not the modes', and may be over by now.
         bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
         journal.append(Renewal("no mode could be measured", bound))

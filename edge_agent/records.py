@@ -75,12 +75,14 @@ class Discarded:
         reason: what disturbed it.
         minibatches: minibatches that were trained for it.
         seconds: what it took, device-clock seconds.
+        overloaded: whether the board got too hot or throttled itself; a line of an earlier version does not say so.
     """
 
     mode: PowerMode
     reason: str
     minibatches: int
     seconds: float
+    overloaded: bool = False
 
 
 @dataclass(frozen=True)

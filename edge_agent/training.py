@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device, PowerMeter, PowerTrace, SoftDevice
 from edge_agent.journal import JournalError
@@ -22,11 +22,13 @@ _log = logging.getLogger(__name__)
 _LISTENED_FOR_S = 3.0
 # What an app may ask for: time is told per epoch, which has to remain a number to learn from.
 _FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
-_NO_POWER = "no power sample could be read: check the power rails"
+# Where more is missing than was read, the mean tells when the rails answered rather than what the board drew.
+_LEAST_READ = 0.5
+_FEWEST_READ = 2
 
 
 class PowerNotReadError(WattfleetError):
-    """No power sample could be read while training; missing is not zero, so nothing is reported."""
+    """Too little of the power could be read while training; missing is not zero, so nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Observed:
 
 @dataclass
 class _Running:
+    mode: PowerMode
     epochs: float
     power_limit_w: float
     started_s: float
@@ -109,7 +112,7 @@ class TrainingWatch:
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
             self._device.step()  # warm-up
-        self._running = _Running(epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
+        self._running = _Running(mode, epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by minibatches that the app reports; when this returns, the mode to train on in is in force.
@@ -170,59 +173,69 @@ class TrainingWatch:
                 None for as many as were assigned.
 
         Returns:
-            What the assigned mode was seen to need; None where other modes were measured meanwhile, or too little is
-            known to have been done.
+            What the assigned mode was seen to need; None where other modes were in force meanwhile, too little is known
+            to have been done, or the training was too short for its power to be sampled.
 
         Raises:
-            PowerNotReadError: not one power sample could be read.
+            PowerNotReadError: too few power samples could be read to tell what the board drew.
             ModeNotAppliedError: the device could not be parked.
             InvalidInputError: the training took no time.
         """
-        running = self._running
+        running, self._running = self._running, None
         assert running is not None, "finish follows start"
-        if running.profiler is not None:
-            running.profiler.pause()
         epochs = running.epochs if epochs_done is None else epochs_done
-        if isinstance(self._device, SoftDevice):
-            minibatches = max(1, round(epochs * self._minibatches_per_epoch))
-            self._device.run(max(0, minibatches - running.stepped))
-        elapsed_s = self._device.clock.now_s() - running.started_s
-        mode = self._device.current_mode()
-        trace = running.meter.stop()
-        self._running = None
-        self.park()
-        if running.measured or epochs < _FEWEST_EPOCHS:
+        with self._ending(running):
+            try:
+                if running.profiler is not None:
+                    running.profiler.pause()
+                if isinstance(self._device, SoftDevice):
+                    minibatches = max(1, round(epochs * self._minibatches_per_epoch))
+                    self._device.run(max(0, minibatches - running.stepped))
+                ended_s = self._device.clock.now_s()
+                changed = self._device.differences(running.mode)
+            finally:
+                trace = running.meter.stop()
+        if changed:
+            _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
+        if running.measured or changed or epochs < _FEWEST_EPOCHS:
             return None
-        during = (trace.at_s >= running.started_s) & _was_read(trace)
-        if not during.any():
-            raise PowerNotReadError(_NO_POWER)
-        return Observed(mode, elapsed_s / epochs, float(np.mean(trace.power_mw[during])) / 1e3)
+        power_w = _mean_power_w(trace, running.started_s, ended_s)
+        if power_w is None:
+            _log.warning("nothing was observed: training ended before power was sampled %d times", _FEWEST_READ)
+            return None
+        return Observed(running.mode, (ended_s - running.started_s) / epochs, power_w)
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""
         running, self._running = self._running, None
         if running is not None:
-            running.meter.stop()
+            with self._ending(running):
+                running.meter.stop()
+
+    @contextmanager
+    def _ending(self, running: _Running) -> Iterator[None]:
+        """Whatever happens meanwhile, end what is being measured, and park."""
+        with ExitStack() as last:
+            last.callback(self.park)
             if running.profiler is not None:
-                running.profiler.pause()
-            self.park()
+                last.callback(running.profiler.pause)
+            yield
 
     def recover(self) -> None:
         """Park a device that was in trouble, and make sure that its power can be read again.
 
         Raises:
             ModeNotAppliedError: another mode was read back.
-            PowerNotReadError: not one power sample could be read.
+            PowerNotReadError: too few power samples could be read to train by.
         """
         self.abandon()
         self.park()
-        meter = self._device.start_meter()
+        begun_s, meter = self._device.clock.now_s(), self._device.start_meter()
         try:
             self._device.clock.sleep_s(_LISTENED_FOR_S)
         finally:
             trace = meter.stop()
-        if not _was_read(trace).any():
-            raise PowerNotReadError(_NO_POWER)
+        _mean_power_w(trace, begun_s, self._device.clock.now_s())
 
     def park(self) -> None:
         """Put the mode between trainings in force.
@@ -233,6 +246,32 @@ class TrainingWatch:
         self._device.apply(self._parked)
 
 
-def _was_read(trace: PowerTrace) -> NDArray[np.bool_]:
-    """Which samples are power: a board that runs draws some, so that 0 W is a rail that was not read."""
-    return np.isfinite(trace.power_mw) & (trace.power_mw > 0)
+def _mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | None:
+    """Mean watts of a training; None where it ended before there were enough samples.
+
+    Args:
+        trace: sampled while it lasted.
+        begun_s: when it began, device-clock seconds.
+        ended_s: when it ended.
+
+    Raises:
+        PowerNotReadError: too much of it is missing.
+    """
+    during = trace.at_s >= begun_s
+    # A board that runs draws some power, so that 0 W is a rail that was not read.
+    was_read = during & np.isfinite(trace.power_mw) & (trace.power_mw > 0)
+    # A sampler that has nothing new repeats itself.
+    read_at_s = np.unique(trace.at_s[was_read])
+    taken, read, lasted_s = int(during.sum()), int(was_read.sum()), ended_s - begun_s
+    silent_s = float(np.diff(read_at_s, prepend=begun_s, append=ended_s).max())
+    enough = len(read_at_s) >= _FEWEST_READ
+    if not enough and 0 < taken == read and lasted_s < _LISTENED_FOR_S:
+        return None
+    # A meter that has stopped altogether leaves no missing samples, but silence.
+    silent = silent_s > max(_LISTENED_FOR_S, (1 - _LEAST_READ) * lasted_s)
+    if not enough or read < _LEAST_READ * taken or silent:
+        raise PowerNotReadError(
+            f"power was read only {read} of {taken} times in {lasted_s:.0f} s, and for {silent_s:.0f} s not once: check"
+            " the power rails"
+        )
+    return float(np.mean(trace.power_mw[was_read])) / 1e3

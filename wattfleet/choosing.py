@@ -6,7 +6,7 @@ a stated probability: the best of thousands of predicted modes is likely one who
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,6 +102,14 @@ class KnownModes:
         """The modes of a profile and no others."""
         zero = np.zeros(len(profile))
         return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, np.ones(len(profile), dtype=bool))
+
+    def among(self, chosen: NDArray[np.bool_]) -> KnownModes:
+        """What is known of some of the modes.
+
+        Args:
+            chosen: `[n]` which of them.
+        """
+        return KnownModes(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """By how many standard deviations each mode keeps each of `[b]` budgets, `[n, b]`; negative over a budget."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -38,6 +38,14 @@ class Prediction:
     power_mw: Values
     time_log_sd: Values
     power_log_sd: Values
+
+    def among(self, chosen: NDArray[np.bool_]) -> Prediction:
+        """What is predicted for some of the modes.
+
+        Args:
+            chosen: `[n]` which of them.
+        """
+        return Prediction(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def minibatch_ms_quantile(self, q: float) -> Values:
         """The time that is not exceeded with probability `q`, `[n]` ms."""

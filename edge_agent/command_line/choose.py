@@ -66,10 +66,10 @@ def _chosen(
     from wattfleet.choosing import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
 
     if budget_w is not None:
-        return fastest_within_budget(fitted.known, budget_w * 1e3, probability)
+        return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)
     assert deadline_s is not None
     by_deadline = {Goal.energy: least_energy_by_deadline, Goal.power: lowest_power_by_deadline}[least]
-    return by_deadline(fitted.known, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
+    return by_deadline(fitted.choosable, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
 
 
 def _content(fitted: FittedDevice, chosen: Chosen, budget_w: float | None, deadline_s: float | None) -> dict[str, Any]:

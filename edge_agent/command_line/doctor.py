@@ -15,7 +15,7 @@ from edge_agent.paths import DEFAULT_SOCKET, DEFAULT_STATE_DIRECTORY
 if TYPE_CHECKING:
     from edge_agent.diagnosis.finding import Finding
 
-_STYLES = {"ok": "green", "limited": "yellow", "fails": "bold red"}
+_STYLES = {"ok": "green", "limited": "yellow", "absent": "yellow", "fails": "bold red"}
 
 
 def doctor(
@@ -26,23 +26,24 @@ def doctor(
 ) -> None:
     """Look at all that the agent needs, and say what to do about what is missing; nothing is changed.
 
-    Ends with 1 if the agent could not work.
+    Ends with 1 if something has to be repaired; a machine that has no power meter is in order, and serves no round.
     """
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis.machine import diagnose
 
     folder = folder_of_device(device, state_dir)
     findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, folder, socket))
-    works = all(finding.level != "fails" for finding in findings)
+    levels = {finding.level for finding in findings}
     if json_:
+        works = levels.isdisjoint({"absent", "fails"})
         print_json({"works": works, "findings": [asdict(finding) for finding in findings]})
     else:
-        _print_table(findings, works)
-    if not works:
+        _print_table(findings)
+    if "fails" in levels:
         raise typer.Exit(1)
 
 
-def _print_table(findings: Sequence[Finding], works: bool) -> None:
+def _print_table(findings: Sequence[Finding]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -60,5 +61,10 @@ def _print_table(findings: Sequence[Finding], works: bool) -> None:
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
     told = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
-    verdict = "The agent can work here" if works else "The agent cannot work here"
-    console.print(f"\n{verdict}: {told}.", style="bold" if works else "bold red")
+    if counts["fails"]:
+        verdict, style = "The agent cannot work here", "bold red"
+    elif counts["absent"]:
+        verdict, style = "Nothing is out of order, but the agent serves no round without what is absent", "bold yellow"
+    else:
+        verdict, style = "The agent can work here", "bold"
+    console.print(f"\n{verdict}: {told}.", style=style)

@@ -111,6 +111,10 @@ class Device(Protocol):
         """
         ...
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What is in force instead of a mode that was applied; nothing while every knob is as `apply` left it."""
+        ...
+
     def start_meter(self) -> PowerMeter:
         """Begin to sample board power."""
         ...
@@ -135,6 +139,21 @@ class Device(Protocol):
             ModeNotAppliedError: they were written, but others were read back.
         """
         ...
+
+
+def require_in_force(device: Device, mode: PowerMode) -> None:
+    """Make sure that a mode is in force, every knob of it.
+
+    Args:
+        device: the board.
+        mode: what was applied last.
+
+    Raises:
+        ModeNotAppliedError: something else is.
+    """
+    found = device.differences(mode)
+    if found:
+        raise ModeNotAppliedError(f"{mode.label()} was set, but {'; '.join(found)}")
 
 
 @runtime_checkable

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from edge_agent.devices.device import Clock, Conditions, Evidence, Knobs
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_array
 
@@ -79,6 +79,11 @@ class HostDevice:
         return f"no power can be read ({reason}), so this machine cannot be profiled for power"
 
     @property
+    def has_power_meter(self) -> bool:
+        """Whether there is anything whose power this process may read."""
+        return self._nvml is not None or self._rapl.packages > 0
+
+    @property
     def power_is_refused(self) -> bool:
         """Whether there are power counters that this process may not read."""
         return self._rapl.unreadable
@@ -98,6 +103,11 @@ class HostDevice:
         only = PowerMode(*(int(knob) for knob in self._modes[0]))
         if mode != only:
             raise InvalidInputError(f"this machine does not offer the mode {mode.label()}: it has only {only.label()}")
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What is in force instead; the owner may have taken a core offline, or capped a clock."""
+        in_force = self.current_mode()
+        return [] if in_force == mode else [f"{in_force.label()} is in force"]
 
     def start_meter(self) -> PolledMeter:
         """Begin to sample power; every sample is missing where nothing can be read."""

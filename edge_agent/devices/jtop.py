@@ -106,6 +106,10 @@ class JtopDevice:
         """
         self._board.apply(mode)
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What is in force instead of a mode that was applied."""
+        return self._board.differences(mode)
+
     def start_meter(self) -> JtopMeter:
         """Begin to sample board power."""
         return JtopMeter(self._client, self.clock)

@@ -10,8 +10,8 @@ from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
 from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.tree import Tree
 from edge_agent.durable_files import replace_file
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -76,12 +76,17 @@ class NvpmodelDevice(SysfsDevice):
         except OSError as error:
             raise ModeNotAppliedError(f"{self._custom_conf}: cannot be written: {error.strerror}") from None
         self._activate(str(self._custom_conf), conf.modes[-1].mode_id)
+        found = self.differences(mode)
+        if found:
+            raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What the knobs hold instead of a mode that was applied; nvpmodel caps the memory, and locks nothing."""
         found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
         memory_hz = self.memory.frequency_hz()
         if memory_hz != mode.mem_hz:
             found.append(f"{self.memory.interface}: wanted {mode.mem_hz}, found {memory_hz}")
-        if found:
-            raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
+        return found
 
     def apply_preset(self, name: str) -> PowerMode:
         """Put one of NVIDIA's modes in force, and return what was read back.

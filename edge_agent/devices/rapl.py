@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_agent.devices.device import Clock
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 
 # Packages only: their parts are counted in them, and `psys` counts the packages once more.
 _PACKAGE = re.compile(r"package-\d+")

@@ -8,7 +8,6 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
 from edge_agent.devices.jetson.programs import run_no_program, run_program
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
@@ -17,6 +16,7 @@ from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.system_clock import SystemClock
+from edge_agent.devices.tree import Tree
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError

@@ -125,6 +125,10 @@ class SoftBoard(ABC):
         self._begin_run()
         self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
 
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What is in force instead of a mode that was applied."""
+        return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
+
     def start_meter(self) -> SoftMeter:
         """Begin to sample board power."""
         self._meters += 1

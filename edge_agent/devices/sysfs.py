@@ -18,8 +18,8 @@ from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfErr
 from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.tree import Tree
 from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, ModeSpace, PowerMode
@@ -111,13 +111,17 @@ class SysfsDevice:
         self.cpu.set(mode.cores, mode.cpu_khz)
         self.gpu.set(mode.gpu_hz)
         self.memory.set(mode.mem_hz)
-        found = [
+        found = self.differences(mode)
+        if found:
+            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        """What the knobs hold instead of a mode that was applied."""
+        return [
             *self.cpu.differences(mode.cores, mode.cpu_khz),
             *self.gpu.differences(mode.gpu_hz),
             *self.memory.differences(mode.mem_hz),
         ]
-        if found:
-            raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
 
     def require_offered(self, mode: PowerMode) -> None:
         """Check that the board offers a mode.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Level = Literal["ok", "limited", "fails"]
-"""As it should be; usable with less; or the agent cannot work."""
+Level = Literal["ok", "limited", "absent", "fails"]
+"""As it should be; usable with less; no part of such a machine, so that its agent serves no round; to be repaired."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,11 @@ def fine(topic: str, found: str) -> Finding:
 def limited(topic: str, found: str, advice: str) -> Finding:
     """Something that the agent can do without."""
     return Finding(topic, "limited", found, advice)
+
+
+def absent(topic: str, found: str, advice: str) -> Finding:
+    """Something that such a machine need not have, but without which its agent serves no round."""
+    return Finding(topic, "absent", found, advice)
 
 
 def failing(topic: str, found: str, advice: str) -> Finding:

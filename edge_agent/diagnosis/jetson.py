@@ -14,8 +14,8 @@ from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.memory import Memory
 from edge_agent.devices.jetson.programs import run_no_program
 from edge_agent.devices.jetson.rails import BoardPower
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import usual_memory_hz
+from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from wattfleet.errors import InvalidInputError
 

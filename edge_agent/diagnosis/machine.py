@@ -12,8 +12,8 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.power_now import power_now_mw
+from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings

@@ -12,7 +12,7 @@ from scipy.special import ndtri
 from edge_agent.expectation import INTERVAL
 from edge_agent.mode_names import written
 from edge_agent.profile_state import FittedDevice
-from wattfleet.front import Front, Values, predicted_front
+from wattfleet.front import Front, Values
 from wattfleet.modes import ModeArray, as_modes
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
@@ -48,7 +48,7 @@ class FrontView:
         per_epoch = fitted.minibatches_per_epoch
         return cls(
             title=f"{header.device_id} ({details.board}, {header.evidence}), {details.workload.name}",
-            front=predicted_front(fitted.known.modes, fitted.prediction, per_epoch),
+            front=fitted.front,
             measured_modes=measured.modes,
             measured_epoch_s=measured.minibatch_ms * per_epoch / 1e3,
             measured_w=measured.power_mw / 1e3,

@@ -6,8 +6,8 @@ import shutil
 import threading
 
 from edge_agent.devices.jetson.programs import ProgramResult
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual_clock import VirtualClock
 from tests.edge_agent.jetson_boards import CAP_4_5, CAP_6
 
@@ -16,6 +16,7 @@ BPMP = "/sys/kernel/debug/bpmp/debug"
 LOCK = f"{BPMP}/clk/emc"
 INA_HWMON = "/sys/bus/i2c/drivers/ina3221"
 INA_IIO = "/sys/bus/i2c/drivers/ina3221x"
+_FAN_SERVICE = "/run/nvfancontrol"
 
 
 class FakedJetson(Tree):
@@ -24,7 +25,7 @@ class FakedJetson(Tree):
     `unreadable` and `unwritable` map paths to the errno they answer with, `deaf` are paths where a write
     succeeds and changes nothing, `written` is what was written, in order. `offline_policy` is the errno with which a
     CPU policy without an online core answers: EINVAL to writes, as the kernels of JetPack 4 to 6 do, EBUSY to reads
-    too, as later ones do; with None its folder vanishes.
+    too, as later ones do; with None its folder vanishes. A tree that is there already is taken as it is.
     """
 
     def __init__(self, root, board, offline_policy=errno.EINVAL):
@@ -32,15 +33,15 @@ class FakedJetson(Tree):
         self.board = board
         self.offline_policy = offline_policy
         self.unreadable, self.unwritable, self.deaf, self.written = {}, {}, set(), []
-        self.fan_service_runs = board.has_fan
         self.fan_service_starts = True
-        self._hwmon = 0
-        self._make_identity()
-        self._make_cpu()
-        self._make_gpu()
-        self._make_memory()
-        self._make_rails()
-        self._make_heat()
+        if not self.exists(_FAN_SERVICE):
+            self._make_identity()
+            self._make_cpu()
+            self._make_gpu()
+            self._make_memory()
+            self._make_rails()
+            self._make_heat()
+            self.fan_service_runs = board.has_fan
 
     @property
     def gpu(self):
@@ -49,6 +50,14 @@ class FakedJetson(Tree):
     @property
     def fan(self):
         return self.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1")[0]
+
+    @property
+    def fan_service_runs(self):
+        return self.location(_FAN_SERVICE).read_text() == "1\n"
+
+    @fan_service_runs.setter
+    def fan_service_runs(self, runs):
+        self.put(_FAN_SERVICE, int(runs))
 
     def policy(self, number):
         return f"{CPU}/cpufreq/policy{number}"

@@ -1,13 +1,14 @@
 """`wattfleet agent doctor`: what it finds, what it advises, and when it says that the agent cannot work."""
 
+import math
 import os
 import types
 
 import pytest
 
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.system_clock import SystemClock
+from edge_agent.devices.tree import Tree
 from edge_agent.safekeeping import KEPT_FILE, safekept
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.edge_agent.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
@@ -21,8 +22,11 @@ def look(agent, tmp_path):
         socket = tmp_path / "agent.sock"
         ended = agent("doctor", "--device", device, "--state-dir", state, "--socket", socket, "--json")
         assert ended.err == ""
-        assert ended.content["works"] is (ended.code == 0)
-        return ended.code, {finding["topic"]: finding for finding in ended.content["findings"]}
+        found = {finding["topic"]: finding for finding in ended.content["findings"]}
+        levels = {finding["level"] for finding in found.values()}
+        assert ended.code == int("fails" in levels)
+        assert ended.content["works"] is levels.issubset({"ok", "limited"})
+        return ended.code, found
 
     return run
 
@@ -105,11 +109,33 @@ def test_a_workstation_whose_power_can_be_read_can_serve_an_agent(look, host):
     assert found["temperature"]["found"] == "50 degrees C"
 
 
-def test_a_machine_without_power_figures_cannot_be_profiled(look, host):
+def test_a_machine_without_a_power_meter_is_in_order_but_serves_no_round(look, agent, host, tmp_path):
     host()
     code, found = look("auto")
-    assert (code, found["power"]["level"]) == (1, "fails")
+    assert (code, found["power"]["level"]) == (0, "absent")
     assert "cannot be profiled" in found["power"]["found"] and "wattfleet[nvml]" in found["power"]["advice"]
+    ended = agent("doctor", "--state-dir", tmp_path / "state", "--socket", tmp_path / "agent.sock")
+    assert ended.code == 0
+    assert "the agent serves no round without what is absent" in " ".join(ended.out.split())
+    assert "can work here" not in ended.out
+
+
+def test_a_machine_whose_power_meter_does_not_answer_has_to_be_repaired(look, host):
+    host(
+        types.SimpleNamespace(
+            gpus=1, power_mw=lambda: math.nan, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None
+        )
+    )
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (1, "fails")
+    assert "nvidia-smi" in found["power"]["advice"]
+
+
+def test_a_machine_without_a_power_meter_fails_for_what_else_is_wrong(look, host, tmp_path):
+    host()
+    (tmp_path / "file").write_text("")
+    code, found = look("auto", tmp_path / "file" / "state")
+    assert (code, found["state directory"]["level"]) == (1, "fails")
 
 
 def test_power_counters_that_only_root_may_read_say_so(look, host):

@@ -45,6 +45,8 @@ class DeviceContract(ABC):
         for mode in some_modes:
             device.apply(mode)
             assert device.current_mode() == mode
+            assert device.differences(mode) == []
+            assert all(device.differences(other) for other in some_modes if other != mode)
 
     def test_applying_a_mode_again_changes_nothing(self, device, some_modes):
         device.apply(some_modes[0])

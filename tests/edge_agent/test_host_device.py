@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
-from edge_agent.devices.jetson.tree import Tree
 from edge_agent.devices.nvml import Nvml, open_nvml
 from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_modes

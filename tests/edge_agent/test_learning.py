@@ -11,13 +11,14 @@ import pytest
 import reference_models
 from edge_agent.config import AgentConfig
 from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import make_ready
-from edge_agent.records import RoundRecord
+from edge_agent.records import Discarded, RoundRecord
 from edge_agent.training import Observed, TrainingWatch
 from wattfleet.artefact import read_directory, restore
 from wattfleet.drift import DriftRule
@@ -142,6 +143,22 @@ def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after
     again = Bench(tmp_path / "profile.jsonl")
     assert len(again.journal.records) == 8
     again.learner.close()
+
+
+def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
+    bench = Bench(tmp_path / "profile.jsonl")
+    front = bench.learner.front
+    hopeless = front.mode(len(front) // 2)
+    with Journal.open(tmp_path / "left.jsonl", HEADER) as journal:
+        for record in bench.journal.records:
+            if not (as_array([record.mode]) >= hopeless).all():
+                journal.append(record)
+        for _ in range(USUAL_LIMITS.attempts):
+            journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
+        left = OnlineLearner(bench.device, None, journal, REFERENCE, LIMIT, PER_EPOCH, 0, lambda *kept: None).front
+    assert not (left.modes >= hopeless).all(axis=1).any()
+    assert left.planned_w[0] < front.planned_w[0]
+    bench.learner.close()
 
 
 def test_productive_modes_keep_the_rounds_watts(tmp_path):

@@ -15,6 +15,8 @@ from edge_agent.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiler import Profiler
 from edge_agent.profiling_plan import profile_device
 from edge_agent.workloads.step import StepTimes
+from tests.edge_agent.jetson_boards import CAP_6, ORIN_NANO
+from tests.edge_agent.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array, as_modes
@@ -59,6 +61,9 @@ class ScriptedDevice:
 
     def apply(self, mode):
         self.in_force = self.applied_as.get(mode, mode)
+
+    def differences(self, mode):
+        return [] if self.in_force == mode else [f"{self.in_force.label()} is in force"]
 
     def start_meter(self):
         self.running_meters += 1
@@ -146,6 +151,35 @@ def test_a_mode_that_somebody_changed_meanwhile_is_an_error():
 
     with pytest.raises(ModeNotAppliedError):
         Profiler(device).measure(MODE, step)
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        (f"{CPU}/cpufreq/policy0/scaling_min_freq", 115_200),
+        (f"{CPU}/cpufreq/policy4/scaling_max_freq", 115_200),
+        (f"{CPU}/cpu3/online", 0),
+        ("/sys/class/devfreq/17000000.gpu/min_freq", 306_000_000),
+        (f"{LOCK}/mrq_rate_locked", 0),
+        (CAP_6, 204_000_000),
+    ],
+)
+def test_a_knob_that_somebody_turned_meanwhile_is_an_error_that_names_it(tmp_path, knob, value):
+    jetson = FakedJetson(tmp_path, ORIN_NANO)
+    device = open_sysfs(jetson)
+    mode = device.space.highest
+    scripted = ScriptedDevice()
+    scripted.clock = device.clock
+    device.start_meter = scripted.start_meter
+    Profiler(device).measure(mode, scripted.step)
+
+    def step():
+        scripted.step()
+        jetson.put(knob, value)
+
+    with pytest.raises(ModeNotAppliedError, match=f"{knob}: wanted .*, found {value}"):
+        Profiler(device).measure(mode, step)
+    assert scripted.running_meters == 0
 
 
 def test_the_meter_is_stopped_when_the_workload_fails():

@@ -115,8 +115,8 @@ class LoggedDevice:
     def apply(self, mode):
         self.clock.sleep_s(max(0.0, self.begin_s[0]))
 
-    def current_mode(self):
-        return self.log.mode
+    def differences(self, mode):
+        return [] if self.log.mode == mode else [f"{self.log.mode.label()} is in force"]
 
     def conditions(self):
         return Conditions(None, None)

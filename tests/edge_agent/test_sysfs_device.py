@@ -217,7 +217,7 @@ def test_everything_is_as_it_was_after_a_profile(tmp_path, board, offline_policy
 
 @BOARDS
 @OFFLINE_POLICIES
-def test_a_policy_whose_cores_are_offline_is_neither_read_nor_kept_nor_touched(tmp_path, board, offline_policy):
+def test_a_policy_whose_cores_are_offline_is_set_only_where_it_does_not_say_its_limits(tmp_path, board, offline_policy):
     tree = FakedJetson(tmp_path, board, offline_policy)
     tree.write(f"{tree.policy(0)}/scaling_max_freq", str(board.cpu_khz[2]))
     for core in range(1, board.cores):
@@ -225,12 +225,18 @@ def test_a_policy_whose_cores_are_offline_is_neither_read_nor_kept_nor_touched(t
     device = open_sysfs(tree)
     before, kept = tree.everything(), device.knobs()
     assert device.current_mode() == device.space.highest._replace(cores=1, cpu_khz=board.cpu_khz[2])
-    assert {name for name in kept if name.startswith("policy/")} == {"policy/0/min_khz", "policy/0/max_khz"}
+    telling = [0] if offline_policy != errno.EINVAL else [cores[0] for cores in board.policies]
+    assert {name for name in kept if name.startswith("policy/")} == {
+        f"policy/{policy}/{limit}_khz" for policy in telling for limit in ("min", "max")
+    }
     device.apply(device.space.lowest)
     device.restore(kept)
     assert tree.everything() == before
     clocks = {path for path, _ in tree.written if "/cpufreq/" in path}
-    assert clocks == {f"{tree.policy(0)}/scaling_{limit}_freq" for limit in ("min", "max")}
+    set_policies = [cores[0] for cores in board.policies] if offline_policy == errno.EBUSY else [0]
+    assert clocks == {
+        f"{tree.policy(policy)}/scaling_{limit}_freq" for policy in set_policies for limit in ("min", "max")
+    }
 
 
 def test_a_policy_that_does_not_say_which_cores_it_drives_is_taken_for_active(orin):
@@ -252,6 +258,42 @@ def test_cores_that_were_offline_go_back_there_with_their_clocks_free(tmp_path, 
     assert device.current_mode().cores == 4
     wrote = {path: value for path, value in orin.written}
     assert wrote[f"{orin.policy(8)}/scaling_max_freq"] == "2201600"
+
+
+@OFFLINE_POLICIES
+@pytest.mark.parametrize("cores_at_last", [4, 12])
+def test_cores_that_were_offline_find_no_limits_of_ours_when_their_owner_brings_them_back(
+    tmp_path, offline_policy, cores_at_last
+):
+    orin = FakedJetson(tmp_path, AGX_ORIN_JP5, offline_policy)
+    orin.write(f"{orin.policy(8)}/scaling_max_freq", "1113600")
+    for core in range(4, 12):
+        orin.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    device.apply(device.space.lowest._replace(cores=12))
+    device.apply(device.space.lowest._replace(cores=cores_at_last))
+    device.restore(kept)
+    assert len(device.cpu.online()) == 4
+    orin.write(f"{CPU}/cpu4/online", "1")
+    orin.write(f"{CPU}/cpu8/online", "1")
+    # Where the kernel does not tell an offline policy's limits, what its owner had set there cannot be known.
+    theirs = "1113600" if offline_policy == errno.EINVAL else "2201600"
+    assert [orin.read(f"{orin.policy(core)}/scaling_max_freq") for core in (4, 8)] == ["2201600", theirs]
+    assert [orin.read(f"{orin.policy(core)}/scaling_min_freq") for core in (4, 8)] == ["115200", "115200"]
+
+
+def test_a_policy_that_cannot_be_set_while_its_core_is_woken_is_named_and_sleeps_again(orin):
+    for core in range(4, 12):
+        orin.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    device.apply(device.space.lowest._replace(cores=12))
+    device.apply(device.space.lowest._replace(cores=4))
+    orin.unwritable[f"{orin.policy(8)}/scaling_max_freq"] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match="not restored: .*policy8/scaling_max_freq: wanted 2201600"):
+        device.restore(kept)
+    assert len(device.cpu.online()) == 4
 
 
 def test_a_locked_memory_is_locked_again(orin):

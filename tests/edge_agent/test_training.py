@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.productive import ProductiveProfiler
@@ -27,6 +28,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array
 
 MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
+NAN = float("nan")
 
 
 def nothing_to_measure(power_limit_w: float) -> ProductiveProfiler:
@@ -117,8 +119,28 @@ def jetson(tmp_path: Path) -> FakedJetson:
     return FakedJetson(tmp_path, ORIN_NANO)
 
 
-def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it_may(jetson: FakedJetson) -> None:
+class RailMeter:
+    """Samples a Jetson's rails five times a second of its virtual time, as they answer when it is read."""
+
+    def __init__(self, device: SysfsDevice) -> None:
+        self.device = device
+        self.begin_s = device.clock.now_s()
+
+    def read(self) -> PowerTrace:
+        at_s = np.arange(self.begin_s, self.device.clock.now_s(), 0.2)
+        return PowerTrace(at_s, np.full(len(at_s), self.device.power.read_mw()))
+
+    stop = read
+
+
+def opened(jetson: FakedJetson) -> SysfsDevice:
     device = open_sysfs(jetson)
+    device.start_meter = lambda: RailMeter(device)
+    return device
+
+
+def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it_may(jetson: FakedJetson) -> None:
+    device = opened(jetson)
     watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
     gpu = f"{jetson.gpu}/max_freq"
     watch.park()
@@ -135,18 +157,79 @@ def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it
 
 
 def test_a_power_rail_that_is_gone_is_missing_and_no_recovery_before_it_is_back(jetson: FakedJetson) -> None:
-    device = open_sysfs(jetson)
+    device = opened(jetson)
     watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
     rails = jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_input")
     jetson.unreadable.update(dict.fromkeys(rails, errno.ENODEV))
     watch.start(device.space.highest, epochs=1, power_limit_w=20)
-    with pytest.raises(PowerNotReadError, match="check the power rails"):
+    device.clock.sleep_s(10)
+    with pytest.raises(PowerNotReadError, match="read only 0 of 50 times in 10 s, .* check the power rails"):
         watch.finish()
     assert device.current_mode() == parked_mode(device)
     with pytest.raises(PowerNotReadError):
         watch.recover()
     jetson.unreadable.clear()
     watch.recover()
+
+
+@pytest.mark.parametrize(
+    ("at_s", "shown_w", "observed_w"),
+    [
+        ([1, 4, 7, 9], [9, 12, 12, 11], 11),
+        ([2, 4, 6, 8], [9, NAN, 11, NAN], 10),
+        ([1, 4, 7, 9], [9, NAN, NAN, NAN], None),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], [NAN, 9, NAN, NAN, 9, NAN, 0, 9, NAN], None),
+        ([1, 9], [9, NAN], None),
+        ([5], [9], None),
+        ([5, 5, 5], [9, 9, 9], None),
+        ([0.1, 0.3, 0.5], [9, 9, 9], None),
+        ([], [], None),
+    ],
+)
+def test_a_rounds_power_rests_on_more_than_was_missed(
+    monkeypatch: pytest.MonkeyPatch, at_s: list[float], shown_w: list[float], observed_w: float | None
+) -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED, 500, nothing_to_measure)  # type: ignore[arg-type]
+    watch.park()
+    monkeypatch.setattr(
+        RealTimeBoard.Meter,
+        "read",
+        lambda meter: PowerTrace(meter.begin_s + np.array(at_s), np.array(shown_w) * 1e3),
+    )
+    watch.start(MODE, epochs=1, power_limit_w=30)
+    board.clock.sleep_s(10)
+    if observed_w is None:
+        with pytest.raises(PowerNotReadError, match="in 10 s"):
+            watch.finish()
+    else:
+        observed = watch.finish()
+        assert observed is not None and observed.power_w == observed_w
+    assert (board.mode, board.meters) == (PARKED, 0)
+
+
+def test_a_training_too_short_for_its_power_to_be_sampled_is_no_trouble_and_teaches_nothing() -> None:
+    board = RealTimeBoard()
+    watch = TrainingWatch(board, PARKED, 500, nothing_to_measure)  # type: ignore[arg-type]
+    watch.start(MODE, epochs=1, power_limit_w=30)
+    board.clock.sleep_s(0.1)
+    assert watch.finish() is None
+    watch.start(MODE, epochs=1, power_limit_w=30)
+    board.clock.sleep_s(0.3)
+    assert watch.finish() is not None
+
+
+def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
+    jetson: FakedJetson, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = opened(jetson)
+    watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
+    watch.start(device.space.highest, epochs=1, power_limit_w=20)
+    device.clock.sleep_s(10)
+    jetson.put(f"{jetson.gpu}/min_freq", jetson.board.gpu_hz[0])
+    assert watch.finish() is None
+    assert "somebody changed: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
+    assert device.current_mode() == parked_mode(device)
 
 
 class RealTimeBoard:
@@ -177,6 +260,9 @@ class RealTimeBoard:
         self.held += 1
         yield
         self.held -= 1
+
+    def differences(self, mode: PowerMode) -> list[str]:
+        return [] if self.mode == mode else [f"{self.mode.label()} is in force"]
 
     def start_meter(self) -> RealTimeBoard.Meter:
         self.meters += 1
@@ -244,6 +330,43 @@ def test_a_training_given_up_while_a_mode_is_measured_gives_the_fan_back(tmp_pat
         watch.abandon()
         assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
         assert not journal.records
+
+
+@pytest.mark.parametrize("end", [TrainingWatch.abandon, TrainingWatch.finish])
+@pytest.mark.parametrize("broken", ["meter", "fan"])
+def test_a_training_whose_end_fails_parks_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
+) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+
+    def fails(meter: object) -> PowerTrace:
+        raise ModeNotAppliedError("it is gone")
+
+    @contextmanager
+    def fan_fails() -> Iterator[None]:
+        yield
+        raise ModeNotAppliedError("it is gone")
+
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        if broken == "meter":
+            monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
+        else:
+            monkeypatch.setattr(board, "measuring", fan_fails)
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        assert board.mode == OTHER
+        with pytest.raises(ModeNotAppliedError, match="it is gone"):
+            end(watch)
+        assert (board.mode, board.held) == (PARKED, 0)
+        monkeypatch.undo()
+        watch.recover()
 
 
 def test_a_full_disk_ends_the_measuring_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -16,7 +16,7 @@ from edge_agent.devices.jetson.knob_files import (
     value_of,
     within,
 )
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 
 _CPU = "/sys/devices/system/cpu"
 
@@ -24,8 +24,9 @@ _CPU = "/sys/devices/system/cpu"
 class Cpu:
     """The cores of a board and their frequencies, kHz.
 
-    A policy without an online core takes no limits and may show stale ones, or vanish, so those that are active are
-    looked for each time. Core 0 stays online.
+    A policy without an online core takes no limits, and those that it had are in force again when a core comes back;
+    until then it shows them, or does not answer. On some kernels it vanishes instead, and forgets them. So those that
+    are active are looked for each time. Core 0 stays online.
 
     Args:
         tree: the board's files.
@@ -73,10 +74,16 @@ class Cpu:
     def knobs(self) -> dict[str, str]:
         """What `set` may change, as it is."""
         kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._leaving()}
-        for policy in self._policies():
-            name = policy.rpartition("policy")[2]
-            lowest, highest = (value_of(self._tree, path) for path in _limits(policy))
-            kept |= {f"policy/{name}/min_khz": str(lowest), f"policy/{name}/max_khz": str(highest)}
+        active = self._policies()
+        for policy in self._all_policies():
+            try:
+                lowest, highest = (value_of(self._tree, path) for path in _limits(policy))
+            except ModeNotAppliedError:
+                if policy in active:
+                    raise
+                continue
+            name = f"policy/{_first_core(policy)}"
+            kept |= {f"{name}/min_khz": str(lowest), f"{name}/max_khz": str(highest)}
         return kept
 
     def written(self) -> list[str]:
@@ -85,7 +92,7 @@ class Cpu:
         return [*map(_online_path, self._leaving()), *limits]
 
     def knob_names(self) -> KnobNames:
-        """What `put_back` takes; policies whose cores were offline had nothing to keep."""
+        """What `put_back` takes; policies whose cores were offline may not have said what their limits are."""
         limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}
         return KnobNames(
             required={f"cpu/{core}/online" for core in self._leaving()} | limits[0],
@@ -95,8 +102,8 @@ class Cpu:
     def put_back(self, knobs: Mapping[str, int]) -> None:
         """Set all that `knobs` returned.
 
-        A policy whose cores were offline had no limits to keep. Where they are online now it gets its full range, as
-        at start-up, for it cannot be set once they are offline; where they are not, it is left alone.
+        A policy that did not say its limits, as its cores were offline, gets its full range, as at start-up. One whose
+        cores are offline, and that may hold other limits than it is to have, is set while its first core is woken.
 
         Raises:
             ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
@@ -106,10 +113,14 @@ class Cpu:
         for core in online:
             with noting(failed):
                 self._bring(core, 1)
+        active = self._policies()
+        for policy in self._all_policies():
+            wanted = zip(_limits(policy), self._kept_range(policy, knobs), strict=True)
+            if policy not in active and differences(self._tree, wanted):
+                with noting(failed):
+                    self._bring(_first_core(policy), 1)
         for policy in self._policies():
-            name = policy.rpartition("policy")[2]
-            lowest = knobs.get(f"policy/{name}/min_khz", self.table_khz[0])
-            highest = knobs.get(f"policy/{name}/max_khz", self.table_khz[-1])
+            lowest, highest = self._kept_range(policy, knobs)
             with noting(failed):
                 set_range(self._tree, *_limits(policy), lowest, highest)
                 failed += differences(self._tree, zip(_limits(policy), (lowest, highest), strict=True))
@@ -119,6 +130,10 @@ class Cpu:
         failed += self._online_differences(online)
         if failed:
             raise ModeNotAppliedError("; ".join(dict.fromkeys(failed)))
+
+    def _kept_range(self, policy: str, knobs: Mapping[str, int]) -> tuple[int, int]:
+        kept = f"policy/{_first_core(policy)}"
+        return knobs.get(f"{kept}/min_khz", self.table_khz[0]), knobs.get(f"{kept}/max_khz", self.table_khz[-1])
 
     def _bring(self, core: int, online: int) -> None:
         if core in self._leaving() and self._is_online(core) != bool(online):
@@ -137,9 +152,12 @@ class Cpu:
     def _is_online(self, core: int) -> bool:
         return value_of(self._tree, _online_path(core)) == 1
 
+    def _all_policies(self) -> list[str]:
+        return self._tree.glob(f"{_CPU}/cpufreq/policy*")
+
     def _policies(self) -> list[str]:
         """The policies with an online core."""
-        return [policy for policy in self._tree.glob(f"{_CPU}/cpufreq/policy*") if self._is_active(policy)]
+        return [policy for policy in self._all_policies() if self._is_active(policy)]
 
     def _is_active(self, policy: str) -> bool:
         try:
@@ -151,6 +169,11 @@ class Cpu:
 
 def _online_path(core: int) -> str:
     return f"{_CPU}/cpu{core}/online"
+
+
+def _first_core(policy: str) -> int:
+    """The core that a policy is named after."""
+    return int(policy.rpartition("policy")[2])
 
 
 def _limits(policy: str) -> tuple[str, str]:

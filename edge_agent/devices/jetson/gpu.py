@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import KnobNames, differences, set_range, table_of, value_of, within
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
 _NODE_NAMES = ("gpu", "ga10b", "gv11b")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from edge_agent.devices.device import Conditions
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 
 _HOTTEST = "tj-thermal"
 # Zones on the chip; what is left out measures the carrier board, the regulators or the fan's own estimate.

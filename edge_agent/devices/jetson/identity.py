@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
 _COMPATIBLE = "/proc/device-tree/compatible"

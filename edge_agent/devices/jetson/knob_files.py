@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
 

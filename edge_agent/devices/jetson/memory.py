@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import KnobNames, differences, noting, set_value, table_of, value_of, within
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
 # Each with what stands for "no cap": on JetPack 4 and 5 the maximum cannot be written as a number.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from edge_agent.devices.jetson.tree import Tree
+from edge_agent.devices.tree import Tree
 
 # JetPack 5 and later, and JetPack 4. The hwmon number changes from start to start.
 _HWMON_LABELS = "/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[1-3]_label"

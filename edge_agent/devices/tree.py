@@ -1,4 +1,4 @@
-"""The files through which a Jetson's kernel is asked and told, below a root that tests choose."""
+"""The files through which a kernel is asked and told, below a root that tests choose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 
 class Tree:
-    """The files of one board; paths are those on the board, such as `/sys/class/devfreq`.
+    """The files of one machine; paths are those on it, such as `/sys/class/devfreq`.
 
     Args:
-        root: where the board's `/` lies: `/` on the board itself.
+        root: where the machine's `/` lies: `/` on the machine itself.
     """
 
     def __init__(self, root: Path) -> None:
@@ -53,7 +53,7 @@ class Tree:
             os.close(descriptor)
 
     def location(self, path: str) -> Path:
-        """Where a path of the board lies on this machine."""
+        """Where a path of that machine lies on this one."""
         return self._root / path.lstrip("/")
 
 
