@@ -1,0 +1,99 @@
+"""Rounds in flight when the watts fall, by hand and against what a trimmed plan must never do."""
+
+from __future__ import annotations
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.fronts import front, fronts
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning.trimming import trimmed
+from wattfleet.supplies import Supplies, Supply
+
+ORIN = Offer("orin", front((10, 50), (20, 30), (40, 20)), 5.0, "rack")
+NANO = Offer("nano", front((15, 25), (35, 15), (60, 10)), 3.0, "roof")
+SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
+
+
+def allowed(site_w: float, rack_w: float = 500.0, roof_w: float = 500.0) -> Allowance:
+    return Allowance(SUPPLIES, {"site": site_w, "rack": rack_w, "roof": roof_w})
+
+
+def planned(site_w: float) -> RoundPlan:
+    return plan_round([ORIN, NANO], Everyone(), allowed(site_w), 2.0, 1)
+
+
+def modes_of(plan: RoundPlan) -> dict[str, tuple[float, float]]:
+    return {assignment.device_id: (assignment.epoch_s, assignment.power_w) for assignment in plan.assignments}
+
+
+def test_a_plan_that_keeps_the_watts_stays_as_it_is() -> None:
+    plan = planned(75.0)
+    assert modes_of(plan) == {"orin": (10, 50), "nano": (15, 25)}
+    assert trimmed(plan, [ORIN, NANO], allowed(plan.planned_w), 2.0) is None
+
+
+def test_less_watts_put_devices_into_the_thriftier_modes_that_are_done_soonest() -> None:
+    plan = planned(75.0)
+    assert plan.duration_s == 30.0
+    trim = trimmed(plan, [ORIN, NANO], allowed(47.0), 2.0)
+    assert trim is not None
+    assert modes_of(trim.plan) == {"orin": (20, 30), "nano": (35, 15)}
+    assert (trim.plan.duration_s, trim.plan.planned_w, trim.plan.site_budget_w) == (70.0, 45.0, 47.0)
+    assert (set(trim.changed), trim.ended) == ({"orin", "nano"}, ())
+    assert all("in another mode since the watts fell" in decision.reason for decision in trim.plan.decisions)
+
+
+def test_a_circuit_that_falls_concerns_only_what_hangs_behind_it() -> None:
+    plan = planned(75.0)
+    trim = trimmed(plan, [ORIN, NANO], allowed(75.0, roof_w=12.0), 2.0)
+    assert trim is not None
+    assert modes_of(trim.plan)["nano"] == (60, 10)
+    assert trim.ended == ()
+    # Nobody waits for the Orin any more, so that it may as well take its time.
+    assert modes_of(trim.plan)["orin"] == (40, 20)
+
+
+def test_what_the_watts_cannot_carry_at_all_is_ended() -> None:
+    trim = trimmed(planned(75.0), [ORIN, NANO], allowed(20.0), 2.0)
+    assert trim is not None
+    assert (modes_of(trim.plan), trim.ended) == ({"nano": (35, 15)}, ("orin",))
+    assert [d.reason.endswith("ended early, as the watts fell") for d in trim.plan.decisions] == [False, True]
+
+
+def test_no_watts_at_all_end_everybody() -> None:
+    trim = trimmed(planned(75.0), [ORIN, NANO], allowed(0.0), 2.0)
+    assert trim is not None
+    assert (trim.plan.assignments, set(trim.ended)) == ((), {"orin", "nano"})
+
+
+@given(
+    st.lists(st.tuples(fronts(power_log_sd=0.05), st.floats(0, 4)), min_size=1, max_size=5),
+    st.floats(5, 100),
+    st.floats(0, 100),
+)
+def test_a_trimmed_plan_keeps_the_watts_it_can_and_loses_nobody(
+    devices: list[tuple[object, float]], before_w: float, after_w: float
+) -> None:
+    offers = [Offer(f"device-{k}", training, idle_w) for k, (training, idle_w) in enumerate(devices)]  # type: ignore[arg-type]
+    try:
+        plan = plan_round(offers, Everyone(), Allowance.of_site(before_w), 1.0, 1)
+    except InfeasibleBudgetError:
+        assume(False)
+    taken = {assignment.device_id for assignment in plan.assignments}
+    flying = [offer for offer in offers if offer.device_id in taken]
+    idle_w = sum(offer.idle_w for offer in offers)
+    elsewhere_w = idle_w - sum(offer.idle_w for offer in flying)
+    trim = trimmed(plan, flying, Allowance.of_site(after_w, elsewhere_w), 1.0)
+    if trim is None:
+        assert plan.planned_w <= after_w
+        return
+    kept = {assignment.device_id for assignment in trim.plan.assignments}
+    assert kept | set(trim.ended) == taken and not kept & set(trim.ended)
+    assert trim.plan.planned_w <= max(after_w, idle_w) * (1 + 1e-9)
+    assert {decision.device_id for decision in trim.plan.decisions} == {offer.device_id for offer in offers}
