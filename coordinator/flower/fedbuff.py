@@ -275,14 +275,17 @@ class _Loop:
             messages = self._rounds.assigned(planned, messages)
             waited_s = self._rounds.limit_s(planned, self._timeout_s)
         dispatch = _Dispatch(planned, waited_s or self._timeout_s)
-        for message_id, message in zip(self._grid.push_messages(messages), messages, strict=False):
-            if not message_id:
-                log(WARNING, "node %d could not be sent its training", message.metadata.dst_node_id)
+        taken = set(self._grid.push_messages(messages))
+        for message in messages:
+            message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
+            if message_id not in taken:
+                self._failed(node_id, "Flower did not take its message")
                 continue
             dispatch.unanswered.add(message_id)
-            self._flights[message_id] = _Flight(
-                message.metadata.dst_node_id, self._version, self._arrays, dispatch, now_s + dispatch.waited_s
-            )
+            give_up_s = now_s + dispatch.waited_s
+            self._flights[message_id] = _Flight(node_id, self._version, self._arrays, dispatch, give_up_s)
+        if not dispatch.unanswered:
+            self._told(dispatch)
 
     def _receive(self) -> None:
         for reply in self._grid.pull_messages(list(self._flights)) if self._flights else []:

@@ -14,6 +14,9 @@ _ANSWERS_WITHIN_S = 30.0
 _REACHED_WITHIN_S = 15.0
 _REACHED_AGAIN_WITHIN_S = 2.0
 
+# By itself gRPC tries every two minutes only, after a while: a coordinator that is back would be missed by some rounds.
+_SOON_BACK = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 1000))
+
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -28,7 +31,8 @@ class Planner:
         """
         self.name = coordinator if isinstance(coordinator, str) else "its stub"
         if isinstance(coordinator, str):
-            coordinator = planning_pb2_grpc.PlanningServiceStub(grpc.insecure_channel(coordinator))
+            channel = grpc.insecure_channel(coordinator, options=_SOON_BACK)
+            coordinator = planning_pb2_grpc.PlanningServiceStub(channel)
         self._stub = coordinator
         self._untold: list[tuple[str, Any]] = []
         self.away = False

@@ -149,6 +149,18 @@ def test_a_reply_that_is_no_update_is_a_failure() -> None:
     assert run(grid_of(Node("a", adds(1.0)), Node("b", other_network)), steps=2, buffer_size=1).weights == [0, 1, 2]
 
 
+def test_a_message_that_flower_does_not_take_holds_nobody_back() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(5.0), 10.0))
+    push = grid.push_messages
+
+    def refuses_b(messages: Any) -> Any:
+        ids = push(messages)
+        return [one if m.metadata.dst_node_id != B else None for one, m in zip(ids, messages, strict=True)]
+
+    grid.push_messages = refuses_b  # type: ignore[method-assign]
+    assert run(grid, steps=3, buffer_size=1).weights == [0, 1, 2, 3]
+
+
 def test_where_nobody_sends_anything_the_run_ends() -> None:
     with pytest.raises(NoUpdatesError, match="no node has sent an update for 300 s"):
         run(grid_of(Node("a", raised), Node("b", gone)), steps=1, buffer_size=1, timeout=300.0)

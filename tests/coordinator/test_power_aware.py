@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -26,6 +27,7 @@ from tests.coordinator.flower_in_process import (
     trained,
 )
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
+from wattfleet_proto.v1 import planning_pb2
 
 # Flower's node ids use all 64 bits.
 A, B, C, D = (2**63 - 1 + k for k in range(4))
@@ -460,3 +462,56 @@ def test_one_that_a_strategy_of_flowers_wraps_plans_too() -> None:
     )
     assert len(grid.trainings()) == 2
     assert not any(told.failure for told in planner.results()[0].values())
+
+
+# --- over real gRPC -----------------------------------------------------------------------------------------------
+
+
+def served(planner: PlannerStub, port: int = 0) -> tuple[grpc.Server, int]:
+    """The planner behind a port."""
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(
+            lambda request, _, method=name: getattr(planner, method)(request, 1.0, True) or _EMPTY[method](),
+            getattr(planning_pb2, f"{name}Request").FromString,
+            lambda response: response.SerializeToString(),
+        )
+        for name in _EMPTY
+    }
+    server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.so_reuseport", 0)])
+    service = planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].full_name
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(service, handlers)])
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    return server, bound
+
+
+_EMPTY = {
+    method: getattr(planning_pb2, f"{method}Response")
+    for method in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name
+}
+
+
+def test_a_coordinator_that_restarts_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.flower.planner._REACHED_WITHIN_S", 0.5)
+    monkeypatch.setattr("coordinator.flower.planner._REACHED_AGAIN_WITHIN_S", 5.0)
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
+    server, port = served(planner)
+    servers = [server]
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), f"127.0.0.1:{port}", clock=grid.clock)
+
+    def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round == 1:
+            servers[-1].stop(None).wait()
+            monkeypatch.setattr("coordinator.flower.planner._REACHED_AGAIN_WITHIN_S", 0.1)
+        if server_round == 2:
+            servers.append(served(planner, port)[0])
+            monkeypatch.setattr("coordinator.flower.planner._REACHED_AGAIN_WITHIN_S", 20.0)
+        return MetricRecord({"accuracy": 0.5})
+
+    try:
+        strategy.start(grid, ARRAYS, num_rounds=3, evaluate_fn=evaluated)
+    finally:
+        servers[-1].stop(None).wait()
+    assert [request.round for request in planner.asked("PlanRound")] == [1, 3]
+    assert len(grid.trainings()) == 2 + 4 + 2
+    assert planner.asked("FinishRun")[-1].error == ""

@@ -93,7 +93,9 @@ def test_without_a_coordinator_both_learn_the_same(
     # Wherever this runs, nobody is to be found at the address that is the default.
     nobody = grpc.insecure_channel("127.0.0.1:1")
     monkeypatch.setattr(
-        coordinator.flower.planner, "grpc", SimpleNamespace(**{**vars(grpc), "insecure_channel": lambda _: nobody})
+        coordinator.flower.planner,
+        "grpc",
+        SimpleNamespace(**{**vars(grpc), "insecure_channel": lambda *_, **__: nobody}),
     )
     monkeypatch.setattr(coordinator.flower.planner, "_REACHED_WITHIN_S", 0.2)
     monkeypatch.setattr(coordinator.flower.planner, "_REACHED_AGAIN_WITHIN_S", 0.2)
