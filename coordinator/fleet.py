@@ -437,11 +437,13 @@ class Fleet:
 
     def _drawn_w(self, device: DeviceRecord, offer: Offer) -> float:
         """What a device that is not offered to a round draws meanwhile."""
-        if device.state is DeviceState.TRAINING:
-            for record in reversed(self.rounds.values()):
-                for assignment in record.plan.assignments:
-                    if assignment.device_id == device.device_id:
-                        return assignment.power_limit_w
+        for record in reversed(self.rounds.values()):
+            for assignment in record.plan.assignments:
+                if assignment.device_id == device.device_id:
+                    waited_for = record.wall_s is None and device.device_id not in record.observations
+                    # Flower takes some seconds to start what was planned, and does not end what was given up.
+                    is_on = waited_for and not self.run(record.run_id).finished
+                    return assignment.power_limit_w if is_on or device.state is DeviceState.TRAINING else offer.idle_w
         return offer.idle_w
 
     def _history(self, run_id: str) -> History:

@@ -23,7 +23,9 @@ def simulate(
     rounds: Annotated[int, typer.Option(help="Federated rounds.")] = 3,
     site_budget_w: Annotated[float, typer.Option(help="Watts for the whole fleet, idling devices included.")] = 100.0,
     modes: Annotated[int, typer.Option(help="Power modes that each device profiles at most.")] = 50,
-    policy: Annotated[str, typer.Option(help="Who is chosen: fastest-k, all, random, tiers, oort or fair.")] = "fastest-k",
+    policy: Annotated[
+        str, typer.Option(help="Who is chosen: fastest-k, all, random, tiers, oort or fair.")
+    ] = "fastest-k",
     clients: Annotated[
         int | None, typer.Option(help="Devices in a round, for fastest-k and random.  [default: half]")
     ] = None,

@@ -128,6 +128,13 @@ def test_a_straggler_counts_with_the_watts_that_were_set_aside_for_it() -> None:
     assert second.plan.planned_w == set_aside_w + second.plan.assignments[0].power_limit_w
 
 
+def test_a_device_whose_training_was_sent_for_counts_before_it_begins() -> None:
+    fleet = small_fleet()
+    [assignment] = fleet.plan(RUN, 1, [ORIN_NODE], 1.0).plan.assignments
+    second = fleet.plan(RUN, 2, [NANO_NODE], 1.0)  # as asynchronous aggregation asks, before the first is over
+    assert second.plan.planned_w == assignment.power_limit_w + second.plan.assignments[0].power_limit_w
+
+
 def test_a_device_that_failed_twice_in_a_row_is_left_out_of_a_round() -> None:
     fleet = small_fleet()
     for number in (1, 2):
