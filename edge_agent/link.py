@@ -29,6 +29,7 @@ class Link:
 
     Attributes:
         connected: whether the coordinator has welcomed this device, and the session lasts.
+        away: set for good once an attempt at a session has ended, whether or not it began.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Link:
         self._on_welcome = on_welcome
         self._outbox = outbox
         self.connected = False
+        self.away = asyncio.Event()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
@@ -97,6 +99,7 @@ class Link:
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not met_before):
                     raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
                 _log.warning("coordinator away (%s: %s)", code.name, error.details())
+            self.away.set()
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, backoff_s))
             backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)

@@ -8,10 +8,10 @@ import os
 import socket
 import stat
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
@@ -24,6 +24,7 @@ from edge_agent.standing import Standing
 from edge_agent.states import (
     MAY_TRAIN,
     Action,
+    BegunAnew,
     Decision,
     DeviceFailed,
     DeviceRecovered,
@@ -37,13 +38,12 @@ from edge_agent.states import (
     TrainingRefused,
 )
 from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
+from edge_agent.uncancelled import to_the_end, uncancelled
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
-
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         async with self._training:
             try:
                 mode = mode_from_message(start.mode)
-                await _to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
+                await to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
                 self._happened(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
@@ -137,13 +137,13 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 raise
             except InvalidInputError as error:
                 if self._standing.state is State.TRAINING:
-                    await _uncancelled(self._give_up(TrainingRefused(str(error))))
+                    await uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                await _uncancelled(self._give_up(TrainingBrokeOff()))
+                await uncancelled(self._give_up(TrainingBrokeOff()))
                 raise
-            await _uncancelled(self._learn(observed, request.finish.failed))
+            await uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
         # While it is away, the round does not wait for it: the outbox keeps what was observed.
         if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):
@@ -153,7 +153,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     async def _give_up(self, event: Event) -> None:
         """Park the device and learn nothing; `event` is what then happened."""
         try:
-            await _to_the_end(self._watch.abandon)
+            await to_the_end(self._watch.abandon)
         except _DEVICE_TROUBLE as error:
             self._happened(DeviceFailed(str(error)))
         else:
@@ -175,14 +175,14 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
         if not took_s <= since_s + _REPORT_SLACK_S:
             raise InvalidInputError(f"{took_s:g} s of minibatches in {since_s:.1f} s: report each of them once")
-        return await _to_the_end(self._watch.minibatches_ended, times, report.paused)
+        return await to_the_end(self._watch.minibatches_ended, times, report.paused)
 
     async def _finished(self, plan_id: str, failed: bool) -> tuple[local_pb2.TrainingFinished, Observed | None]:
         """End the training and report what was observed."""
         if failed:
-            await _to_the_end(self._watch.abandon)
+            await to_the_end(self._watch.abandon)
             return local_pb2.TrainingFinished(), None
-        observed = await _to_the_end(self._watch.finish)
+        observed = await to_the_end(self._watch.finish)
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._link.report_observation(
@@ -195,9 +195,9 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         drift = not_learnt = None
         try:
             if observed is not None:
-                drift = await _to_the_end(self._learner.observe, observed)
+                drift = await to_the_end(self._learner.observe, observed)
             elif not failed:
-                await _to_the_end(self._learner.refit)
+                await to_the_end(self._learner.refit)
         except WattfleetError as error:
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
@@ -214,8 +214,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
 
         async with self._training:
             try:
-                await _to_the_end(self._learner.measure_anew, report)
-                await _to_the_end(self._watch.park)
+                await to_the_end(self._learner.measure_anew, report)
+                await to_the_end(self._watch.park)
             except StoppedError:
                 return
             except WattfleetError as error:
@@ -231,7 +231,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """Enter the state after something that may have taught a new front, which is reported first."""
         decision = self._standing.decide(event)
         if Action.REPORT_FRONT in decision.actions:
-            self._link.report_front(await _to_the_end(self._front_report))
+            self._link.report_front(await to_the_end(self._front_report))
         self._follow(decision)
 
     def _happened(self, event: Event) -> None:
@@ -250,8 +250,14 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             await asyncio.sleep(_CHECKED_EVERY_S)
             async with self._training:
                 with suppress(WattfleetError):
-                    await _to_the_end(self._watch.recover)
+                    await to_the_end(self._watch.recover)
                     self._happened(DeviceRecovered())
+
+    async def retire(self, reason: str) -> None:
+        """Let no training begin any more, and wait for the end of the one in hand; `reason` says why."""
+        self._closing = True
+        async with self._training:
+            self._happened(BegunAnew(reason))
 
     async def close(self) -> None:
         """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
@@ -264,26 +270,6 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         # Whoever trains was told to end; until it has, a thread of it may be setting the device.
         async with self._training:
             pass
-
-
-async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run in a thread, which nothing can cancel: not even a ClientApp that is gone leaves it half done."""
-    return await _uncancelled(asyncio.to_thread(work, *arguments))
-
-
-async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Do all of `work`, and only then be cancelled."""
-    running = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    # One who is gone may be cancelled more than once: by gRPC, and by the agent that ends.
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None and not running.cancelled():
-        raise cancelled from running.exception()
-    return running.result()
 
 
 def require_own_socket(path: Path) -> None:

@@ -90,6 +90,13 @@ class DeviceRecovered:
     """The device was parked and its power read."""
 
 
+@dataclass(frozen=True)
+class BegunAnew:
+    """The device is made ready once more, as at the agent's start; `reason` says why."""
+
+    reason: str
+
+
 Event = (
     ModeMeasured
     | ProfileEnded
@@ -99,6 +106,7 @@ Event = (
     | TrainingEnded
     | DeviceFailed
     | DeviceRecovered
+    | BegunAnew
 )
 
 
@@ -131,6 +139,7 @@ _POSSIBLE: dict[type[Event], frozenset[State]] = {
     TrainingEnded: frozenset({State.TRAINING}),
     DeviceFailed: frozenset(State) - {State.ENROLLED},
     DeviceRecovered: frozenset(State) - {State.ENROLLED},
+    BegunAnew: frozenset(State) - {State.TRAINING},
 }
 
 
@@ -156,6 +165,8 @@ def decide(state: State, event: Event) -> Decision:
         return _after_training(event)
     if isinstance(event, DeviceFailed):
         return Decision(State.DEGRADED, event.reason, frozenset({Action.RECOVER}))
+    if isinstance(event, BegunAnew):
+        return Decision(State.PROFILING, event.reason)
     # Trained well in the meantime: there is nothing to recover from.
     return _parked("recovered") if state is State.DEGRADED else Decision(state, None)
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from edge_agent.states import (
     MAY_TRAIN,
     Action,
+    BegunAnew,
     Decision,
     DeviceFailed,
     DeviceRecovered,
@@ -45,6 +46,8 @@ TABLE = [
     (State.DEGRADED, DeviceFailed("still"), State.DEGRADED, "still", RECOVER),
     (State.DEGRADED, DeviceRecovered(), State.READY, "parked; recovered", NOTHING),
     (State.READY, DeviceRecovered(), State.READY, None, NOTHING),
+    (State.READY, BegunAnew("another reference"), State.PROFILING, "another reference", NOTHING),
+    (State.DEGRADED, BegunAnew("another reference"), State.PROFILING, "another reference", NOTHING),
 ]
 
 EVENTS = st.sampled_from([event for _, event, *_ in TABLE])
@@ -64,6 +67,7 @@ def test_what_follows(state, event, then, detail, actions):
         (State.READY, TrainingEnded()),
         (State.TRAINING, ModeMeasured("measured 4c")),
         (State.ENROLLED, DeviceFailed("no permission")),
+        (State.TRAINING, BegunAnew("another reference")),
     ],
 )
 def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
