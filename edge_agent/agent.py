@@ -10,12 +10,12 @@ import grpc
 from edge_agent.config import AgentConfig
 from edge_agent.devices.device import Device
 from edge_agent.link import Link
-from edge_agent.local_socket import require_own_socket
 from edge_agent.outbox import Outbox, OutboxFile
 from edge_agent.paths import OUTBOX_FILE, WELCOME_FILE
 from edge_agent.profiled_workload import ProfiledWorkload
 from edge_agent.safekeeping import safekept
 from edge_agent.serving import DeviceServing
+from edge_agent.unix_socket import require_own_socket
 from edge_agent.welcomes import WelcomeFile, Welcomes
 from wattfleet_proto.convert import evidence_to_message
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
-import stat
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
+from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.journal import JournalError
 from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
-from edge_agent.profiling_plan import Progress, StoppedError
-from edge_agent.standing import Standing
 from edge_agent.states import (
     MAY_TRAIN,
-    Action,
-    BegunAnew,
-    Decision,
     DeviceFailed,
-    DeviceRecovered,
     Event,
-    ModeMeasured,
-    ProfileEnded,
     State,
     TrainingBegan,
     TrainingBrokeOff,
@@ -42,17 +29,15 @@ from edge_agent.uncancelled import to_the_end, uncancelled
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import mode_from_message
-from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable
+from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 _log = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_WITHIN_S = 30.0
-_CHECKED_EVERY_S = 30.0
 # What an app may tell: the agent runs as root and the app does not.
 _LONGEST_PLAN_ID = 200
 _REPORT_SLACK_S = 1.0
-_GROUP_MAY_CONNECT = 0o660
 
 
 class BusyError(WattfleetError):
@@ -75,34 +60,22 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     """Translates between the socket and the training watch."""
 
     def __init__(
-        self,
-        device_id: str,
-        watch: TrainingWatch,
-        link: Link,
-        standing: Standing,
-        learner: OnlineLearner,
-        front_report: Callable[[], session_pb2.FrontReport],
+        self, device_id: str, watch: TrainingWatch, link: Link, learner: OnlineLearner, care: DeviceCare
     ) -> None:
         """Serve one device.
 
         Args:
             device_id: its name.
             watch: what runs its trainings.
-            link: where observations and fronts are reported.
-            standing: what the device is doing.
+            link: where observations are reported.
             learner: takes in what rounds show.
-            front_report: the report of the front by what the learner knows now.
+            care: told of what happens to the device.
         """
         self._device_id = device_id
         self._watch = watch
         self._link = link
-        self._standing = standing
         self._learner = learner
-        self._front_report = front_report
-        self._closing = False
-        self._training = asyncio.Lock()
-        self._recovery: asyncio.Task[None] | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._care = care
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -116,15 +89,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             )
         if len(start.plan_id) > _LONGEST_PLAN_ID:
             raise InvalidInputError(f"a plan's id has {_LONGEST_PLAN_ID} characters at most, not {len(start.plan_id)}")
-        if self._standing.state not in MAY_TRAIN | {State.TRAINING}:
+        if self._care.state not in MAY_TRAIN | {State.TRAINING}:
             raise BusyError(f"{self._device_id} is being measured: it cannot train now")
-        if self._training.locked():
+        if self._care.training.locked():
             raise BusyError(f"{self._device_id} is training already")
-        async with self._training:
+        async with self._care.training:
             try:
                 mode = mode_from_message(start.mode)
                 await to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
-                self._happened(TrainingBegan(mode.label()))
+                self._care.happened(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 while (request := await anext(request_iterator)).HasField("minibatches"):
@@ -133,10 +106,10 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
                 finished, observed = await self._finished(start.plan_id, request.finish.failed)
             except _DEVICE_TROUBLE as error:
-                self._happened(DeviceFailed(str(error)))
+                self._care.happened(DeviceFailed(str(error)))
                 raise
             except InvalidInputError as error:
-                if self._standing.state is State.TRAINING:
+                if self._care.state is State.TRAINING:
                     await uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
@@ -155,9 +128,9 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         try:
             await to_the_end(self._watch.abandon)
         except _DEVICE_TROUBLE as error:
-            self._happened(DeviceFailed(str(error)))
+            self._care.happened(DeviceFailed(str(error)))
         else:
-            self._happened(event)
+            self._care.happened(event)
 
     async def _noted(self, report: local_pb2.MinibatchesTrained, since_s: float) -> bool:
         """Measure by the minibatches that the app reports; whether it is to go on reporting.
@@ -202,117 +175,4 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
             not_learnt = str(error)
-        await self._settled(TrainingEnded(failed, drift, not_learnt))
-
-    async def _measure_anew(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def report(progress: Progress) -> None:
-            if self._closing:
-                raise StoppedError
-            loop.call_soon_threadsafe(self._happened, ModeMeasured(progress.detail))
-
-        async with self._training:
-            try:
-                await to_the_end(self._learner.measure_anew, report)
-                await to_the_end(self._watch.park)
-            except StoppedError:
-                return
-            except WattfleetError as error:
-                self._happened(DeviceFailed(str(error)))
-                return
-            await self._settled(ProfileEnded(anew=True))
-
-    async def begin(self) -> None:
-        """The device is profiled and parked: report its front, and that it is ready."""
-        await self._settled(ProfileEnded(anew=False))
-
-    async def _settled(self, event: Event) -> None:
-        """Enter the state after something that may have taught a new front, which is reported first."""
-        decision = self._standing.decide(event)
-        if Action.REPORT_FRONT in decision.actions:
-            self._link.report_front(await to_the_end(self._front_report))
-        self._follow(decision)
-
-    def _happened(self, event: Event) -> None:
-        self._follow(self._standing.decide(event))
-
-    def _follow(self, decision: Decision) -> None:
-        self._standing.report(decision, self._learner.profiled_modes)
-        if Action.MEASURE_ANEW in decision.actions:
-            self._renewal = asyncio.create_task(self._measure_anew())
-        if Action.RECOVER in decision.actions and (self._recovery is None or self._recovery.done()):
-            self._recovery = asyncio.create_task(self._recover())
-
-    async def _recover(self) -> None:
-        """Keep the device out of the rounds until it is well again."""
-        while self._standing.state is State.DEGRADED:
-            await asyncio.sleep(_CHECKED_EVERY_S)
-            async with self._training:
-                with suppress(WattfleetError):
-                    await to_the_end(self._watch.recover)
-                    self._happened(DeviceRecovered())
-
-    async def retire(self, reason: str) -> None:
-        """Let no training begin any more, and wait for the end of the one in hand; `reason` says why."""
-        self._closing = True
-        async with self._training:
-            self._happened(BegunAnew(reason))
-
-    async def close(self) -> None:
-        """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
-        self._closing = True
-        if self._recovery:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
-        if self._renewal:
-            await asyncio.wait([self._renewal])
-        # Whoever trains was told to end; until it has, a thread of it may be setting the device.
-        async with self._training:
-            pass
-
-
-def require_own_socket(path: Path) -> None:
-    """Make sure that a socket can be served at a path: what a killed agent left there is removed.
-
-    Raises:
-        InvalidInputError: another agent serves it, or something else lies there.
-    """
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise InvalidInputError(f"{path} is there and is no socket: choose another --socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except OSError as error:
-            raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
-    raise InvalidInputError(f"another agent serves {path}: give each device a --socket of its own")
-
-
-@asynccontextmanager
-async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterator[None]:
-    """Serve the socket for the owner and the group of its file.
-
-    Raises:
-        InvalidInputError: the socket cannot be made there.
-    """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(STATUS)])
-    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require_own_socket(path)
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        os.chmod(path, _GROUP_MAY_CONNECT)
-    except (OSError, RuntimeError) as error:
-        raise InvalidInputError(f"{path}: cannot serve a socket there: {error}") from None
-    try:
-        yield
-    finally:
-        await server.stop(1.0)
-        await servicer.close()
+        await self._care.settled(TrainingEnded(failed, drift, not_learnt))

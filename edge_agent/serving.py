@@ -6,13 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine
-from contextlib import closing, suppress
+from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 from edge_agent.config import AgentConfig
+from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import Device
 from edge_agent.link import Link
-from edge_agent.local_socket import LocalAgentServicer, serve_socket
+from edge_agent.local_socket import LocalAgentServicer
 from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiled_workload import ProfiledWorkload
 from edge_agent.profiling_plan import Progress, StoppedError
@@ -22,6 +23,7 @@ from edge_agent.standing import Standing
 from edge_agent.states import ModeMeasured
 from edge_agent.training import TrainingWatch
 from edge_agent.uncancelled import uncancelled
+from edge_agent.unix_socket import serve_socket
 from edge_agent.welcomes import Welcomes
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
@@ -115,17 +117,16 @@ class DeviceServing:
             watch = TrainingWatch(
                 self._device, ready.parked, self._config.minibatches_per_epoch, ready.learner.productive
             )
-            servicer = LocalAgentServicer(
-                self._config.device_id, watch, self._link, self._standing, ready.learner, ready.front_report
-            )
-            async with serve_socket(self._config.socket, servicer):
+            care = DeviceCare(watch, self._link, self._standing, ready.learner, ready.front_report)
+            servicer = LocalAgentServicer(self._config.device_id, watch, self._link, ready.learner, care)
+            async with aclosing(care), serve_socket(self._config.socket, servicer):
                 try:
-                    await servicer.begin()
+                    await care.begin()
                     _log.info("%s is ready: %d modes measured", self._config.device_id, ready.learner.profiled_modes)
                     await asyncio.wait([other])
                 finally:
                     stopping.set()
-                await servicer.retire(_BEGUN_ANEW)
+                await care.retire(_BEGUN_ANEW)
 
 
 async def _given_up(work: asyncio.Task[Readiness]) -> None:

@@ -144,7 +144,7 @@ def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator,
 
 
 def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp_path, coordinator, board, monkeypatch):
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
     apply = board.apply
 
     def denied(mode):
@@ -164,7 +164,7 @@ def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp
 def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
     tmp_path, coordinator, board, monkeypatch
 ):
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
     start_meter, listened = board.start_meter, []
 
     class GoneMeter:

@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import reference_models
+from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
-from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
+from edge_agent.local_socket import LocalAgentServicer
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import parked_mode
@@ -34,6 +35,7 @@ from edge_agent.records import Renewal
 from edge_agent.standing import Standing
 from edge_agent.states import ProfileEnded, State
 from edge_agent.training import Observed, TrainingWatch
+from edge_agent.unix_socket import require_own_socket, serve_socket
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -93,15 +95,16 @@ def agent_at(socket: Path) -> Iterator[Agent]:
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
-        servicer = LocalAgentServicer(
-            "orin-nano-0",
+        reports: Any = agent.reports
+        care = DeviceCare(
             watch,
-            agent.reports,  # type: ignore[arg-type]
+            reports,
             agent.standing,
             agent.learner,
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
         )
-        async with serve_socket(socket, servicer):
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, care)
+        async with aclosing(care), serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
 
@@ -259,7 +262,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
 
 def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     apply, broken = agent.board.apply, True
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
 
     def sometimes(mode: PowerMode) -> None:
         if broken:
