@@ -27,6 +27,8 @@ from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
 _CHECKED_EVERY_S = 30.0
+# Where a device recovers but cannot be measured, it is tried less and less often, at last about once an hour.
+_MOST_DOUBLINGS = 7
 
 
 class DeviceCare:
@@ -57,6 +59,7 @@ class DeviceCare:
         self._learner = learner
         self._front_report = front_report
         self._closing = False
+        self._failed_renewals = 0
         self.training = asyncio.Lock()
         self._recovery: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -121,14 +124,17 @@ class DeviceCare:
             except StoppedError:
                 return
             except WattfleetError as error:
+                self._failed_renewals += 1
                 self.happened(DeviceFailed(str(error)))
                 return
+            self._failed_renewals = 0
             await self.settled(ProfileEnded(anew=True))
 
     async def _recover(self) -> None:
         """Keep the device out of the rounds until it is well again."""
         while self._standing.state is State.DEGRADED:
-            await asyncio.sleep(_CHECKED_EVERY_S)
+            doublings = min(max(0, self._failed_renewals - 1), _MOST_DOUBLINGS)
+            await asyncio.sleep(_CHECKED_EVERY_S * 2**doublings)
             async with self.training:
                 with suppress(WattfleetError):
                     await to_the_end(self._watch.recover)

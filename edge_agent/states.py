@@ -143,12 +143,24 @@ _POSSIBLE: dict[type[Event], frozenset[State]] = {
 }
 
 
-def decide(state: State, event: Event) -> Decision:
+def decide(state: State, event: Event, unfinished: bool = False) -> Decision:
     """What follows from an event.
+
+    Args:
+        state: the state so far.
+        event: what happened.
+        unfinished: a profile was begun anew and has not ended: the device is not ready before it has.
 
     Raises:
         ImpossibleEventError: it cannot happen in this state.
     """
+    decision = _decided(state, event)
+    if unfinished and decision.state is State.READY and not isinstance(event, ProfileEnded):
+        return Decision(State.PROFILING, f"{decision.detail}; measuring goes on", frozenset({Action.MEASURE_ANEW}))
+    return decision
+
+
+def _decided(state: State, event: Event) -> Decision:
     if state not in _POSSIBLE[type(event)]:
         raise ImpossibleEventError(f"{event} cannot happen to a device that is {state.name.lower()}")
     if isinstance(event, ModeMeasured):

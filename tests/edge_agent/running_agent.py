@@ -4,6 +4,7 @@ import asyncio
 import os
 from concurrent.futures import wait
 from contextlib import contextmanager
+from dataclasses import replace
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
@@ -18,9 +19,19 @@ from wattfleet.modes import as_modes
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 
-def new_board():
+class BoardThatBecomesSlower(SimulatedDevice):
+    """As if something blocked its fan."""
+
+    slowdown = 1.0
+
+    def _load_at(self, mode):
+        load = super()._load_at(mode)
+        return replace(load, minibatch_ms=self.slowdown * load.minibatch_ms)
+
+
+def new_board(kind=SimulatedDevice):
     """One in some mode of its owner's."""
-    device = SimulatedDevice("orin-nano", 1)
+    device = kind("orin-nano", 1)
     device.apply(as_modes(device.modes)[777])
     return device
 

@@ -14,12 +14,13 @@ from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
-from tests.edge_agent.running_agent import agent, may_connect, new_board, ready_agent
+from tests.edge_agent.running_agent import BoardThatBecomesSlower, agent, may_connect, new_board, ready_agent
+from wattfleet.drift import USUAL_RULE
 from wattfleet.modes import as_modes
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
-DEGRADED, READY = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_READY
+DEGRADED, PROFILING = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_PROFILING
 
 
 @pytest.fixture
@@ -186,3 +187,24 @@ def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until
         until(coordinator.is_ready)
         assert running.round("7/2", as_modes(board.modes)[1234])
         assert coordinator.observed == ["7/2"]
+
+
+def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_path, coordinator, monkeypatch):
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
+    board = new_board(BoardThatBecomesSlower)
+    measuring, tried = board.measuring, []
+
+    def denied():
+        tried.append(board.clock.now_s())
+        raise ModeNotAppliedError("/sys/class/hwmon/hwmon0/pwm1: Permission denied")
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.slowdown, board.measuring = 3.0, denied
+        for k in range(USUAL_RULE.outside):
+            assert running.round(f"7/{k}", as_modes(board.modes)[1234 + k])
+        until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
+        board.measuring = measuring
+        until(lambda: "measured anew" in coordinator.reports[-1].state.detail and coordinator.is_ready())
+        assert coordinator.fronts[-1].profiled_modes == MODES
+        assert running.round("7/9", as_modes(board.modes)[1234])
+    assert PROFILING in coordinator.states[coordinator.states.index(DEGRADED) :]

@@ -19,6 +19,7 @@ from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import make_ready
 from edge_agent.records import RoundRecord
 from edge_agent.training import Observed, TrainingWatch
+from tests.edge_agent.running_agent import BoardThatBecomesSlower
 from wattfleet.artefact import read_directory, restore
 from wattfleet.drift import DriftRule
 from wattfleet.errors import InvalidInputError
@@ -30,21 +31,11 @@ PER_EPOCH = 500
 LIMIT = 16
 
 
-class ChangingDevice(SimulatedDevice):
-    """A board that something can make slower."""
-
-    slowdown = 1.0
-
-    def _load_at(self, mode):
-        load = super()._load_at(mode)
-        return replace(load, minibatch_ms=self.slowdown * load.minibatch_ms)
-
-
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
     def __init__(self, path, seed=1, rule=DriftRule(modes=8)):  # noqa: B008 - frozen
-        self.device = ChangingDevice("orin-nano", seed)
+        self.device = BoardThatBecomesSlower("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
         open_steps = soft_workload(self.device).open_steps
