@@ -11,9 +11,11 @@ import grpc
 
 from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.fitting_process import FittingFailedError
 from edge_agent.journal import JournalError
 from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
+from edge_agent.profiling_plan import StoppedError
 from edge_agent.states import (
     MAY_TRAIN,
     DeviceFailed,
@@ -50,6 +52,7 @@ STATUS: StatusTable = {
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     JournalError: grpc.StatusCode.INTERNAL,
+    FittingFailedError: grpc.StatusCode.INTERNAL,
 }
 
 # After these the board is not to be trusted with a round; a request that was refused says nothing about it.
@@ -175,4 +178,6 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
             not_learnt = str(error)
+        except StoppedError:
+            not_learnt = "what the round showed is learnt from when the device is made ready again"
         await self._care.settled(TrainingEnded(failed, drift, not_learnt))

@@ -95,12 +95,11 @@ class DeviceServing:
                 raise StoppedError
             loop.call_soon_threadsafe(show, progress)
 
-        stoppable = self._profiled.stopped_by(stopping)
-        work = asyncio.create_task(
-            asyncio.to_thread(
-                make_ready, self._config, self._device, stoppable, reference, welcome.profile_modes, report
-            )
+        config, device, profile_modes = self._config, self._device, welcome.profile_modes
+        making = asyncio.to_thread(
+            make_ready, config, device, self._profiled, reference, profile_modes, report, stopping
         )
+        work = asyncio.create_task(making)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.fitting import FittingHere
 from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
@@ -35,15 +36,16 @@ from edge_agent.records import Renewal
 from edge_agent.standing import Standing
 from edge_agent.states import ProfileEnded, State
 from edge_agent.training import Observed, TrainingWatch
+from edge_agent.transfer import Transfer
 from edge_agent.unix_socket import require_own_socket, serve_socket
-from wattfleet.artefact import read_directory, restore
+from wattfleet.artefact import read_directory
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY, RoundAssignment
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
-REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
@@ -78,9 +80,18 @@ class Agent:
         self.open_steps = soft_workload(self.board).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
-        profile_device(self.board, self.open_steps, self.journal, REFERENCE, MEASURED, 0, lambda progress: None)
+        fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
+        fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
         self.learner = OnlineLearner(
-            self.board, self.open_steps, self.journal, REFERENCE, LIMIT, 100, 0, lambda *kept: None
+            self.board,
+            self.open_steps,
+            self.journal,
+            lambda: nullcontext(fitting),
+            fitted,
+            LIMIT,
+            100,
+            0,
+            lambda kept: None,
         )
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
