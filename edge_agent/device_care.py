@@ -22,7 +22,7 @@ from edge_agent.states import (
     State,
 )
 from edge_agent.training import TrainingWatch
-from edge_agent.uncancelled import to_the_end
+from edge_agent.uncancelled import to_the_end, uncancelled
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
@@ -71,7 +71,9 @@ class DeviceCare:
 
     async def begin(self) -> None:
         """The device is profiled and parked: report its front, and that it is ready."""
-        await self.settled(ProfileEnded(anew=False))
+        # A training that began meanwhile would be reported before this.
+        async with self.training:
+            await self.settled(ProfileEnded(anew=False))
 
     async def settled(self, event: Event) -> None:
         """Enter the state after something that may have taught a new front, which is reported first."""
@@ -93,6 +95,9 @@ class DeviceCare:
     async def aclose(self) -> None:
         """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
         self._closing = True
+        await uncancelled(self._closed())
+
+    async def _closed(self) -> None:
         if self._recovery:
             self._recovery.cancel()
             await asyncio.wait([self._recovery])
@@ -104,6 +109,9 @@ class DeviceCare:
 
     def _follow(self, decision: Decision) -> None:
         self._standing.report(decision, self._learner.profiled_modes)
+        if self._closing:
+            # What the last training asks for would set the device after it was put back.
+            return
         if Action.MEASURE_ANEW in decision.actions:
             self._renewal = asyncio.create_task(self._measure_anew())
         if Action.RECOVER in decision.actions and (self._recovery is None or self._recovery.done()):

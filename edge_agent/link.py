@@ -18,6 +18,10 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 30.0
+# Each lease is answered. A network that loses everything without a word would otherwise be noticed after minutes.
+_SILENCE_BORNE_S = 15.0
+_LEASES_UNANSWERED = 3
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
 
@@ -99,20 +103,29 @@ class Link:
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not met_before):
                     raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
                 _log.warning("coordinator away (%s: %s)", code.name, error.details())
+            except asyncio.TimeoutError:
+                _log.warning("coordinator away (no answer any more)")
             self.away.set()
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, backoff_s))
             backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)
 
     async def _session(self) -> AsyncIterator[bool]:
-        """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound."""
+        """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound.
+
+        Raises:
+            AioRpcError: it ended with an error.
+            TimeoutError: the coordinator does not answer any more.
+        """
         call: Any = self._stub.Session(None)
         sender: asyncio.Task[None] | None = None
+        within_s = _SILENCE_BORNE_S
         try:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
-            async for response in call:
+            while (response := await asyncio.wait_for(call.read(), within_s)) is not _END:
                 if response.HasField("welcome"):
                     self.connected = True
+                    within_s = max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * response.welcome.lease_s)
                     self._outbox.take_up_again()
                     self._wake.set()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
