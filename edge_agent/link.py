@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from edge_agent.outbox import Outbox
+from edge_agent.time_limit import within
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -81,7 +82,7 @@ class Link:
                 await self._acknowledged.wait_for(lambda: not self._outbox.has_up_to(last))
 
         try:
-            await asyncio.wait_for(drained(), timeout_s)
+            await within(timeout_s, drained())
         except asyncio.TimeoutError:
             return False
         return True
@@ -119,13 +120,13 @@ class Link:
         """
         call: Any = self._stub.Session(None)
         sender: asyncio.Task[None] | None = None
-        within_s = _SILENCE_BORNE_S
+        silence_s = _SILENCE_BORNE_S
         try:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
-            while (response := await asyncio.wait_for(call.read(), within_s)) is not _END:
+            while (response := await within(silence_s, call.read())) is not _END:
                 if response.HasField("welcome"):
                     self.connected = True
-                    within_s = max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * response.welcome.lease_s)
+                    silence_s = max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * response.welcome.lease_s)
                     self._outbox.take_up_again()
                     self._wake.set()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
@@ -154,7 +155,7 @@ class Link:
             if self._outbox.after(sent):
                 continue
             try:
-                await asyncio.wait_for(self._wake.wait(), lease_s / 2)
+                await within(lease_s / 2, self._wake.wait())
             except asyncio.TimeoutError:
                 await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
 

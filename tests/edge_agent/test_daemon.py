@@ -14,13 +14,25 @@ from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
-from tests.edge_agent.running_agent import BoardThatBecomesSlower, agent, may_connect, new_board, ready_agent
+from tests.edge_agent.running_agent import (
+    BoardThatBecomesSlower,
+    agent,
+    fitting_here,
+    may_connect,
+    new_board,
+    ready_agent,
+)
 from wattfleet.drift import USUAL_RULE
 from wattfleet.modes import as_modes
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
 DEGRADED, PROFILING = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_PROFILING
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.readiness.fitting_process", fitting_here)
 
 
 @pytest.fixture

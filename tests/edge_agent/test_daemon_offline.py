@@ -8,7 +8,7 @@ import pytest
 
 from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
 from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
-from tests.edge_agent.running_agent import agent, may_connect, new_board, ready_agent
+from tests.edge_agent.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
 from wattfleet.artefact import pack, restore
 from wattfleet.modes import as_modes
 from wattfleet_proto.v1 import session_pb2
@@ -17,8 +17,13 @@ MODES = 6
 PROFILING = session_pb2.DEVICE_STATE_PROFILING
 
 
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.readiness.fitting_process", fitting_here)
+
+
 @pytest.fixture
-def coordinator(tmp_path):
+def coordinator(tmp_path, fits_here):
     """Knows the device already, and is away."""
     known = CoordinatorInProcess(tmp_path, MODES)
     with known.running(), ready_agent(known, tmp_path, new_board()):

@@ -143,5 +143,5 @@ ready.learner.productive(60.0)
 ready.front_report()
 print(sorted(name for name in sys.modules if name in ("scipy", "torch", "pandas")))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
     assert done.stdout == "[]\n", done.stderr
