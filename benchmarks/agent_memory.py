@@ -84,7 +84,9 @@ def _until(condition: Callable[[], bool], parts: Parts) -> None:
 
 
 def _resident_mib(pid: int) -> float:
-    return float(psutil.Process(pid).memory_info().rss) / _MIB
+    """Of a process and those that it has started."""
+    process = psutil.Process(pid)
+    return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True)))) / _MIB
 
 
 def _bare_mib() -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edge_agent.devices.device import Device
 from edge_agent.devices.power_now import power_now_mw
+from edge_agent.fitting import FittingHere
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import most_modes
 from edge_agent.mode_measurement import MeasurementError
@@ -107,17 +108,16 @@ def profile_by_hand(
     workload = profiled.described(reference.details.workload, per_epoch)
     header = JournalHeader(settings.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
     transfer = Transfer(reference, header, per_epoch)
-    prior = transfer.prior()
+    fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _make(state_directory)
     with Journal.open(state_directory / PROFILE_FILE, header) as journal:
         keep_reference(reference, state_directory)
         most = min(most_modes(journal, settings.modes), len(device.modes))
         begun(len(journal.records), most)
-        predictor = profile_device(
-            device, profiled.open_steps, journal, prior, most, settings.seed, report, settings.tolerance
-        )
-        artefact = transfer.packed(predictor, len(journal.records))
+        artefact = profile_device(
+            device, profiled.open_steps, journal, fitting, most, settings.seed, report, settings.tolerance
+        ).artefact
         keep_predictor(artefact, state_directory)
         return HandProfile(header, journal.records, journal.discarded, journal.seconds, most, artefact)
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 import numpy as np
 
 from edge_agent.bearing import Bearing
 from edge_agent.devices.device import Device
+from edge_agent.fitting import Fitted, OpenFitting
+from edge_agent.fitting_process import FittingFailedError
 from edge_agent.journal import Journal
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.records import Renewal, RoundRecord
 from edge_agent.training import Observed
 from edge_agent.workloads.step import OpenSteps
+from wattfleet.artefact import Artefact
 from wattfleet.drift import USUAL_RULE, DriftRule, Residual, drift
+from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front, predicted_front
-from wattfleet.modes import as_array, as_modes
-from wattfleet.predictor import Prediction, Predictor
+from wattfleet.modes import PowerMode, as_array, as_modes
+from wattfleet.predictor import Prediction
 from wattfleet.profile import Profile
-from wattfleet.sampling import SamplingSettings, next_modes
+from wattfleet.sampling import SamplingSettings
+
+_log = logging.getLogger(__name__)
 
 # A mode is measured during a round only if it keeps the round's watts with this probability.
 _CERTAINTY = 0.95
@@ -37,11 +44,12 @@ class OnlineLearner:
         device: the board.
         open_steps: begins what is trained while modes are measured anew.
         journal: its profile, open and not empty; closed with the learner.
-        reference: the predictor to transfer from.
+        open_fitting: begins to fit the device's predictor.
+        fitted: what was fitted to the journal.
         limit: modes to measure in all, at most, those measured during rounds included.
         minibatches_per_epoch: minibatches of one pass over the device's data.
         seed: of the choice of modes.
-        keep: called with every new predictor and the number of modes measured.
+        keep: called with what is fitted, `fitted` to begin with.
         rule: when to measure anew, and how much.
         tolerance: the share by which a choice must still promise to get faster for measuring to go on.
     """
@@ -51,18 +59,19 @@ class OnlineLearner:
         device: Device,
         open_steps: OpenSteps,
         journal: Journal,
-        reference: Predictor,
+        open_fitting: OpenFitting,
+        fitted: Fitted,
         limit: int,
         minibatches_per_epoch: int,
         seed: int,
-        keep: Callable[[Predictor, int], None],
+        keep: Callable[[Artefact], None],
         rule: DriftRule = USUAL_RULE,
         tolerance: float = SamplingSettings.tolerance,
     ) -> None:
         self._device = device
         self._open_steps = open_steps
         self._journal = journal
-        self._reference = reference
+        self._open_fitting = open_fitting
         self._limit = limit
         self._minibatches_per_epoch = minibatches_per_epoch
         self._seed = seed
@@ -70,7 +79,7 @@ class OnlineLearner:
         self._rule = rule
         self._tolerance = tolerance
         self._residuals: list[Residual] = []
-        self.refit()
+        self._take(fitted)
 
     @property
     def profiled_modes(self) -> int:
@@ -80,8 +89,8 @@ class OnlineLearner:
     @property
     def front(self) -> Front:
         """The front by what is known now, of the modes that the board bears."""
-        modes = self._device.modes[Bearing.of(self._journal).bears(self._device.modes)]
-        return predicted_front(modes, self._predictor.predict(modes), self._minibatches_per_epoch)
+        borne = Bearing.of(self._journal).bears(self._device.modes)
+        return predicted_front(self._device.modes[borne], self._prediction.among(borne), self._minibatches_per_epoch)
 
     def observe(self, observed: Observed) -> str | None:
         """Let what a round showed join the profile, and fit the predictor anew.
@@ -91,9 +100,11 @@ class OnlineLearner:
 
         Raises:
             JournalError: the observation could not be written; the predictor is as it was.
+            InvalidInputError: the device does not offer the mode.
+            FittingFailedError: the predictor could not be fitted and is as it was; the observation is kept.
         """
         shown = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self._minibatches_per_epoch, observed.power_w * 1e3)
-        predicted = self._predictor.predict(as_array([observed.mode]))
+        predicted = self._predicted(observed.mode)
         self._journal.append(shown)
         self._residuals.append(Residual.of(shown.measurement, predicted))
         reason = drift(self._residuals, self._rule)
@@ -114,10 +125,11 @@ class OnlineLearner:
             WattfleetError: a mode could not be measured; those before it are kept.
         """
         most = most_modes(self._journal, self._limit)
-        profile_device(
-            self._device, self._open_steps, self._journal, self._reference, most, self._seed, report, self._tolerance
-        )
-        self.refit()
+        with self._open_fitting() as fitting:
+            fitted = profile_device(
+                self._device, self._open_steps, self._journal, fitting, most, self._seed, report, self._tolerance
+            )
+        self._take(fitted)
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:
         """Measures the next modes during a training that was given so many watts; none where the profile is complete.
@@ -125,32 +137,42 @@ class OnlineLearner:
         Args:
             power_limit_w: watts set aside for the device: no mode that may draw more is measured.
         """
-        prediction = self._predictor.predict(self._device.modes)
-        affordable = prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
+        affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
-        chosen = next_modes(
-            self._profile(),
-            self._device.modes,
-            self._predict,
-            SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed),
-            exclude=np.vstack([self._device.modes[~affordable], Bearing.of(self._journal).given_up]),
-        )
-        return ProductiveProfiler(self._device, as_modes(chosen), self._journal)
+        settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
+        exclude = np.vstack([self._device.modes[~affordable], Bearing.of(self._journal).given_up])
+        try:
+            with self._open_fitting() as fitting:
+                chosen = as_modes(fitting.next_modes(self._profile(), settings, exclude))
+        except FittingFailedError as error:
+            _log.error("no modes are measured during this training: %s", error)
+            chosen = []
+        return ProductiveProfiler(self._device, chosen, self._journal)
 
     def refit(self) -> None:
-        """Fit the predictor to what the journal holds now."""
-        self._predictor = self._fitted(self._profile())
-        self._keep(self._predictor, self.profiled_modes)
+        """Fit the predictor to what the journal holds now.
+
+        Raises:
+            FittingFailedError: it could not be fitted, and is as it was.
+        """
+        with self._open_fitting() as fitting:
+            fitted = fitting.fit(self._profile(), self.profiled_modes)
+        self._take(fitted)
 
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
 
+    def _take(self, fitted: Fitted) -> None:
+        self._prediction = fitted.prediction
+        self._keep(fitted.artefact)
+
     def _profile(self) -> Profile:
         return Profile.of(self._journal.measurements)
 
-    def _fitted(self, profile: Profile) -> Predictor:
-        return type(self._reference).fit(profile, self._reference)
-
-    def _predict(self, profile: Profile) -> Prediction:
-        return self._fitted(profile).predict(self._device.modes)
+    def _predicted(self, mode: PowerMode) -> Prediction:
+        (found,) = np.nonzero((self._device.modes == as_array([mode])).all(axis=1))
+        if not len(found):
+            raise InvalidInputError(f"{mode.label()} is no mode that this device offers")
+        at, known = found[:1], self._prediction
+        return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from edge_agent.outbox import Outbox
+from edge_agent.time_limit import within
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
@@ -18,6 +19,10 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 30.0
+# Each lease is answered. A network that loses everything without a word would otherwise be noticed after minutes.
+_SILENCE_BORNE_S = 15.0
+_LEASES_UNANSWERED = 3
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
 
@@ -29,6 +34,7 @@ class Link:
 
     Attributes:
         connected: whether the coordinator has welcomed this device, and the session lasts.
+        away: set for good once an attempt at a session has ended, whether or not it began.
     """
 
     def __init__(
@@ -51,6 +57,7 @@ class Link:
         self._on_welcome = on_welcome
         self._outbox = outbox
         self.connected = False
+        self.away = asyncio.Event()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
@@ -75,7 +82,7 @@ class Link:
                 await self._acknowledged.wait_for(lambda: not self._outbox.has_up_to(last))
 
         try:
-            await asyncio.wait_for(drained(), timeout_s)
+            await within(timeout_s, drained())
         except asyncio.TimeoutError:
             return False
         return True
@@ -97,19 +104,29 @@ class Link:
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not met_before):
                     raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
                 _log.warning("coordinator away (%s: %s)", code.name, error.details())
+            except asyncio.TimeoutError:
+                _log.warning("coordinator away (no answer any more)")
+            self.away.set()
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, backoff_s))
             backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)
 
     async def _session(self) -> AsyncIterator[bool]:
-        """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound."""
+        """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound.
+
+        Raises:
+            AioRpcError: it ended with an error.
+            TimeoutError: the coordinator does not answer any more.
+        """
         call: Any = self._stub.Session(None)
         sender: asyncio.Task[None] | None = None
+        silence_s = _SILENCE_BORNE_S
         try:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
-            async for response in call:
+            while (response := await within(silence_s, call.read())) is not _END:
                 if response.HasField("welcome"):
                     self.connected = True
+                    silence_s = max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * response.welcome.lease_s)
                     self._outbox.take_up_again()
                     self._wake.set()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
@@ -138,7 +155,7 @@ class Link:
             if self._outbox.after(sent):
                 continue
             try:
-                await asyncio.wait_for(self._wake.wait(), lease_s / 2)
+                await within(lease_s / 2, self._wake.wait())
             except asyncio.TimeoutError:
                 await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
 

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import socket
-import stat
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 
+from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.fitting_process import FittingFailedError
 from edge_agent.journal import JournalError
 from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
-from edge_agent.profiling_plan import Progress, StoppedError
-from edge_agent.standing import Standing
+from edge_agent.profiling_plan import StoppedError
 from edge_agent.states import (
     MAY_TRAIN,
-    Action,
-    Decision,
     DeviceFailed,
-    DeviceRecovered,
     Event,
-    ModeMeasured,
-    ProfileEnded,
     State,
     TrainingBegan,
     TrainingBrokeOff,
@@ -37,22 +27,19 @@ from edge_agent.states import (
     TrainingRefused,
 )
 from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
+from edge_agent.uncancelled import to_the_end, uncancelled
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.convert import mode_from_message
-from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable
+from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
-
-Result = TypeVar("Result")
 
 _log = logging.getLogger(__name__)
 
 _ACKNOWLEDGED_WITHIN_S = 30.0
-_CHECKED_EVERY_S = 30.0
 # What an app may tell: the agent runs as root and the app does not.
 _LONGEST_PLAN_ID = 200
 _REPORT_SLACK_S = 1.0
-_GROUP_MAY_CONNECT = 0o660
 
 
 class BusyError(WattfleetError):
@@ -65,6 +52,7 @@ STATUS: StatusTable = {
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     JournalError: grpc.StatusCode.INTERNAL,
+    FittingFailedError: grpc.StatusCode.INTERNAL,
 }
 
 # After these the board is not to be trusted with a round; a request that was refused says nothing about it.
@@ -75,34 +63,22 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     """Translates between the socket and the training watch."""
 
     def __init__(
-        self,
-        device_id: str,
-        watch: TrainingWatch,
-        link: Link,
-        standing: Standing,
-        learner: OnlineLearner,
-        front_report: Callable[[], session_pb2.FrontReport],
+        self, device_id: str, watch: TrainingWatch, link: Link, learner: OnlineLearner, care: DeviceCare
     ) -> None:
         """Serve one device.
 
         Args:
             device_id: its name.
             watch: what runs its trainings.
-            link: where observations and fronts are reported.
-            standing: what the device is doing.
+            link: where observations are reported.
             learner: takes in what rounds show.
-            front_report: the report of the front by what the learner knows now.
+            care: told of what happens to the device.
         """
         self._device_id = device_id
         self._watch = watch
         self._link = link
-        self._standing = standing
         self._learner = learner
-        self._front_report = front_report
-        self._closing = False
-        self._training = asyncio.Lock()
-        self._recovery: asyncio.Task[None] | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._care = care
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -116,15 +92,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             )
         if len(start.plan_id) > _LONGEST_PLAN_ID:
             raise InvalidInputError(f"a plan's id has {_LONGEST_PLAN_ID} characters at most, not {len(start.plan_id)}")
-        if self._standing.state not in MAY_TRAIN | {State.TRAINING}:
+        if self._care.state not in MAY_TRAIN | {State.TRAINING}:
             raise BusyError(f"{self._device_id} is being measured: it cannot train now")
-        if self._training.locked():
+        if self._care.training.locked():
             raise BusyError(f"{self._device_id} is training already")
-        async with self._training:
+        async with self._care.training:
             try:
                 mode = mode_from_message(start.mode)
-                await _to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
-                self._happened(TrainingBegan(mode.label()))
+                await to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
+                self._care.happened(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 while (request := await anext(request_iterator)).HasField("minibatches"):
@@ -133,17 +109,17 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
                 finished, observed = await self._finished(start, request.finish)
             except _DEVICE_TROUBLE as error:
-                self._happened(DeviceFailed(str(error)))
+                self._care.happened(DeviceFailed(str(error)))
                 raise
             except InvalidInputError as error:
-                if self._standing.state is State.TRAINING:
-                    await _uncancelled(self._give_up(TrainingRefused(str(error))))
+                if self._care.state is State.TRAINING:
+                    await uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                await _uncancelled(self._give_up(TrainingBrokeOff()))
+                await uncancelled(self._give_up(TrainingBrokeOff()))
                 raise
-            await _uncancelled(self._learn(observed, request.finish.failed))
+            await uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
         # While it is away, the round does not wait for it: the outbox keeps what was observed.
         if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):
@@ -153,11 +129,11 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
     async def _give_up(self, event: Event) -> None:
         """Park the device and learn nothing; `event` is what then happened."""
         try:
-            await _to_the_end(self._watch.abandon)
+            await to_the_end(self._watch.abandon)
         except _DEVICE_TROUBLE as error:
-            self._happened(DeviceFailed(str(error)))
+            self._care.happened(DeviceFailed(str(error)))
         else:
-            self._happened(event)
+            self._care.happened(event)
 
     async def _noted(self, report: local_pb2.MinibatchesTrained, since_s: float) -> bool:
         """Measure by the minibatches that the app reports; whether it is to go on reporting.
@@ -175,7 +151,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         took_s = sum(one.fetch_stall_ms + one.compute_ms for one in times) / 1e3
         if not took_s <= since_s + _REPORT_SLACK_S:
             raise InvalidInputError(f"{took_s:g} s of minibatches in {since_s:.1f} s: report each of them once")
-        return await _to_the_end(self._watch.minibatches_ended, times, report.paused)
+        return await to_the_end(self._watch.minibatches_ended, times, report.paused)
 
     async def _finished(
         self, start: local_pb2.StartTraining, finish: local_pb2.FinishTraining
@@ -186,12 +162,12 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             InvalidInputError: more was done than was assigned, or less than nothing.
         """
         if finish.failed:
-            await _to_the_end(self._watch.abandon)
+            await to_the_end(self._watch.abandon)
             return local_pb2.TrainingFinished(), None
         epochs_done = finish.epochs_done if finish.HasField("epochs_done") else None
         if epochs_done is not None and not 0 <= epochs_done <= start.epochs:
             raise InvalidInputError(f"of {start.epochs:g} epochs, {epochs_done:g} cannot have been trained")
-        observed = await _to_the_end(self._watch.finish, epochs_done)
+        observed = await to_the_end(self._watch.finish, epochs_done)
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._link.report_observation(
@@ -204,138 +180,13 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         drift = not_learnt = None
         try:
             if observed is not None:
-                drift = await _to_the_end(self._learner.observe, observed)
+                drift = await to_the_end(self._learner.observe, observed)
             elif not failed:
-                await _to_the_end(self._learner.refit)
+                await to_the_end(self._learner.refit)
         except WattfleetError as error:
             # The round stands; only what it taught is lost.
             _log.error("nothing learnt from the round: %s", error)
             not_learnt = str(error)
-        await self._settled(TrainingEnded(failed, drift, not_learnt))
-
-    async def _measure_anew(self) -> None:
-        loop = asyncio.get_running_loop()
-
-        def report(progress: Progress) -> None:
-            if self._closing:
-                raise StoppedError
-            loop.call_soon_threadsafe(self._happened, ModeMeasured(progress.detail))
-
-        async with self._training:
-            try:
-                await _to_the_end(self._learner.measure_anew, report)
-                await _to_the_end(self._watch.park)
-            except StoppedError:
-                return
-            except WattfleetError as error:
-                self._happened(DeviceFailed(str(error)))
-                return
-            await self._settled(ProfileEnded(anew=True))
-
-    async def begin(self) -> None:
-        """The device is profiled and parked: report its front, and that it is ready."""
-        await self._settled(ProfileEnded(anew=False))
-
-    async def _settled(self, event: Event) -> None:
-        """Enter the state after something that may have taught a new front, which is reported first."""
-        decision = self._standing.decide(event)
-        if Action.REPORT_FRONT in decision.actions:
-            self._link.report_front(await _to_the_end(self._front_report))
-        self._follow(decision)
-
-    def _happened(self, event: Event) -> None:
-        self._follow(self._standing.decide(event))
-
-    def _follow(self, decision: Decision) -> None:
-        self._standing.report(decision, self._learner.profiled_modes)
-        if Action.MEASURE_ANEW in decision.actions:
-            self._renewal = asyncio.create_task(self._measure_anew())
-        if Action.RECOVER in decision.actions and (self._recovery is None or self._recovery.done()):
-            self._recovery = asyncio.create_task(self._recover())
-
-    async def _recover(self) -> None:
-        """Keep the device out of the rounds until it is well again."""
-        while self._standing.state is State.DEGRADED:
-            await asyncio.sleep(_CHECKED_EVERY_S)
-            async with self._training:
-                with suppress(WattfleetError):
-                    await _to_the_end(self._watch.recover)
-                    self._happened(DeviceRecovered())
-
-    async def close(self) -> None:
-        """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
-        self._closing = True
-        if self._recovery:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
-        if self._renewal:
-            await asyncio.wait([self._renewal])
-        # Whoever trains was told to end; until it has, a thread of it may be setting the device.
-        async with self._training:
-            pass
-
-
-async def _to_the_end(work: Callable[..., Result], *arguments: Any) -> Result:
-    """Run in a thread, which nothing can cancel: not even a ClientApp that is gone leaves it half done."""
-    return await _uncancelled(asyncio.to_thread(work, *arguments))
-
-
-async def _uncancelled(work: Coroutine[Any, Any, Result]) -> Result:
-    """Do all of `work`, and only then be cancelled."""
-    running = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    # One who is gone may be cancelled more than once: by gRPC, and by the agent that ends.
-    while not running.done():
-        try:
-            await asyncio.wait([running])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None and not running.cancelled():
-        raise cancelled from running.exception()
-    return running.result()
-
-
-def require_own_socket(path: Path) -> None:
-    """Make sure that a socket can be served at a path: what a killed agent left there is removed.
-
-    Raises:
-        InvalidInputError: another agent serves it, or something else lies there.
-    """
-    try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
-            raise InvalidInputError(f"{path} is there and is no socket: choose another --socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except OSError as error:
-            raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
-    raise InvalidInputError(f"another agent serves {path}: give each device a --socket of its own")
-
-
-@asynccontextmanager
-async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterator[None]:
-    """Serve the socket for the owner and the group of its file.
-
-    Raises:
-        InvalidInputError: the socket cannot be made there.
-    """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(STATUS)])
-    local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        require_own_socket(path)
-        server.add_insecure_port(f"unix:{path}")
-        await server.start()
-        os.chmod(path, _GROUP_MAY_CONNECT)
-    except (OSError, RuntimeError) as error:
-        raise InvalidInputError(f"{path}: cannot serve a socket there: {error}") from None
-    try:
-        yield
-    finally:
-        await server.stop(1.0)
-        await servicer.close()
+        except StoppedError:
+            not_learnt = "what the round showed is learnt from when the device is made ready again"
+        await self._care.settled(TrainingEnded(failed, drift, not_learnt))

@@ -19,6 +19,9 @@ REFERENCES_DIRECTORY = "references"
 OUTBOX_FILE = "outbox.jsonl"
 """Below the state directory: reports that the coordinator has not acknowledged."""
 
+WELCOME_FILE = "welcome.json"
+"""Below the state directory: what the coordinator last asked for, to begin with while it is away."""
+
 
 def device_folder(state_directory: Path) -> Path:
     """The folder for the lock and for what was in force before a device was changed."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from edge_agent.bearing import Bearing
 from edge_agent.devices.device import Device
+from edge_agent.fitting import Fitted, Fitting
 from edge_agent.journal import Journal
 from edge_agent.profiler import Profiler
 from edge_agent.records import Renewal
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.modes import ModeArray, as_modes
-from wattfleet.predictor import Prediction, Predictor
 from wattfleet.profile import Profile
-from wattfleet.sampling import SamplingSettings, next_modes
+from wattfleet.sampling import SamplingSettings
 
 BATCH = 3
 """Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
@@ -44,12 +44,12 @@ def profile_device(
     device: Device,
     open_steps: OpenSteps,
     journal: Journal,
-    reference: Predictor,
+    fitting: Fitting,
     limit: int,
     seed: int,
     report: Callable[[Progress], None],
     tolerance: float = SamplingSettings.tolerance,
-) -> Predictor:
+) -> Fitted:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
     A few fill the space; the rest are those that would be chosen under budgets along the predicted front, in batches
@@ -60,29 +60,23 @@ def profile_device(
         device: the board.
         open_steps: begins what is trained; not called where nothing is left to be measured.
         journal: what was measured before; what is measured now is added, so a restart goes on where it stopped.
-        reference: the predictor to transfer from.
+        fitting: fits the device's predictor.
         limit: modes to measure at most.
         seed: of the spread modes.
         report: told of every measured mode.
         tolerance: the share by which a choice must still promise to get faster for it to go on.
 
     Returns:
-        The fitted predictor; the journal has what it was fitted to.
+        What was fitted at the end; the journal has what it was fitted to.
     """
     settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, tolerance=tolerance, seed=seed)
     profiler = Profiler(device)
-
-    def fitted(profile: Profile) -> Predictor:
-        return type(reference).fit(profile, reference)
-
-    def predict(profile: Profile) -> Prediction:
-        return fitted(profile).predict(device.modes)
 
     def measured() -> Profile:
         return Profile.of(journal.measurements)
 
     def choose() -> ModeArray:
-        return next_modes(measured(), device.modes, predict, settings, exclude=Bearing.of(journal).given_up)
+        return fitting.next_modes(measured(), settings, Bearing.of(journal).given_up)
 
     if not journal.measurements and len(Bearing.of(journal).given_up) >= len(device.modes):
         # Not even one mode could be measured: that was the board's state, not the modes', and may be over by now.
@@ -95,4 +89,4 @@ def profile_device(
                 for record in records:
                     report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
             chosen = choose()
-    return fitted(measured())
+    return fitting.fit(measured(), len(journal.records))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from edge_agent.config import AgentConfig
 from edge_agent.devices.device import Device
+from edge_agent.fitting_process import fitting_process
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
 from edge_agent.paths import PROFILE_FILE
@@ -18,7 +20,6 @@ from edge_agent.transfer import Transfer, keep_predictor
 from wattfleet.artefact import Artefact
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_modes
-from wattfleet.predictor import Predictor
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
 
@@ -61,6 +62,7 @@ def make_ready(
     reference: Artefact,
     profile_modes: int,
     report: Callable[[Progress], None],
+    stopping: threading.Event,
 ) -> Readiness:
     """Measure idling and some modes, transfer the reference to the device, and predict its front.
 
@@ -74,29 +76,35 @@ def make_ready(
         reference: the predictor to transfer from.
         profile_modes: modes to measure at most.
         report: told of every step.
+        stopping: once set, measuring and fitting raise `StoppedError`, those of the learner included.
     """
     workload = profiled.described(reference.details.workload, config.minibatches_per_epoch)
     config.state_directory.mkdir(parents=True, exist_ok=True)
     header = JournalHeader(config.device_id, device.board_kind, device.evidence, workload.name, workload.minibatch)
     transfer = Transfer(reference, header, config.minibatches_per_epoch)
 
-    def keep(predictor: Predictor, profiled_modes: int) -> None:
+    open_fitting = fitting_process(transfer, device.modes, stopping)
+    open_steps = profiled.stopped_by(stopping).open_steps
+
+    def keep(fitted: Artefact) -> None:
         try:
-            keep_predictor(transfer.packed(predictor, profiled_modes), config.state_directory)
+            keep_predictor(fitted, config.state_directory)
         except InvalidInputError as error:
             # It can be fitted again from the journal: a full disk ends neither a profile nor a round for this.
             _log.error("the predictor is kept in memory only: %s", error)
 
     journal = Journal.open(config.state_directory / PROFILE_FILE, header)
     try:
-        prior, most = transfer.prior(), most_modes(journal, profile_modes)
+        most = most_modes(journal, profile_modes)
         first = most if config.modes_first is None else min(config.modes_first, most)
-        profile_device(device, profiled.open_steps, journal, prior, first, config.seed, report, config.tolerance)
+        with open_fitting() as fitting:
+            fitted = profile_device(device, open_steps, journal, fitting, first, config.seed, report, config.tolerance)
         learner = OnlineLearner(
             device,
-            profiled.open_steps,
+            open_steps,
             journal,
-            prior,
+            open_fitting,
+            fitted,
             profile_modes,
             config.minibatches_per_epoch,
             config.seed,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_agent.link import Link
-from edge_agent.states import Decision, Event, State, decide
+from edge_agent.states import Action, Decision, Event, ProfileEnded, State, decide
 from wattfleet_proto.v1 import session_pb2
 
 _REPORTED = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in State}
@@ -19,11 +19,16 @@ class Standing:
     def __init__(self, link: Link) -> None:
         self._link = link
         self.state = State.ENROLLED
+        self._unfinished = False
 
     def decide(self, event: Event) -> Decision:
         """Enter the state that follows from an event; nothing is reported yet."""
-        decision = decide(self.state, event)
+        decision = decide(self.state, event, self._unfinished)
         self.state = decision.state
+        if Action.MEASURE_ANEW in decision.actions:
+            self._unfinished = True
+        elif isinstance(event, ProfileEnded):
+            self._unfinished = False
         return decision
 
     def report(self, decision: Decision, profiled_modes: int) -> None:

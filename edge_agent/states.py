@@ -90,6 +90,13 @@ class DeviceRecovered:
     """The device was parked and its power read."""
 
 
+@dataclass(frozen=True)
+class BegunAnew:
+    """The device is made ready once more, as at the agent's start; `reason` says why."""
+
+    reason: str
+
+
 Event = (
     ModeMeasured
     | ProfileEnded
@@ -99,6 +106,7 @@ Event = (
     | TrainingEnded
     | DeviceFailed
     | DeviceRecovered
+    | BegunAnew
 )
 
 
@@ -131,15 +139,28 @@ _POSSIBLE: dict[type[Event], frozenset[State]] = {
     TrainingEnded: frozenset({State.TRAINING}),
     DeviceFailed: frozenset(State) - {State.ENROLLED},
     DeviceRecovered: frozenset(State) - {State.ENROLLED},
+    BegunAnew: frozenset(State) - {State.TRAINING},
 }
 
 
-def decide(state: State, event: Event) -> Decision:
+def decide(state: State, event: Event, unfinished: bool = False) -> Decision:
     """What follows from an event.
+
+    Args:
+        state: the state so far.
+        event: what happened.
+        unfinished: a profile was begun anew and has not ended: the device is not ready before it has.
 
     Raises:
         ImpossibleEventError: it cannot happen in this state.
     """
+    decision = _decided(state, event)
+    if unfinished and decision.state is State.READY and not isinstance(event, ProfileEnded):
+        return Decision(State.PROFILING, f"{decision.detail}; measuring goes on", frozenset({Action.MEASURE_ANEW}))
+    return decision
+
+
+def _decided(state: State, event: Event) -> Decision:
     if state not in _POSSIBLE[type(event)]:
         raise ImpossibleEventError(f"{event} cannot happen to a device that is {state.name.lower()}")
     if isinstance(event, ModeMeasured):
@@ -156,6 +177,8 @@ def decide(state: State, event: Event) -> Decision:
         return _after_training(event)
     if isinstance(event, DeviceFailed):
         return Decision(State.DEGRADED, event.reason, frozenset({Action.RECOVER}))
+    if isinstance(event, BegunAnew):
+        return Decision(State.PROFILING, event.reason)
     # Trained well in the meantime: there is nothing to recover from.
     return _parked("recovered") if state is State.DEGRADED else Decision(state, None)
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.normal import standard_quantile
 from wattfleet.predictor import Prediction
 from wattfleet.profile import Profile
 
@@ -133,7 +133,7 @@ class KnownModes:
 def _deviations(probability: float) -> float:
     if not 0 < probability < 1:
         raise InvalidInputError(f"a probability lies between 0 and 1, not at {probability}")
-    return float(ndtri(probability))
+    return standard_quantile(probability)
 
 
 def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> Chosen:

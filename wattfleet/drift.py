@@ -11,9 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import ndtri
-
 from wattfleet.errors import InvalidInputError
+from wattfleet.normal import standard_quantile
 from wattfleet.predictor import Prediction
 from wattfleet.profile import Measurement
 
@@ -85,7 +84,7 @@ def drift(residuals: Sequence[Residual], rule: DriftRule = USUAL_RULE) -> str | 
         residuals: of the rounds since the device was last measured, the newest last.
         rule: when to call it drift.
     """
-    edge = float(ndtri(0.5 + rule.interval / 2))
+    edge = standard_quantile(0.5 + rule.interval / 2)
     last = residuals[-rule.of_last :]
     for values, more, less in (
         ([residual.time for residual in last], "took longer", "took less long"),

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.normal import standard_quantile
 from wattfleet.predictor import Prediction
 
 MAX_POINTS = 64
@@ -77,7 +77,7 @@ class Front:
     @property
     def planned_w(self) -> Values:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
-        return np.asarray(self.power_w * np.exp(ndtri(POWER_QUANTILE) * self.power_log_sd))
+        return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""

@@ -7,10 +7,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from wattfleet.boards import Board, Hardware
 from wattfleet.modes import ModeArray
+from wattfleet.normal import standard_quantile
 from wattfleet.profile import Profile
 
 Values = NDArray[np.float64]
@@ -49,11 +49,11 @@ class Prediction:
 
     def minibatch_ms_quantile(self, q: float) -> Values:
         """The time that is not exceeded with probability `q`, `[n]` ms."""
-        return np.asarray(self.minibatch_ms * np.exp(ndtri(q) * self.time_log_sd))
+        return np.asarray(self.minibatch_ms * np.exp(standard_quantile(q) * self.time_log_sd))
 
     def power_mw_quantile(self, q: float) -> Values:
         """The power that is not exceeded with probability `q`, `[n]` mW."""
-        return np.asarray(self.power_mw * np.exp(ndtri(q) * self.power_log_sd))
+        return np.asarray(self.power_mw * np.exp(standard_quantile(q) * self.power_log_sd))
 
 
 class Predictor(Protocol):

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from wattfleet.choosing import PROBABILITY, KnownModes
 from wattfleet.errors import InvalidInputError
@@ -134,6 +133,8 @@ def _worthwhile(
     known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
 ) -> NDArray[np.intp]:
     """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
+    from scipy.special import ndtr  # here, as with `standard_quantile`
+
     log_ms = np.log(known.minibatch_ms)
     feasible = ndtr(known.power_margin(budgets_mw))
     sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
@@ -162,6 +163,8 @@ def _worthwhile(
 
 def _expected_gain(margin: Values, sd: Values) -> Values:
     """The expected positive part of a normal variable with mean `margin` and standard deviation `sd`."""
+    from scipy.special import ndtr
+
     z = margin / sd
     return np.asarray(margin * ndtr(z) + sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
 

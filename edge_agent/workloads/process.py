@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO
 
+from edge_agent.python_process import python_process
 from edge_agent.workloads.loading import Processor, open_workload, require_workload
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -42,32 +43,16 @@ def workload_steps(spec: str, minibatch: int, processor: Processor) -> OpenSteps
             when it trains its first minibatch.
     """
     require_workload(spec, minibatch)
-    command = [sys.executable, "-m", "edge_agent.workloads.process", spec, str(minibatch), processor]
 
     @contextmanager
     def open_steps() -> Iterator[Step]:
-        # In a session of its own: a Ctrl-C is for the agent, which then ends this. `-m` imports from the current
-        # folder first: where root runs it in a user's, that user's `torch.py` must not run as root.
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            encoding="utf-8",
-            start_new_session=True,
-            cwd="/",
-            env={**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": _whole_paths(os.environ.get("PYTHONPATH", ""))},
-        )
+        process = python_process(__name__, spec, str(minibatch), processor, encoding="utf-8")
         try:
             yield lambda: _step(spec, process)
         finally:
             _end(process)
 
     return open_steps
-
-
-def _whole_paths(search_path: str) -> str:
-    """The same folders for a process in another one; an empty entry, which is the current folder, is left out."""
-    return os.pathsep.join(os.path.abspath(folder) for folder in search_path.split(os.pathsep) if folder)
 
 
 def _step(spec: str, process: subprocess.Popen[str]) -> StepTimes | None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 from dataclasses import dataclass
 
 import pytest
@@ -63,7 +64,9 @@ def profiled_state(tmp_path_factory):
         seed=0,
     )
     reference, board = reference_models.load("agx_orin_resnet18"), open_soft_board(PROFILED, seed=0)
-    make_ready(config, board, soft_workload(board), reference, 12, lambda progress: None).learner.close()
+    make_ready(
+        config, board, soft_workload(board), reference, 12, lambda progress: None, threading.Event()
+    ).learner.close()
     return folder
 
 

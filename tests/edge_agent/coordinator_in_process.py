@@ -19,25 +19,28 @@ _WITHIN_S = 60.0
 
 
 class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
-    """Notes what one agent reports, in order; `address` stays the same."""
+    """Notes what one agent reports, in order; `address` stays the same, what it asks for may be set anew."""
 
     def __init__(self, folder, profile_modes):
         self.address = f"unix:{folder}/coordinator.sock"
         self.reports = []
-        self._profile_modes = profile_modes
+        self.profile_modes = profile_modes
+        self.reference = REFERENCE
         self._server = None
 
     async def Session(self, request_iterator, context):  # noqa: N802 - named by the protocol
         await anext(request_iterator)
-        welcome = session_pb2.Welcome(reference_digest=REFERENCE.digest, profile_modes=self._profile_modes, lease_s=5)
+        welcome = session_pb2.Welcome(
+            reference_digest=self.reference.digest, profile_modes=self.profile_modes, lease_s=5
+        )
         yield session_pb2.SessionResponse(welcome=welcome)
         async for request in request_iterator:
             self.reports.append(request)
             yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
 
     async def FetchReference(self, request, context):  # noqa: N802 - named by the protocol
-        yield session_pb2.FetchReferenceResponse(manifest=REFERENCE.manifest)
-        yield session_pb2.FetchReferenceResponse(weights_chunk=REFERENCE.weights)
+        yield session_pb2.FetchReferenceResponse(manifest=self.reference.manifest)
+        yield session_pb2.FetchReferenceResponse(weights_chunk=self.reference.weights)
 
     @property
     def states(self):
@@ -46,6 +49,10 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
     @property
     def observed(self):
         return [report.observation.plan_id for report in self.reports if report.HasField("observation")]
+
+    @property
+    def fronts(self):
+        return [report.front for report in self.reports if report.HasField("front")]
 
     def is_ready(self):
         return self.states[-1:] == [session_pb2.DEVICE_STATE_READY]

@@ -1,34 +1,38 @@
 """The whole agent: it leaves the device as it was, goes on without its coordinator, and says what is wrong."""
 
-import asyncio
 import errno
 import os
 import threading
-from concurrent.futures import wait
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
-from edge_agent.agent import run_agent
-from edge_agent.config import AgentConfig
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
-from edge_agent.devices.simulated import SimulatedDevice
-from edge_agent.flower import AgentUnreachableError, power_mode_mod
+from edge_agent.flower import AgentUnreachableError
 from edge_agent.journal import JournalError
 from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
-from edge_agent.profiled_workload import soft_workload
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
-from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, on_loop, until
+from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, until
+from tests.edge_agent.running_agent import (
+    BoardThatBecomesSlower,
+    agent,
+    fitting_here,
+    may_connect,
+    new_board,
+    ready_agent,
+)
+from wattfleet.drift import USUAL_RULE
 from wattfleet.modes import as_modes
-from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
-DEGRADED, READY = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_READY
+DEGRADED, PROFILING = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_PROFILING
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.readiness.fitting_process", fitting_here)
 
 
 @pytest.fixture
@@ -39,73 +43,7 @@ def coordinator(tmp_path):
 
 @pytest.fixture
 def board():
-    device = SimulatedDevice("orin-nano", 1)
-    device.apply(as_modes(device.modes)[777])
-    return device
-
-
-class RunningAgent:
-    """An agent beside the test's own thread."""
-
-    def __init__(self, config, device):
-        self.config = config
-        self._stop = asyncio.Event()
-        self._running = on_loop(run_agent(config, device, soft_workload(device), self._stop))
-
-    @property
-    def has_ended(self):
-        return self._running.done()
-
-    @property
-    def error(self):
-        """What it ended with, once it has."""
-        return self._running.exception(60)
-
-    def end(self):
-        on_loop(self._set_stop()).result(60)
-        wait([self._running], 60)
-
-    async def _set_stop(self):
-        self._stop.set()
-
-    def round(self, plan_id, mode):
-        """Train for a round as Flower would; whether it went well."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
-        record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
-        message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
-        message.metadata.__dict__["_message_id"] = "1"
-        node = {"device-id": "orin-nano-0", "agent-socket": str(self.config.socket)}
-        context = Context(run_id=7, node_id=5, node_config=node, state=RecordDict(), run_config={})
-        reply = power_mode_mod(message, context, lambda request, _: Message(RecordDict(), reply_to=request))
-        return not reply.has_error()
-
-
-@contextmanager
-def agent(coordinator, folder, device, state="state"):
-    config = AgentConfig(
-        device_id="orin-nano-0",
-        coordinator=coordinator.address,
-        state_directory=folder / state,
-        device_folder=folder / "device",
-        socket=folder / f"{state}.sock",
-        minibatches_per_epoch=100,
-        seed=0,
-    )
-    running = RunningAgent(config, device)
-    try:
-        yield running
-    finally:
-        running.end()
-
-
-@contextmanager
-def ready_agent(coordinator, folder, device):
-    coordinator.reports.clear()
-    with agent(coordinator, folder, device) as running:
-        until(lambda: coordinator.is_ready() or running.has_ended)
-        assert not running.has_ended
-        yield running
-    assert running.error is None
+    return new_board()
 
 
 def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
@@ -175,7 +113,7 @@ def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restar
     modes = as_modes(board.modes)
     with ready_agent(coordinator, tmp_path, board) as running:
         coordinator.go()
-        until(lambda: not _may_connect(coordinator))
+        until(lambda: not may_connect(coordinator.address.removeprefix("unix:")))
         assert running.round("7/1", modes[1234]) and running.round("7/2", modes[1500])
         assert coordinator.observed == []
     held = (tmp_path / "state" / OUTBOX_FILE).read_text()
@@ -185,10 +123,6 @@ def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restar
         until(lambda: (tmp_path / "state" / OUTBOX_FILE).read_bytes() == b"")
         assert coordinator.observed == ["7/1", "7/2"]
         assert len([report for report in coordinator.reports if report.HasField("front")]) <= 2
-
-
-def _may_connect(coordinator):
-    return os.path.exists(coordinator.address.removeprefix("unix:"))
 
 
 def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_path, coordinator, board, monkeypatch):
@@ -223,7 +157,7 @@ def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator,
 
 
 def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp_path, coordinator, board, monkeypatch):
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
     apply = board.apply
 
     def denied(mode):
@@ -243,7 +177,7 @@ def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp
 def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
     tmp_path, coordinator, board, monkeypatch
 ):
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
     start_meter, listened = board.start_meter, []
 
     class GoneMeter:
@@ -265,3 +199,24 @@ def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until
         until(coordinator.is_ready)
         assert running.round("7/2", as_modes(board.modes)[1234])
         assert coordinator.observed == ["7/2"]
+
+
+def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_path, coordinator, monkeypatch):
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
+    board = new_board(BoardThatBecomesSlower)
+    measuring, tried = board.measuring, []
+
+    def denied():
+        tried.append(board.clock.now_s())
+        raise ModeNotAppliedError("/sys/class/hwmon/hwmon0/pwm1: Permission denied")
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.slowdown, board.measuring = 3.0, denied
+        for k in range(USUAL_RULE.outside):
+            assert running.round(f"7/{k}", as_modes(board.modes)[1234 + k])
+        until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
+        board.measuring = measuring
+        until(lambda: "measured anew" in coordinator.reports[-1].state.detail and coordinator.is_ready())
+        assert coordinator.fronts[-1].profiled_modes == MODES
+        assert running.round("7/9", as_modes(board.modes)[1234])
+    assert PROFILING in coordinator.states[coordinator.states.index(DEGRADED) :]

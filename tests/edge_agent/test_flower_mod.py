@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 import reference_models
+from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.soft_board import SoftBoard
+from edge_agent.fitting import FittingHere
 from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, profiled, until_deadline
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
-from edge_agent.local_socket import LocalAgentServicer, require_own_socket, serve_socket
+from edge_agent.local_socket import LocalAgentServicer
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import parked_mode
@@ -34,7 +36,9 @@ from edge_agent.records import Renewal
 from edge_agent.standing import Standing
 from edge_agent.states import ProfileEnded, State
 from edge_agent.training import Observed, TrainingWatch
-from wattfleet.artefact import read_directory, restore
+from edge_agent.transfer import Transfer
+from edge_agent.unix_socket import require_own_socket, serve_socket
+from wattfleet.artefact import read_directory
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import (
@@ -49,7 +53,7 @@ from wattfleet_proto.assignment import (
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
-REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
@@ -84,9 +88,18 @@ class Agent:
         self.open_steps = soft_workload(self.board).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
-        profile_device(self.board, self.open_steps, self.journal, REFERENCE, MEASURED, 0, lambda progress: None)
+        fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
+        fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
         self.learner = OnlineLearner(
-            self.board, self.open_steps, self.journal, REFERENCE, LIMIT, 100, 0, lambda *kept: None
+            self.board,
+            self.open_steps,
+            self.journal,
+            lambda: nullcontext(fitting),
+            fitted,
+            LIMIT,
+            100,
+            0,
+            lambda kept: None,
         )
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
@@ -101,15 +114,16 @@ def agent_at(socket: Path) -> Iterator[Agent]:
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
-        servicer = LocalAgentServicer(
-            "orin-nano-0",
+        reports: Any = agent.reports
+        care = DeviceCare(
             watch,
-            agent.reports,  # type: ignore[arg-type]
+            reports,
             agent.standing,
             agent.learner,
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
         )
-        async with serve_socket(socket, servicer):
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, care)
+        async with aclosing(care), serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
 
@@ -267,7 +281,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
 
 def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     apply, broken = agent.board.apply, True
-    monkeypatch.setattr("edge_agent.local_socket._CHECKED_EVERY_S", 0.02)
+    monkeypatch.setattr("edge_agent.device_care._CHECKED_EVERY_S", 0.02)
 
     def sometimes(mode: PowerMode) -> None:
         if broken:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import reference_models
 from edge_agent.config import AgentConfig
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.disturbance import USUAL_LIMITS
+from edge_agent.fitting import FittingHere
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
 from edge_agent.paths import PREDICTOR_DIRECTORY
@@ -20,46 +23,40 @@ from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import make_ready
 from edge_agent.records import Discarded, RoundRecord
 from edge_agent.training import Observed, TrainingWatch
+from edge_agent.transfer import Transfer
+from tests.edge_agent.running_agent import BoardThatBecomesSlower
 from wattfleet.artefact import read_directory, restore
 from wattfleet.drift import DriftRule
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import as_array, as_modes
 
-REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 PER_EPOCH = 500
 LIMIT = 16
-
-
-class ChangingDevice(SimulatedDevice):
-    """A board that something can make slower."""
-
-    slowdown = 1.0
-
-    def _load_at(self, mode):
-        load = super()._load_at(mode)
-        return replace(load, minibatch_ms=self.slowdown * load.minibatch_ms)
 
 
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
     def __init__(self, path, seed=1, rule=DriftRule(modes=8)):  # noqa: B008 - frozen
-        self.device = ChangingDevice("orin-nano", seed)
+        self.device = BoardThatBecomesSlower("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
         open_steps = soft_workload(self.device).open_steps
         most = most_modes(self.journal, LIMIT)
-        profile_device(self.device, open_steps, self.journal, REFERENCE, most, 0, lambda progress: None)
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
+        fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.device,
             open_steps,
             self.journal,
-            REFERENCE,
+            lambda: nullcontext(fitting),
+            fitted,
             LIMIT,
             PER_EPOCH,
             0,
-            lambda *kept: self.kept.append(kept),
+            self.kept.append,
             rule,
         )
         self.watch = TrainingWatch(self.device, as_modes(self.device.modes)[0], PER_EPOCH, self.learner.productive)
@@ -86,15 +83,15 @@ def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
     assert bench.round(mode) is None
     assert bench.journal.measurements[-1].mode == mode
     assert bench.learner.profiled_modes == measured == len(bench.journal.records)
-    assert len(bench.kept) == 2 and bench.kept[-1][1] == measured
+    assert len(bench.kept) == 2 and bench.kept[-1].details.figures["profiled_modes"] == measured
 
 
 def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
     mode = as_modes(bench.device.modes)[1234]
     at = as_array([mode])
-    before = bench.kept[-1][0].predict(at)
+    before = restore(bench.kept[-1]).predict(at)
     bench.round(mode)
-    after = bench.kept[-1][0].predict(at)
+    after = restore(bench.kept[-1]).predict(at)
     true_ms, _ = bench.device.truth(at)
     assert abs(after.minibatch_ms[0] / true_ms[0] - 1) < 0.05
     assert after.time_log_sd[0] < before.time_log_sd[0]
@@ -124,7 +121,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
     assert len(bench.journal.records) == 8
     assert len(bench.kept) == old + 1
     modes = bench.device.modes[::97]
-    predicted, (true_ms, _) = bench.kept[-1][0].predict(modes), bench.device.truth(modes)
+    predicted, (true_ms, _) = restore(bench.kept[-1]).predict(modes), bench.device.truth(modes)
     assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
 
 
@@ -165,8 +162,11 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
     device = SimulatedDevice("orin-nano", 1)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         open_steps = soft_workload(device).open_steps
-        profile_device(device, open_steps, journal, REFERENCE, 6, 0, lambda progress: None)
-        learner = OnlineLearner(device, open_steps, journal, REFERENCE, 50, PER_EPOCH, 0, lambda *kept: None)
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+        fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
+        learner = OnlineLearner(
+            device, open_steps, journal, lambda: nullcontext(fitting), fitted, 50, PER_EPOCH, 0, lambda kept: None
+        )
         limit_w = 9.0
         while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
             for _ in profiler.profiled(range(3000)):
@@ -181,7 +181,6 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
 
 
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
-    artefact = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
     config = AgentConfig(
         "bench",
         "127.0.0.1:7070",
@@ -193,7 +192,7 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
         modes_first=6,
     )
     device = SimulatedDevice("orin-nano", 1)
-    ready = make_ready(config, device, soft_workload(device), artefact, 20, lambda progress: None)
+    ready = make_ready(config, device, soft_workload(device), REFERENCE, 20, lambda progress: None, threading.Event())
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring
     ready.learner.close()

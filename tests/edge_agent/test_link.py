@@ -26,6 +26,7 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
         self.sessions: list[list[session_pb2.SessionRequest]] = []
         self.patience = patience
         self.lease_s = lease_s
+        self.mute_sessions = 0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
 
     async def Session(  # noqa: N802 - named by the protocol
@@ -42,7 +43,8 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
             if len(received) >= self.patience:
                 self.patience = 1000
                 return
-            yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
+            if len(self.sessions) > self.mute_sessions:
+                yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
 
 
 @pytest.fixture
@@ -141,6 +143,22 @@ def test_it_says_that_it_is_there_where_there_is_nothing_to_report(outbox: Outbo
         async with linked(coordinator, outbox):
             await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
             assert all(request.HasField("lease") for request in coordinator.sessions[0])
+
+    run(body)
+
+
+def test_a_coordinator_that_falls_silent_is_called_anew(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.link._SILENCE_BORNE_S", 0.2)
+
+    async def body() -> None:
+        coordinator = Coordinator(patience=10**9, lease_s=0.05)
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            coordinator.mute_sessions = 1
+            link.report_observation(session_pb2.Observation(plan_id="unheard"))
+            await until(lambda: len(coordinator.sessions) > 1)
+            assert await link.flush(20)
+            assert "unheard" in {request.observation.plan_id for request in coordinator.sessions[-1]}
 
     run(body)
 

@@ -10,21 +10,28 @@ from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrac
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.disturbance import DisturbedError, Limits, TooHotError
+from edge_agent.fitting import FittingHere
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiler import Profiler
 from edge_agent.profiling_plan import profile_device
+from edge_agent.transfer import Transfer
 from edge_agent.workloads.step import StepTimes
 from tests.edge_agent.jetson_boards import CAP_6, ORIN_NANO
 from tests.edge_agent.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
-from wattfleet.artefact import read_directory, restore
+from wattfleet.artefact import read_directory
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, as_array, as_modes
 
-REFERENCE = restore(read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18"))
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
 OTHER = PowerMode(2, 1_036_800, 510_000_000, 2_133_000_000)
 HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)
+
+
+def profile_seven(device, journal):
+    fitting = FittingHere(Transfer(REFERENCE, HEADER, 100), device.modes)
+    profile_device(device, lambda: nullcontext(device.step), journal, fitting, 7, 0, lambda progress: None)
 
 
 class ScriptedDevice:
@@ -290,7 +297,7 @@ def test_a_board_that_refuses_its_highest_mode_is_profiled_without_it_across_res
     device.apply = refuses_highest
     for _ in range(2):
         with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-            profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
+            profile_seven(device, journal)
             assert len(journal.records) == 7
             assert journal.discarded_modes(3) == [highest]
     assert len(refused) == 3
@@ -302,7 +309,7 @@ def test_a_board_on_which_no_mode_could_be_measured_begins_anew_once_it_can(tmp_
 
     def profile():
         with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-            profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
+            profile_seven(device, journal)
             return [record.mode for record in journal.records]
 
     for _ in range(4):
@@ -390,7 +397,7 @@ def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path)
     highest = device.current_mode()
     device.conditions = lambda: Conditions(None, int(device.clock.now_s()) if device.current_mode() == highest else 0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        profile_device(device, lambda: nullcontext(device.step), journal, REFERENCE, 7, 0, lambda progress: None)
+        profile_seven(device, journal)
         assert len(journal.records) == 7
         assert journal.discarded_modes(3) == [highest]
         assert highest not in [record.mode for record in journal.records]

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from edge_agent.states import (
     MAY_TRAIN,
     Action,
+    BegunAnew,
     Decision,
     DeviceFailed,
     DeviceRecovered,
@@ -45,6 +46,14 @@ TABLE = [
     (State.DEGRADED, DeviceFailed("still"), State.DEGRADED, "still", RECOVER),
     (State.DEGRADED, DeviceRecovered(), State.READY, "parked; recovered", NOTHING),
     (State.READY, DeviceRecovered(), State.READY, None, NOTHING),
+    (State.READY, BegunAnew("another reference"), State.PROFILING, "another reference", NOTHING),
+    (State.DEGRADED, BegunAnew("another reference"), State.PROFILING, "another reference", NOTHING),
+]
+
+MEASURING_GOES_ON = [
+    (State.DEGRADED, DeviceRecovered(), "parked; recovered; measuring goes on"),
+    (State.TRAINING, TrainingEnded(), "parked; measuring goes on"),
+    (State.TRAINING, TrainingBrokeOff(), "parked; the last training broke off; measuring goes on"),
 ]
 
 EVENTS = st.sampled_from([event for _, event, *_ in TABLE])
@@ -53,6 +62,13 @@ EVENTS = st.sampled_from([event for _, event, *_ in TABLE])
 @pytest.mark.parametrize(("state", "event", "then", "detail", "actions"), TABLE)
 def test_what_follows(state, event, then, detail, actions):
     assert decide(state, event) == Decision(then, detail, actions)
+
+
+@pytest.mark.parametrize(("state", "event", "detail"), MEASURING_GOES_ON)
+def test_a_device_that_was_to_be_measured_is_not_ready_before_it_was(state, event, detail):
+    assert decide(state, event, unfinished=True) == Decision(State.PROFILING, detail, ANEW)
+    ended = decide(State.PROFILING, ProfileEnded(anew=True), unfinished=True)
+    assert ended == Decision(State.READY, "parked; measured anew", FRONT)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +80,7 @@ def test_what_follows(state, event, then, detail, actions):
         (State.READY, TrainingEnded()),
         (State.TRAINING, ModeMeasured("measured 4c")),
         (State.ENROLLED, DeviceFailed("no permission")),
+        (State.TRAINING, BegunAnew("another reference")),
     ],
 )
 def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
@@ -73,10 +90,10 @@ def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
 
 @given(st.lists(EVENTS, max_size=30))
 def test_whatever_happens_a_device_is_only_ready_when_parked_and_only_out_of_the_rounds_while_looked_after(events):
-    state = State.ENROLLED
+    state, unfinished = State.ENROLLED, False
     for event in events:
         try:
-            decision = decide(state, event)
+            decision = decide(state, event, unfinished)
         except ImpossibleEventError:
             continue
         assert decision.detail is None or decision.detail
@@ -90,6 +107,8 @@ def test_whatever_happens_a_device_is_only_ready_when_parked_and_only_out_of_the
         if isinstance(event, DeviceFailed):
             assert decision.state is State.DEGRADED
         state = decision.state
+        unfinished = Action.MEASURE_ANEW in decision.actions or unfinished and not isinstance(event, ProfileEnded)
+        assert not (unfinished and state is State.READY)
 
 
 def test_every_state_has_its_name_on_the_wire():

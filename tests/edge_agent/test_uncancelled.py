@@ -1,4 +1,4 @@
-"""What the agent's socket does for a ClientApp that is gone."""
+"""What is done to its end for whoever is gone."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.local_socket import _to_the_end
+from edge_agent.uncancelled import to_the_end
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -20,7 +20,7 @@ def test_work_is_done_to_its_end_however_often_it_is_cancelled(fails: bool) -> N
             raise ModeNotAppliedError("gpu_hz reads back 306000000")
 
     async def cancelled_three_times() -> None:
-        running = asyncio.create_task(_to_the_end(work))
+        running = asyncio.create_task(to_the_end(work))
         for _ in range(3):
             await asyncio.sleep(0.01)
             running.cancel()
