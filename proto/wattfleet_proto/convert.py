@@ -7,8 +7,7 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import MAX_POINTS, Front
 from wattfleet.modes import PowerMode, as_array
-from wattfleet.planning.allowance import SupplyUse
-from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
+from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 

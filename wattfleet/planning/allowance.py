@@ -11,22 +11,8 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.offers import SITE, Offer
+from wattfleet.planning.round_plan import SupplyUse
 from wattfleet.supplies import Supplies, Supply
-
-
-@dataclass(frozen=True)
-class SupplyUse:
-    """What a plan sets aside at one supply.
-
-    Attributes:
-        supply: its name.
-        budget_w: watts that it allows.
-        planned_w: watts set aside behind it, idling devices included.
-    """
-
-    supply: str
-    budget_w: float
-    planned_w: float
 
 
 @dataclass(frozen=True)

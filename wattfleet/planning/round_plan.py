@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wattfleet.modes import PowerMode
-from wattfleet.planning.allowance import SupplyUse
 
 
 @dataclass(frozen=True)
@@ -34,6 +33,21 @@ class Decision:
     device_id: str
     selected: bool
     reason: str
+
+
+@dataclass(frozen=True)
+class SupplyUse:
+    """What a plan sets aside at one supply.
+
+    Attributes:
+        supply: its name.
+        budget_w: watts that it allows.
+        planned_w: watts set aside behind it, idling devices included.
+    """
+
+    supply: str
+    budget_w: float
+    planned_w: float
 
 
 @dataclass(frozen=True)
