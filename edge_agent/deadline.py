@@ -83,6 +83,10 @@ class Deadline:
             if close is not None:  # a loader that measures puts the training's own mode back
                 close()
 
+    def stop(self) -> None:
+        """The training is to end with the minibatch in hand, whatever the time."""
+        self._ends_s = -float("inf")
+
     @property
     def epochs_done(self) -> float | None:
         """Local epochs that were trained; 0 where the training was cut and nobody knows how long an epoch is.

@@ -11,6 +11,7 @@ meanwhile, in rounds in which some are still to be measured. Both: `until_deadli
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -68,7 +69,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         training = _Training(channel)
         try:
             training.start(assignment)
-            deadline = training.deadline = Deadline(assignment.epochs, assignment.deadline_s)
+            deadline = training.until(Deadline(assignment.epochs, assignment.deadline_s))
             reply = None
             running = _running.set(training)
             try:
@@ -177,8 +178,12 @@ class _Training:
 
     def __init__(self, channel: grpc.Channel) -> None:
         self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
-        self._responses: Any = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+        self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
         self.deadline = Deadline(1.0, None)
+        self._is_stopped = False
+        responses = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+        # The agent may order to stop at any time, while the app computes.
+        threading.Thread(target=self._listen, args=(responses,), daemon=True).start()
 
     def start(self, assignment: RoundAssignment) -> None:
         """Have the assigned mode put in force."""
@@ -191,24 +196,49 @@ class _Training:
         )
         self._requests.put(local_pb2.TrainRequest(start=start))
         try:
-            next(self._responses)
+            self._answer()
         except grpc.RpcError:
             self._requests.put(None)
             raise
+
+    def until(self, deadline: Deadline) -> Deadline:
+        """From now on the training has this deadline, or is to stop at once if the agent has said so already."""
+        self.deadline = deadline
+        if self._is_stopped:
+            deadline.stop()
+        return deadline
 
     def report(self, times: list[local_pb2.MinibatchTimes], paused: bool) -> bool:
         """Report minibatches; whether to go on reporting. The mode to train on in is in force when this returns."""
         trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused)
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
-        measuring: bool = next(self._responses).noted.measuring
-        return measuring
+        return self._answer().noted.measuring
 
     def finish(self, failed: bool, epochs_done: float | None) -> None:
         """Have the device parked, and what was observed reported."""
         finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
         self._requests.put(local_pb2.TrainRequest(finish=finish))
         self._requests.put(None)
-        next(self._responses)
+        self._answer()
+
+    def _listen(self, responses: Any) -> None:
+        try:
+            for response in responses:
+                if response.HasField("stop"):
+                    self._is_stopped = True
+                    self.deadline.stop()
+                else:
+                    self._answers.put(response)
+        except grpc.RpcError as error:
+            self._answers.put(error)
+        else:
+            self._answers.put(AgentUnreachableError("the agent ended the training: look at its log"))
+
+    def _answer(self) -> local_pb2.TrainResponse:
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
 
 _running: ContextVar[_Training | None] = ContextVar("training of this process that the agent watches", default=None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 
+from edge_agent.orders import Orders
 from edge_agent.outbox import Outbox
 from edge_agent.time_limit import within
 from wattfleet.errors import InvalidInputError
@@ -35,6 +36,7 @@ class Link:
     Attributes:
         connected: whether the coordinator has welcomed this device, and the session lasts.
         away: set for good once an attempt at a session has ended, whether or not it began.
+        orders: what the coordinator changes of a round in flight.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Link:
         self._outbox = outbox
         self.connected = False
         self.away = asyncio.Event()
+        self.orders = Orders()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
@@ -131,6 +134,8 @@ class Link:
                     self._wake.set()
                     sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
                     await self._on_welcome(response.welcome)
+                elif response.HasField("reassign"):
+                    await self.orders.came(response.reassign)
                 else:
                     async with self._acknowledged:
                         self._outbox.acknowledged(response.ack.sequence)

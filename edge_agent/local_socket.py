@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -103,10 +105,18 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 self._care.happened(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
-                while (request := await anext(request_iterator)).HasField("minibatches"):
-                    measuring = await self._noted(request.minibatches, time.monotonic() - answered_s)
-                    answered_s = time.monotonic()
-                    yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
+                async with aclosing(self._until_finish(start.plan_id, request_iterator)) as events:
+                    async for event in events:
+                        if isinstance(event, session_pb2.Reassign):
+                            if await self._goes_on(event):
+                                continue
+                            yield local_pb2.TrainResponse(stop=local_pb2.StopTraining())
+                        elif event.HasField("minibatches"):
+                            measuring = await self._noted(event.minibatches, time.monotonic() - answered_s)
+                            answered_s = time.monotonic()
+                            yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
+                        else:
+                            request = event
                 finished, observed = await self._finished(start, request.finish)
             except _DEVICE_TROUBLE as error:
                 self._care.happened(DeviceFailed(str(error)))
@@ -125,6 +135,40 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):
             _log.warning("the coordinator has yet to acknowledge %s", start.plan_id)
         yield local_pb2.TrainResponse(finished=finished)
+
+    async def _until_finish(
+        self, plan_id: str, requests: AsyncIterator[local_pb2.TrainRequest]
+    ) -> AsyncGenerator[local_pb2.TrainRequest | session_pb2.Reassign, None]:
+        """What the app says, its Finish being the last, and what the coordinator orders meanwhile, one at a time."""
+        said = asyncio.ensure_future(anext(requests))
+        ordered = asyncio.ensure_future(self._link.orders.next(plan_id))
+        try:
+            while True:
+                await asyncio.wait((said, ordered), return_when=asyncio.FIRST_COMPLETED)
+                if ordered.done():
+                    order = ordered.result()
+                    yield order
+                    ordered = asyncio.ensure_future(self._link.orders.next(plan_id, after=order))
+                if said.done():
+                    request = said.result()
+                    yield request
+                    if not request.HasField("minibatches"):
+                        return
+                    said = asyncio.ensure_future(anext(requests))
+        finally:
+            said.cancel()
+            ordered.cancel()
+
+    async def _goes_on(self, order: session_pb2.Reassign) -> bool:
+        """Put what the coordinator orders in force; whether the training goes on in it.
+
+        Raises:
+            ModeNotAppliedError: it could not be.
+        """
+        mode = mode_from_message(order.mode) if order.HasField("mode") else None
+        await to_the_end(self._watch.reassign, mode, order.power_limit_w)
+        _log.info("the watts fell: %s", "to stop" if mode is None else f"on at {mode.label()}")
+        return mode is not None
 
     async def _give_up(self, event: Event) -> None:
         """Park the device and learn nothing; `event` is what then happened."""

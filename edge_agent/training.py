@@ -60,8 +60,8 @@ class _Running:
     started_s: float
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
-    measured: bool = False
-    unwritable: bool = False
+    elsewhere: bool = False
+    measures_no_more: bool = False
     stepped: int = 0
 
 
@@ -132,7 +132,7 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "minibatches follow start"
-        if running.unwritable:
+        if running.measures_no_more:
             return False
         if running.profiler is None:
             running.profiler = self._productive(running.power_limit_w)
@@ -140,17 +140,37 @@ class TrainingWatch:
             self._measure(running, running.profiler, times, paused)
         except JournalError as error:
             _log.error("no more modes are measured during this training: %s", error)
-            running.unwritable = True
+            running.measures_no_more = True
             running.profiler.pause()
             return False
         return running.profiler.measuring
+
+    def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
+        """Go on in another mode, as the watts have changed; no modes are measured, and nothing is observed any more.
+
+        Args:
+            mode: the new mode; None for that between trainings, where the training is to stop.
+            power_limit_w: watts set aside for the device now.
+
+        Raises:
+            InvalidInputError: the device does not offer the mode.
+            ModeNotAppliedError: another mode was read back.
+        """
+        running = self._running
+        assert running is not None, "reassign follows start"
+        running.elsewhere = running.measures_no_more = True
+        if running.profiler is not None:
+            running.profiler.pause()
+        running.mode = mode or self._parked
+        running.power_limit_w = power_limit_w
+        self._device.apply(running.mode)
 
     def _measure(
         self, running: _Running, profiler: ProductiveProfiler, times: Sequence[StepTimes], paused: bool
     ) -> None:
         if not times and not paused:
             profiler.begin()
-            running.measured |= profiler.measuring
+            running.elsewhere |= profiler.measuring
         ended_s = self._device.clock.now_s() - sum(time.fetch_stall_ms + time.compute_ms for time in times) / 1e3
         for time in times:
             if isinstance(self._device, SoftDevice):
@@ -197,7 +217,7 @@ class TrainingWatch:
                 trace = running.meter.stop()
         if changed:
             _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
-        if running.measured or changed or epochs < _FEWEST_EPOCHS:
+        if running.elsewhere or changed or epochs < _FEWEST_EPOCHS:
             return None
         power_w = _mean_power_w(trace, running.started_s, ended_s)
         if power_w is None:

@@ -7,7 +7,7 @@ import socket
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from edge_agent.flower import AgentUnreachableError, _running, power_mode_mod, p
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner
 from edge_agent.local_socket import LocalAgentServicer
+from edge_agent.orders import Orders
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.profiling_plan import profile_device
 from edge_agent.readiness import parked_mode
@@ -64,6 +65,7 @@ class Reports:
     connected = True
 
     def __init__(self) -> None:
+        self.orders = Orders()
         self.states: list[session_pb2.StateReport] = []
         self.observations: list[session_pb2.Observation] = []
         self.fronts: list[session_pb2.FrontReport] = []
@@ -82,6 +84,8 @@ class Reports:
 
 
 class Agent:
+    order: Callable[[session_pb2.Reassign], None]
+
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board: SoftBoard = open_device("simulated:orin-nano", 1)
@@ -111,6 +115,7 @@ class Agent:
 def agent_at(socket: Path) -> Iterator[Agent]:
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.came(order), loop).result(10)
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
@@ -461,6 +466,65 @@ def test_more_work_than_was_assigned_is_refused(agent: Agent, epochs_done: float
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
     assert agent.reports.observations == []
+
+
+# --- watts that fall during a round -------------------------------------------------------------------------------
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not come about"
+        time.sleep(0.005)
+
+
+def test_a_round_goes_on_in_the_mode_that_is_ordered_and_nothing_is_observed_of_either(agent: Agent) -> None:
+    thriftier = MODE._replace(gpu_hz=306_000_000)
+
+    def train(request: Message, _: Context) -> Message:
+        agent.order(session_pb2.Reassign(plan_id="another/1", power_limit_w=1.0))
+        agent.order(session_pb2.Reassign(plan_id="7/1", mode=mode_to_message(thriftier), power_limit_w=8.0))
+        until(lambda: agent.board.current_mode() == thriftier)
+        assert list(until_deadline(profiled(range(6)))) == list(range(6)), "it goes on, and measures no more"
+        assert agent.board.current_mode() == thriftier
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert not reply.has_error()
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.reports.observations == []
+    assert agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY
+
+
+def test_a_round_that_is_ordered_to_stop_keeps_what_it_has_done(agent: Agent) -> None:
+    seen: list[int] = []
+
+    def train(request: Message, _: Context) -> Message:
+        for batch in until_deadline(range(1_000_000)):
+            seen.append(batch)
+            if batch == 3:
+                agent.order(session_pb2.Reassign(plan_id="7/1"))
+            time.sleep(0.001)
+        assert agent.board.current_mode() == parked_mode(agent.board), "the watts are saved at once"
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert 3 < len(seen) < 1_000_000
+    assert reply.content[RECORD_KEY][CUT_KEY] is True
+    assert reply.content[RECORD_KEY][SHARE_KEY] == pytest.approx(len(seen) / 1_000_000)
+    assert agent.reports.observations == []
+
+
+def test_an_order_that_comes_before_its_training_holds_from_the_start(agent: Agent) -> None:
+    agent.order(session_pb2.Reassign(plan_id="7/1"))
+
+    def train(request: Message, _: Context) -> Message:
+        until(lambda: agent.board.current_mode() == parked_mode(agent.board))
+        time.sleep(0.05)
+        assert list(until_deadline(range(50))) == [0], "one minibatch is always done"
+        return answered(request, _)
+
+    power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
 
 
 def test_what_rounds_show_joins_the_profile_and_the_front_follows(agent: Agent) -> None:

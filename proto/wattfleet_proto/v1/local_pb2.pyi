@@ -166,28 +166,49 @@ class TrainResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     NOTED_FIELD_NUMBER: _builtins.int
+    STOP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___TrainingStarted: ...
     @_builtins.property
     def finished(self) -> Global___TrainingFinished: ...
     @_builtins.property
     def noted(self) -> Global___MinibatchesNoted: ...
+    @_builtins.property
+    def stop(self) -> Global___StopTraining: ...
     def __init__(
         self,
         *,
         started: Global___TrainingStarted | None = ...,
         finished: Global___TrainingFinished | None = ...,
         noted: Global___MinibatchesNoted | None = ...,
+        stop: Global___StopTraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finished", b"finished", "noted", b"noted", "started", b"started", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["started", "finished", "noted"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["started", "finished", "noted", "stop"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
 Global___TrainResponse: _TypeAlias = TrainResponse  # noqa: Y015
+
+@_typing.final
+class StopTraining(_message.Message):
+    """Unasked, at any time after the start: the watts have fallen, end with the minibatch in hand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopTraining: _TypeAlias = StopTraining  # noqa: Y015
 
 @_typing.final
 class TrainingStarted(_message.Message):
