@@ -237,6 +237,7 @@ class _Training:
     def _answer(self) -> local_pb2.TrainResponse:
         answer = self._answers.get()
         if isinstance(answer, Exception):
+            self._answers.put(answer)  # nothing else will ever come
             raise answer
         return answer
 
