@@ -57,7 +57,7 @@ def plan_round(
     refused = _refused(offers, allowance, selection, history, server_round)
     open_ = [offer for offer in offers if offer.device_id not in refused]
     if not open_:
-        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d} is {why}" for d, why in refused.items()))
+        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
     headroom = allowance.headroom(offers)
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
     situation = Situation(server_round, epochs, open_, curves_of(open_), headroom.of(kept), history)
@@ -101,16 +101,14 @@ def _refused(
         offer.device_id: why for offer in offers if (why := selection.refusal(offer, allowance.supplies)) is not None
     }
     others = [offer for offer in offers if offer.device_id not in refused]
-    refused |= resting(others, history, server_round)
     for offer in others:
-        if offer.limit_w is None:
-            continue
         least_w = max(float(offer.front.planned_w[-1]), offer.idle_w)
-        if least_w > offer.limit_w:
+        if offer.limit_w is not None and least_w > offer.limit_w:
             refused[offer.device_id] = (
                 f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {least_w:.1f} W"
             )
-    return refused
+    others = [offer for offer in others if offer.device_id not in refused]
+    return refused | resting(others, history, server_round)
 
 
 def _assignment(situation: Situation, device: int, step: int) -> Assignment:
