@@ -57,7 +57,7 @@ class Headroom:
         if first is None:
             return Carried(self._cheapest(extra_w, order, self.spare_w, held_by), held_by)
         before = self._cheapest(extra_w, order[first[order]], self.spare_w, held_by)
-        left_w = self.spare_w - self._drawn_w(extra_w, before)
+        left_w = self.spare_w - self.drawn_w(extra_w, before)
         after = self._cheapest(extra_w, order[~first[order]], left_w, held_by)
         return Carried(np.concatenate((before, after)), held_by)
 
@@ -70,7 +70,7 @@ class Headroom:
             order = order[~over]
         return order
 
-    def _drawn_w(self, extra_w: Values, devices: Indices) -> Values:
+    def drawn_w(self, extra_w: Values, devices: Indices) -> Values:
         """`[s]` watts above idling that some devices take of each supply."""
         drawn_w = np.zeros(len(self.spare_w))
         for above in self.above:
@@ -80,7 +80,7 @@ class Headroom:
 
     def carries(self, extra_w: Values, chosen: Mask) -> bool:
         """Whether these devices can train together."""
-        drawn_w = self._drawn_w(extra_w, np.flatnonzero(chosen))
+        drawn_w = self.drawn_w(extra_w, np.flatnonzero(chosen))
         return bool(self.covered[chosen].all() and (drawn_w <= np.maximum(self.spare_w, 0.0)).all())
 
     @property
