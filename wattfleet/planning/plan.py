@@ -60,10 +60,11 @@ def plan_round(
         raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
     headroom = allowance.headroom(offers)
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
-    situation = Situation(server_round, epochs, open_, curves_of(open_), headroom.of(kept), history)
+    situation = Situation(
+        server_round, epochs, open_, curves_of(open_), headroom.of(kept), history, selection.over_selection
+    )
     wish = chosen_policy.wish(situation)
-    count = selection.wanted(wish.count, int(wish.eligible.sum()))
-    allocation = soonest(situation.curves, situation.headroom, count, wish.eligible, wish.first)
+    allocation = soonest(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
     if allocation is None:
         raise _infeasible(situation, wish, allowance, offers)
     chosen = np.flatnonzero(allocation.step >= 0)
@@ -71,7 +72,7 @@ def plan_round(
     use = allowance.use(offers, extra_w)
     return RoundPlan(
         assignments=tuple(_assignment(situation, int(k), int(allocation.step[k])) for k in chosen),
-        decisions=decisions(situation, wish, count, allocation, allowance.supplies.names, refused),
+        decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
         duration_s=epochs * allocation.limit_s,
         planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
         site_budget_w=allowance.site_budget_w,

@@ -14,7 +14,6 @@ from wattfleet.planning.soonest import Allocation
 def decisions(
     situation: Situation,
     wish: Wish,
-    wanted: int,
     allocation: Allocation,
     supplies: Sequence[str],
     refused: Mapping[str, str],
@@ -24,21 +23,20 @@ def decisions(
     Args:
         situation: the devices that could be chosen.
         wish: whom the policy wanted.
-        wanted: how many were to be chosen.
         allocation: who was.
         supplies: names, by index.
         refused: why the other devices could not be chosen.
     """
     found = [Decision(device_id, False, reason) for device_id, reason in refused.items()]
-    found += _chosen(situation, wish, wanted, allocation)
+    found += _chosen(situation, wish, allocation)
     found += _not_chosen(situation, wish, allocation, supplies)
     return tuple(sorted(found, key=lambda decision: decision.device_id))
 
 
-def _chosen(situation: Situation, wish: Wish, wanted: int, allocation: Allocation) -> Iterator[Decision]:
+def _chosen(situation: Situation, wish: Wish, allocation: Allocation) -> Iterator[Decision]:
     chosen = np.flatnonzero(allocation.step >= 0)
     limit_s = situation.epochs * allocation.limit_s
-    short = f" (the watts carry {len(chosen)} devices, not {wanted})" if len(chosen) < wanted else ""
+    short = f" (the watts carry {len(chosen)} devices, not {wish.count})" if len(chosen) < wish.count else ""
     for k in map(int, chosen):
         extra_w = float(situation.curves.extra_w[allocation.step[k]])
         why = wish.because.get(k, f"one of the {len(chosen)} that together finish soonest")

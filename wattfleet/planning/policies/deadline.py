@@ -74,7 +74,7 @@ class Deadline:
             InfeasibleBudgetError: the watts carry one, but later.
         """
         wish = everyone_of(situation, 1)
-        one = soonest(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
+        one = soonest(situation.curves, situation.headroom, 1, wish.eligible, wish.first)
         if one is not None:
             raise InfeasibleBudgetError(
                 f"the watts carry no device that is done within {self.deadline_s:g} s: allow at least"
