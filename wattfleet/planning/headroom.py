@@ -84,9 +84,14 @@ class Headroom:
         return bool(self.covered[chosen].all() and (drawn_w <= np.maximum(self.spare_w, 0.0)).all())
 
     @property
+    def alone_w(self) -> Values:
+        """`[n]` watts above idling that each device's supplies can give it while all others idle."""
+        return np.asarray(np.where(self.above >= 0, self.spare_w[self.above], np.inf).min(axis=0))
+
+    @property
     def covered(self) -> Mask:
         """`[n]` whether all supplies of a device cover at least the idling behind them."""
-        return np.asarray(((self.above < 0) | (self.spare_w[self.above] >= 0)).all(axis=0))
+        return np.asarray(self.alone_w >= 0)
 
 
 def running_sums(values: Values, group: Indices) -> Values:
