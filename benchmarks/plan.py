@@ -181,7 +181,7 @@ def _least_duration_s(curves: Curves, headroom: Headroom, feeds: NDArray[np.bool
     watts = csr_array(feeds[:, owner] * curves.extra_w)
     found = milp(
         np.append(np.zeros(steps), 1.0),
-        integrality=np.append(np.ones(steps, dtype=np.int8), np.int8(0)),
+        integrality=np.array([1] * steps + [0], dtype=np.int8),
         bounds=Bounds(0, np.append(np.ones(steps), np.inf)),
         constraints=[
             LinearConstraint(hstack([once, csr_array((n, 1))]), ub=1),
@@ -202,7 +202,7 @@ def _most_utility(extra_w: Values, utility: Values, headroom: Headroom, feeds: N
         return 0.0
     found = milp(
         -utility[able],
-        integrality=np.ones(int(able.sum())),
+        integrality=np.ones(int(able.sum()), dtype=np.int8),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(feeds[:, able] * extra_w[able], ub=headroom.spare_w),
         options={"mip_rel_gap": 0.0},

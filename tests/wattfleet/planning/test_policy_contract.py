@@ -46,7 +46,7 @@ def situation_of(fleet: Fleet, history: History, server_round: int) -> Situation
 
 
 @every_policy
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(fleet=fleets(), history=histories, ahead=st.integers(1, 30))
 def test_a_wish_is_whole_says_why_not_for_everyone_left_aside_and_is_the_same_when_asked_again(
     name: str, fleet: Fleet, history: History, ahead: int

@@ -18,7 +18,7 @@ from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.deadline import Deadline
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(fleets(), st.integers(1, 30).map(float), st.sampled_from([0.5, 2.0]))
 def test_the_most_devices_that_can_be_done_in_time_are_taken_and_none_is_late(
     fleet: Fleet, deadline_s: float, epochs: float
@@ -37,7 +37,7 @@ def test_the_most_devices_that_can_be_done_in_time_are_taken_and_none_is_late(
     assert plan.deadline_s == deadline_s
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     fleets(),
     st.integers(2, 30).map(float),
