@@ -5,9 +5,10 @@
 Random fleets: fronts by power laws as boards have them, racks of twenty devices on circuits on a site, and watts for a
 part of what all would take. `ms` is the allocation alone, half of the fleet done soonest; `curves_ms` what is computed
 of the fronts before it; `plan_ms` the whole plan, with a reason in words for every device; `useful_ms` the most useful
-set by a deadline. Each is the least of several repeats. `growth` is the power of the number of devices by which `ms`
-grows between the two largest fleets: `n log n` has 1.1 there. `gap_pct` compares small fleets with HiGHS: durations for
-as many devices as can be carried, and utility by a deadline, as shares of the optimum.
+set by a deadline, in fleets of up to ten thousand: where it hands over to a solver, that takes seconds. Each is the
+least of several repeats. `growth` is the power of the number of devices by which `ms` grows between the two largest
+fleets: `n log n` has 1.1 there. `gap_pct` compares small fleets with HiGHS: durations for as many devices as can be
+carried, and utility by a deadline, as shares of the optimum.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from wattfleet.supplies import Supplies, Supply  # noqa: E402
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
 _SMALL_RACK = 5
+_MOST_USEFUL_OF = 10_000
 
 Result = TypeVar("Result")
 Values = NDArray[np.float64]
@@ -117,7 +119,7 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -
     }
 
 
-def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float]:
+def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float | None]:
     """Milliseconds for the curves, the allocation, the whole plan, and the most useful set."""
     chance = np.random.default_rng(devices)
     fleet = random_fleet(chance, devices, points)
@@ -127,6 +129,8 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
     headroom = allowance.headroom(offers)
     found, ms = _least(lambda: soonest(curves, headroom, half, everyone, nobody), repeats)
     _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
+    if devices > _MOST_USEFUL_OF:
+        return curves_ms, ms, plan_ms, None
     limit_s = found.limit_s if found is not None else float(curves.time_s.max())
     extra_w, utility = curves.extra_at(curves.steps_within(limit_s)), chance.lognormal(0, 1, devices)
     _, useful_ms = _least(lambda: most_useful(extra_w, utility, headroom), 1)
@@ -220,7 +224,7 @@ def _table(figures: dict[str, object]) -> Table:
         table.add_column(f"{title}, ms", justify="right")
     rows = zip(*(figures[name] for name in ("devices", *columns)), strict=True)
     for devices, *times_ms in rows:
-        table.add_row(f"{devices:,}", *(f"{ms:,.1f}" for ms in times_ms))
+        table.add_row(f"{devices:,}", *("-" if ms is None else f"{ms:,.1f}" for ms in times_ms))
     return table
 
 

@@ -209,9 +209,7 @@ def by_plain_bisection(fleet: Fleet, wanted: int) -> tuple[int, float]:
     return count, times_s[low]
 
 
-@pytest.mark.parametrize(
-    ("seed", "share", "whole"), [(0, 0.1, False), (1, 0.4, True)]
-)
+@pytest.mark.parametrize(("seed", "share", "whole"), [(0, 0.1, False), (1, 0.4, True)])
 def test_three_thousand_devices_are_done_as_soon_as_a_plain_bisection_finds(
     seed: int, share: float, whole: bool
 ) -> None:
