@@ -69,12 +69,12 @@ def plan_round(
         raise _infeasible(situation, wish, allowance, offers)
     chosen = np.flatnonzero(allocation.step >= 0)
     extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
-    use = allowance.use(offers, extra_w)
+    use, sites = allowance.use(offers, extra_w), set(allowance.supplies.roots)
     return RoundPlan(
         assignments=tuple(_assignment(situation, int(k), int(allocation.step[k])) for k in chosen),
         decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
         duration_s=epochs * allocation.limit_s,
-        planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
+        planned_w=sum(each.planned_w for each in use if each.supply in sites),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
         deadline_s=wish.deadline_s,
@@ -103,8 +103,10 @@ def _refused(
     }
     others = [offer for offer in offers if offer.device_id not in refused]
     for offer in others:
+        if offer.limit_w is None:
+            continue
         least_w = max(float(offer.front.planned_w[-1]), offer.idle_w)
-        if offer.limit_w is not None and least_w > offer.limit_w:
+        if least_w > offer.limit_w:
             refused[offer.device_id] = (
                 f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {least_w:.1f} W"
             )

@@ -53,6 +53,7 @@ def _not_chosen(
     curves, headroom = situation.curves, situation.headroom
     limit_s = situation.epochs * allocation.limit_s
     extra_w = curves.extra_at(curves.steps_within(allocation.limit_s))
+    fastest_s = situation.epochs * curves.fastest_s
     chosen = np.flatnonzero(allocation.step >= 0)
     left_w = headroom.spare_w - headroom.drawn_w(extra_w, chosen)
     dearest_w = float(extra_w[chosen[~wish.first[chosen]]].max(initial=-np.inf))
@@ -62,8 +63,7 @@ def _not_chosen(
         if not wish.eligible[k]:
             reason = wish.aside[k]
         elif not np.isfinite(extra_w[k]):
-            fastest_s = situation.epochs * float(curves.fastest_s[k])
-            reason = f"too slow: {fastest_s:.1f} s in its fastest mode, the round lasts {limit_s:.1f} s"
+            reason = f"too slow: {fastest_s[k]:.1f} s in its fastest mode, the round lasts {limit_s:.1f} s"
         elif lacking:
             reason = f"{needs}, which {supplies[lacking[0]]} cannot carry beside the others"
         elif np.isfinite(dearest_w):
