@@ -17,7 +17,9 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -100,7 +102,7 @@ def _front(chance: np.random.Generator, points: int) -> Front:
 
 def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -> dict[str, object]:
     """All figures."""
-    with threadpool_limits(limits=1):
+    with threadpool_limits(limits=1), _solver_on_stderr():
         timed = [_times(size, points, repeats) for size in devices]
         gaps = np.array([gap for seed in range(instances) for gap in _gaps(seed)])
     curves_ms, ms, plan_ms, useful_ms = map(list, zip(*timed, strict=True))
@@ -117,6 +119,19 @@ def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -
         "instances": instances,
         "threads": 1,
     }
+
+
+@contextmanager
+def _solver_on_stderr() -> Iterator[None]:
+    """HiGHS now and then prints a line of its own to the process's standard output, which is to hold JSON only."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
 
 
 def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float | None]:
