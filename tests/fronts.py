@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hypothesis import strategies as st
 
 from wattfleet.front import Front
 
 
-def front(*points: tuple[float, float], epoch_log_sd: float = 0.0, power_log_sd: float = 0.0) -> Front:
-    """A front of (seconds per epoch, median watts) points; with no spread, planned watts are the median's."""
+def front(
+    *points: tuple[float, float], epoch_log_sd: float | Sequence[float] = 0.0, power_log_sd: float = 0.0
+) -> Front:
+    """A front of (seconds per epoch, median watts) points; with no spread, planned watts are the median's.
+
+    One spread of the times serves for all points.
+    """
     k = len(points)
     modes = np.array([[4, 1_500_000 - step, 600_000_000, 2_133_000_000] for step in range(k)], dtype=np.float64)
     return Front(
         modes=modes.reshape(-1, 4),
         epoch_s=np.array([seconds for seconds, _ in points], dtype=np.float64),
         power_w=np.array([watts for _, watts in points], dtype=np.float64),
-        epoch_log_sd=np.full(k, epoch_log_sd),
+        epoch_log_sd=np.full(k, epoch_log_sd, dtype=np.float64),
         power_log_sd=np.full(k, power_log_sd),
     )
 

@@ -14,6 +14,9 @@ from wattfleet.planning.offers import SITE, Offer
 from wattfleet.planning.round_plan import SupplyUse
 from wattfleet.supplies import Supplies, Supply
 
+_ROUNDING = 1e-9
+"""Share of a budget by which sums of decimal watts may be off in binary."""
+
 
 @dataclass(frozen=True)
 class Allowance:
@@ -76,7 +79,7 @@ class Allowance:
         index = {name: k for k, name in enumerate(names)}
         padded = {name: [index[n] for n in path] + [-1] * (levels - len(path)) for name, path in paths.items()}
         return Headroom(
-            spare_w=np.array([self.budget_w[name] - idle_w[name] for name in names]),
+            spare_w=np.array([self.budget_w[name] * (1 + _ROUNDING) - idle_w[name] for name in names]),
             above=np.array([padded[offer.supply] for offer in offers], dtype=np.intp).reshape(-1, levels).T,
         )
 

@@ -81,7 +81,10 @@ class Curves:
 
     def extra_at(self, step: Indices) -> Values:
         """`[n]` watts above idling at each device's step; infinite where it has none."""
-        return np.where(step >= self.start[:-1], self.extra_w[np.maximum(step, 0)], np.inf)
+        found = np.full(len(self), np.inf)
+        some = step >= self.start[:-1]
+        found[some] = self.extra_w[step[some]]
+        return found
 
 
 def curves_of(offers: Sequence[Offer]) -> Curves:

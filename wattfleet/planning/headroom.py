@@ -52,29 +52,46 @@ class Headroom:
                 know how many are carried saves the time.
         """
         order = np.argsort(extra_w, kind="stable" if in_order else "quicksort")
-        if first is not None:
-            order = np.concatenate((order[first[order]], order[~first[order]]))
         order = order[np.isfinite(extra_w[order])]
         held_by = np.full(len(extra_w), -1, dtype=np.intp)
+        if first is None:
+            return Carried(self._cheapest(extra_w, order, self.spare_w, held_by), held_by)
+        before = self._cheapest(extra_w, order[first[order]], self.spare_w, held_by)
+        left_w = self.spare_w - self.drawn_w(extra_w, before)
+        after = self._cheapest(extra_w, order[~first[order]], left_w, held_by)
+        return Carried(np.concatenate((before, after)), held_by)
+
+    def _cheapest(self, extra_w: Values, order: Indices, spare_w: Values, held_by: Indices) -> Indices:
+        """Of devices by ascending watts those that fit; notes in `held_by` which supply the others lack watts at."""
         for above in self.above[::-1]:
             supply = above[order]
-            over = (supply >= 0) & (running_sums(extra_w[order], supply) > self.spare_w[supply])
+            over = (supply >= 0) & (running_sums(extra_w[order], supply) > spare_w[supply])
             held_by[order[over]] = supply[over]
             order = order[~over]
-        return Carried(order, held_by)
+        return order
+
+    def drawn_w(self, extra_w: Values, devices: Indices) -> Values:
+        """`[s]` watts above idling that some devices take of each supply."""
+        drawn_w = np.zeros(len(self.spare_w))
+        for above in self.above:
+            held = devices[above[devices] >= 0]
+            np.add.at(drawn_w, above[held], extra_w[held])
+        return drawn_w
 
     def carries(self, extra_w: Values, chosen: Mask) -> bool:
         """Whether these devices can train together."""
-        drawn_w = np.zeros(len(self.spare_w))
-        for above in self.above:
-            held = chosen & (above >= 0)
-            np.add.at(drawn_w, above[held], extra_w[held])
+        drawn_w = self.drawn_w(extra_w, np.flatnonzero(chosen))
         return bool(self.covered[chosen].all() and (drawn_w <= np.maximum(self.spare_w, 0.0)).all())
+
+    @property
+    def alone_w(self) -> Values:
+        """`[n]` watts above idling that each device's supplies can give it while all others idle."""
+        return np.asarray(np.where(self.above >= 0, self.spare_w[self.above], np.inf).min(axis=0))
 
     @property
     def covered(self) -> Mask:
         """`[n]` whether all supplies of a device cover at least the idling behind them."""
-        return np.asarray(((self.above < 0) | (self.spare_w[self.above] >= 0)).all(axis=0))
+        return np.asarray(self.alone_w >= 0)
 
 
 def running_sums(values: Values, group: Indices) -> Values:

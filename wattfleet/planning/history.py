@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+
+from wattfleet.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
@@ -15,11 +18,20 @@ class Part:
         failed: no usable reply came.
         num_examples: samples that it trained on; None where it did not say.
         loss: mean loss while training; None where it did not say.
+
+    Raises:
+        InvalidInputError: a number that is not finite, or a negative number of samples.
     """
 
     failed: bool = False
     num_examples: float | None = None
     loss: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_examples is not None and not 0 <= self.num_examples < math.inf:
+            raise InvalidInputError(f"a device trains on a number of samples, not on {self.num_examples}")
+        if self.loss is not None and not math.isfinite(self.loss):
+            raise InvalidInputError(f"a loss has to be finite, or left out, not {self.loss}")
 
 
 @dataclass(frozen=True)
@@ -81,11 +93,12 @@ class History:
         """How much there is to learn from a device: its samples times its latest loss (Oort, section 4.2).
 
         Oort takes the root of the samples' mean squared loss; apps report the mean loss, which bounds it from below.
-        None where the device never said.
+        A loss below zero, as some likelihoods have it, counts as nothing left to learn. None where the device never
+        said.
         """
         if device_id not in self.latest:
             return None
         part = self.latest[device_id][1]
         if part.loss is None or part.num_examples is None:
             return None
-        return part.loss * part.num_examples
+        return max(part.loss, 0.0) * part.num_examples

@@ -57,23 +57,24 @@ def plan_round(
     refused = _refused(offers, allowance, selection, history, server_round)
     open_ = [offer for offer in offers if offer.device_id not in refused]
     if not open_:
-        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d} is {why}" for d, why in refused.items()))
+        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
     headroom = allowance.headroom(offers)
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
-    situation = Situation(server_round, epochs, open_, curves_of(open_), headroom.of(kept), history)
+    situation = Situation(
+        server_round, epochs, open_, curves_of(open_), headroom.of(kept), history, selection.over_selection
+    )
     wish = chosen_policy.wish(situation)
-    count = selection.wanted(wish.count, int(wish.eligible.sum()))
-    allocation = soonest(situation.curves, situation.headroom, count, wish.eligible, wish.first)
+    allocation = soonest(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
     if allocation is None:
         raise _infeasible(situation, wish, allowance, offers)
     chosen = np.flatnonzero(allocation.step >= 0)
     extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
-    use = allowance.use(offers, extra_w)
+    use, sites = allowance.use(offers, extra_w), set(allowance.supplies.roots)
     return RoundPlan(
         assignments=tuple(assigned(open_[k], situation.curves, int(allocation.step[k])) for k in chosen),
-        decisions=decisions(situation, wish, count, allocation, allowance.supplies.names, refused),
+        decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
         duration_s=epochs * allocation.limit_s,
-        planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
+        planned_w=sum(each.planned_w for each in use if each.supply in sites),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
         deadline_s=wish.deadline_s,
@@ -101,7 +102,6 @@ def _refused(
         offer.device_id: why for offer in offers if (why := selection.refusal(offer, allowance.supplies)) is not None
     }
     others = [offer for offer in offers if offer.device_id not in refused]
-    refused |= resting(others, history, server_round)
     for offer in others:
         if offer.limit_w is None:
             continue
@@ -110,7 +110,8 @@ def _refused(
             refused[offer.device_id] = (
                 f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {least_w:.1f} W"
             )
-    return refused
+    others = [offer for offer in others if offer.device_id not in refused]
+    return refused | resting(others, history, server_round)
 
 
 def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:

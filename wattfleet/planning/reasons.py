@@ -14,7 +14,6 @@ from wattfleet.planning.soonest import Allocation
 def decisions(
     situation: Situation,
     wish: Wish,
-    wanted: int,
     allocation: Allocation,
     supplies: Sequence[str],
     refused: Mapping[str, str],
@@ -24,21 +23,20 @@ def decisions(
     Args:
         situation: the devices that could be chosen.
         wish: whom the policy wanted.
-        wanted: how many were to be chosen.
         allocation: who was.
         supplies: names, by index.
         refused: why the other devices could not be chosen.
     """
     found = [Decision(device_id, False, reason) for device_id, reason in refused.items()]
-    found += _chosen(situation, wish, wanted, allocation)
+    found += _chosen(situation, wish, allocation)
     found += _not_chosen(situation, wish, allocation, supplies)
     return tuple(sorted(found, key=lambda decision: decision.device_id))
 
 
-def _chosen(situation: Situation, wish: Wish, wanted: int, allocation: Allocation) -> Iterator[Decision]:
+def _chosen(situation: Situation, wish: Wish, allocation: Allocation) -> Iterator[Decision]:
     chosen = np.flatnonzero(allocation.step >= 0)
     limit_s = situation.epochs * allocation.limit_s
-    short = f" (the watts carry {len(chosen)} devices, not {wanted})" if len(chosen) < wanted else ""
+    short = f" (the watts carry {len(chosen)} devices, not {wish.count})" if len(chosen) < wish.count else ""
     for k in map(int, chosen):
         extra_w = float(situation.curves.extra_w[allocation.step[k]])
         why = wish.because.get(k, f"one of the {len(chosen)} that together finish soonest")
@@ -52,25 +50,24 @@ def _chosen(situation: Situation, wish: Wish, wanted: int, allocation: Allocatio
 def _not_chosen(
     situation: Situation, wish: Wish, allocation: Allocation, supplies: Sequence[str]
 ) -> Iterator[Decision]:
-    curves = situation.curves
+    curves, headroom = situation.curves, situation.headroom
     limit_s = situation.epochs * allocation.limit_s
     extra_w = curves.extra_at(curves.steps_within(allocation.limit_s))
-    dearest_w = float(curves.extra_w[allocation.step[allocation.step >= 0]].max())
+    fastest_s = situation.epochs * curves.fastest_s
+    chosen = np.flatnonzero(allocation.step >= 0)
+    left_w = headroom.spare_w - headroom.drawn_w(extra_w, chosen)
+    dearest_w = float(extra_w[chosen[~wish.first[chosen]]].max(initial=-np.inf))
     for k in map(int, np.flatnonzero(allocation.step < 0)):
-        held_by = int(allocation.carried.held_by[k])
+        needs = f"too hungry: {limit_s:.1f} s would take it {extra_w[k]:.1f} W above idling"
+        lacking = [supply for supply in headroom.above[::-1, k] if supply >= 0 and extra_w[k] > left_w[supply]]
         if not wish.eligible[k]:
             reason = wish.aside[k]
         elif not np.isfinite(extra_w[k]):
-            fastest_s = situation.epochs * float(curves.fastest_s[k])
-            reason = f"too slow: {fastest_s:.1f} s in its fastest mode, the round lasts {limit_s:.1f} s"
-        elif held_by >= 0:
-            reason = (
-                f"too hungry: {limit_s:.1f} s would take it {extra_w[k]:.1f} W above idling,"
-                f" which {supplies[held_by]} cannot carry beside the others"
-            )
+            reason = f"too slow: {fastest_s[k]:.1f} s in its fastest mode, the round lasts {limit_s:.1f} s"
+        elif lacking:
+            reason = f"{needs}, which {supplies[lacking[0]]} cannot carry beside the others"
+        elif np.isfinite(dearest_w):
+            reason = f"{needs}, the chosen ones need {dearest_w:.1f} W at most"
         else:
-            reason = (
-                f"too hungry: {limit_s:.1f} s would take it {extra_w[k]:.1f} W above idling,"
-                f" the chosen ones need {dearest_w:.1f} W at most"
-            )
+            reason = "not needed: all that were chosen are in their turn"
         yield Decision(situation.offers[k].device_id, False, reason)

@@ -42,10 +42,6 @@ class Selection:
         if not (math.isfinite(self.over_selection) and self.over_selection >= 0):
             raise InvalidInputError(f"a share of over-selection is 0 or more, not {self.over_selection}")
 
-    def wanted(self, count: int, most: int) -> int:
-        """How many devices to choose where a policy wants `count` and there are `most`."""
-        return min(most, math.ceil(round(count * (1 + self.over_selection), 9)))
-
     def refusal(self, offer: Offer, supplies: Supplies) -> str | None:
         """Why a device may not be chosen; None where it may."""
         if not self.include and not self.exclude:

@@ -9,7 +9,8 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.curves import Mask, Values
-from wattfleet.planning.policies.policy import Situation, Wish
+from wattfleet.planning.policies.policy import Situation, Wish, everyone_of
+from wattfleet.planning.soonest import soonest
 from wattfleet.planning.useful import most_useful
 
 UTILITIES = ("equal", "loss")
@@ -39,17 +40,14 @@ class Deadline:
         """The best set by the deadline.
 
         Raises:
-            InfeasibleBudgetError: no device can be done by then; the text says how long the fastest takes.
+            InfeasibleBudgetError: no device can be done by then; the text says by when one can.
         """
         curves = situation.curves
         step = curves.steps_within(self.deadline_s / situation.epochs)
         extra_w = curves.extra_at(step)
         in_time = np.isfinite(extra_w)
-        if not in_time.any():
-            least_s = situation.epochs * float(curves.fastest_s.min())
-            raise InfeasibleBudgetError(
-                f"no device can be done within {self.deadline_s:g} s: allow at least {math.ceil(least_s)} s"
-            )
+        if not len(situation.headroom.carried(extra_w).order):
+            return self._anyone(situation)
         chosen = self._chosen(situation, extra_w)
         fastest_s = situation.epochs * curves.fastest_s
         aside = {
@@ -68,6 +66,21 @@ class Deadline:
             aside,
             deadline_s=self.deadline_s,
         )
+
+    def _anyone(self, situation: Situation) -> Wish:
+        """Any devices, where the watts carry none in whatever time; the plan then says how many would.
+
+        Raises:
+            InfeasibleBudgetError: the watts carry one, but later.
+        """
+        wish = everyone_of(situation, 1)
+        one = soonest(situation.curves, situation.headroom, 1, wish.eligible, wish.first)
+        if one is not None:
+            raise InfeasibleBudgetError(
+                f"the watts carry no device that is done within {self.deadline_s:g} s: allow at least"
+                f" {math.ceil(situation.epochs * one.limit_s)} s"
+            )
+        return wish
 
     def _chosen(self, situation: Situation, extra_w: Values) -> Mask:
         chosen = np.zeros(len(extra_w), dtype=np.bool_)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from wattfleet.errors import InvalidInputError
 from wattfleet.planning.curves import Indices, Values
 from wattfleet.planning.history import History
-from wattfleet.planning.policies.policy import Situation, Wish, only, require_count
+from wattfleet.planning.policies.policy import Situation, Wish, only, require_count, require_seed
 
 # The paper's own settings (section 7.1), and those of its published implementation where the paper gives none.
 _EXPLORATION, _LEAST_EXPLORATION, _EXPLORATION_DECAY = 0.9, 0.2, 0.98
@@ -45,11 +46,14 @@ class Oort:
 
     def __post_init__(self) -> None:
         require_count(self.count)
+        require_seed(self.seed)
+        if not 0 <= self.quantile <= 1:
+            raise InvalidInputError(f"a quantile of the devices' times is 0 to 1, not {self.quantile}")
 
     def wish(self, situation: Situation) -> Wish:
         """A draw of useful and of unknown devices."""
         n = len(situation.offers)
-        count = min(n, self.count or (n + 1) // 2)
+        count = situation.seats(self.count, n)
         draw = np.random.default_rng([self.seed, situation.server_round])
         known = np.array([offer.device_id in situation.history.latest for offer in situation.offers], dtype=np.bool_)
         able = np.isfinite(situation.curves.fastest_s)

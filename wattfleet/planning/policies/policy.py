@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -26,6 +27,7 @@ class Situation:
         curves: of these devices.
         headroom: of the supplies behind them.
         history: of the run.
+        over_selection: share by which more devices are to be taken than a policy wants, so that some may fail.
     """
 
     server_round: int
@@ -34,6 +36,13 @@ class Situation:
     curves: Curves
     headroom: Headroom
     history: History
+    over_selection: float = 0.0
+
+    def seats(self, count: int | None, among: int) -> int:
+        """How many of some devices a round takes: `count` or, if None, half of them, and more by over-selection."""
+        wanted = (among + 1) // 2 if count is None else count
+        # 20 % more than 5 is 6, though 5 * 1.2 may be a little more than that in binary.
+        return min(among, math.ceil(round(wanted * (1 + self.over_selection), 9)))
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Policy(Protocol):
 def everyone_of(situation: Situation, count: int | None) -> Wish:
     """Any devices, `count` of them; None for half of them, rounded up."""
     n = len(situation.offers)
-    return Wish(min(n, count or (n + 1) // 2), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    return Wish(situation.seats(count, n), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
 
 
 def only(situation: Situation, chosen: Mask, reason: str) -> Wish:
@@ -94,3 +103,13 @@ def require_count(count: int | None) -> None:
     """
     if count is not None and count < 1:
         raise InvalidInputError(f"a round takes 1 device or more, not {count}")
+
+
+def require_seed(seed: int) -> None:
+    """Make sure that a seed is one.
+
+    Raises:
+        InvalidInputError: it is negative.
+    """
+    if seed < 0:
+        raise InvalidInputError(f"a seed is 0 or more, not {seed}")

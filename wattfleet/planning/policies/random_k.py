@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattfleet.planning.policies.policy import Situation, Wish, only, require_count
+from wattfleet.planning.policies.policy import Situation, Wish, only, require_count, require_seed
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class RandomK:
 
     def __post_init__(self) -> None:
         require_count(self.count)
+        require_seed(self.seed)
 
     def wish(self, situation: Situation) -> Wish:
         """Only the drawn devices."""
         n = len(situation.offers)
-        count = min(n, self.count or (n + 1) // 2)
+        count = situation.seats(self.count, n)
         drawn = np.zeros(n, dtype=np.bool_)
         drawn[random.Random(f"{self.seed}/{situation.server_round}").sample(range(n), count)] = True
         return only(situation, drawn, "not drawn")

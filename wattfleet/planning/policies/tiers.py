@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies.policy import Situation, Wish, require_count
+from wattfleet.planning.policies.policy import Situation, Wish, require_count, require_seed
 
 _MOST_OF_ITS_TURNS = 2.0
 
@@ -34,6 +33,7 @@ class Tiers:
 
     def __post_init__(self) -> None:
         require_count(self.count)
+        require_seed(self.seed)
         if self.tiers < 1:
             raise InvalidInputError(f"a fleet has 1 tier or more, not {self.tiers}")
 
@@ -44,7 +44,7 @@ class Tiers:
         members = [part for part in np.array_split(by_speed, min(self.tiers, n)) if len(part)]
         draw = np.random.default_rng([self.seed, situation.server_round])
         tier = int(draw.choice(len(members), p=self._chances(situation, members)))
-        count = min(len(members[tier]), self.count or math.ceil(len(members[tier]) / 2))
+        count = situation.seats(self.count, len(members[tier]))
         eligible = np.zeros(n, dtype=np.bool_)
         eligible[draw.choice(members[tier], count, replace=False)] = True
         of = {int(k): number for number, part in enumerate(members, 1) for k in part}

@@ -1,0 +1,273 @@
+"""How long a round's plan takes on one core, and how far it is from the exact optimum.
+
+    python -m benchmarks.plan [--devices 100 1000 10000 100000] [--points 64] [--repeats 5] [--instances 200] [--json]
+
+Random fleets: fronts by power laws as boards have them, racks of twenty devices on circuits on a site, and watts for a
+part of what all would take. `ms` is the allocation alone, half of the fleet done soonest; `curves_ms` what is computed
+of the fronts before it; `plan_ms` the whole plan, with a reason in words for every device; `useful_ms` the most useful
+set by a deadline, in fleets of up to ten thousand: where it hands over to a solver, that takes seconds. Each is the
+least of several repeats. `growth` is the power of the number of devices by which `ms` grows between the two largest
+fleets: `n log n` has 1.1 there. `gap_pct` compares small fleets with HiGHS: durations for as many devices as can be
+carried, and utility by a deadline, as shares of the optimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+# Read when numpy's libraries are loaded; the limits below hold for those that were loaded before.
+for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+import numpy as np  # noqa: E402
+from numpy.typing import NDArray  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: E402
+from scipy.sparse import csr_array, hstack  # noqa: E402
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
+
+from wattfleet.front import Front  # noqa: E402
+from wattfleet.planning.allowance import Allowance  # noqa: E402
+from wattfleet.planning.curves import Curves, curves_of  # noqa: E402
+from wattfleet.planning.headroom import Headroom  # noqa: E402
+from wattfleet.planning.offers import SITE, Offer  # noqa: E402
+from wattfleet.planning.plan import plan_round  # noqa: E402
+from wattfleet.planning.policies.fastest_k import FastestK  # noqa: E402
+from wattfleet.planning.soonest import soonest  # noqa: E402
+from wattfleet.planning.useful import most_useful  # noqa: E402
+from wattfleet.supplies import Supplies, Supply  # noqa: E402
+
+_RACK = 20
+_RACKS_ON_A_CIRCUIT = 10
+_SMALL_RACK = 5
+_MOST_USEFUL_OF = 10_000
+
+Result = TypeVar("Result")
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Offers, and the watts of their supplies."""
+
+    offers: list[Offer]
+    allowance: Allowance
+
+
+def random_fleet(chance: np.random.Generator, devices: int, points: int, rack: int = _RACK) -> Fleet:
+    """Devices on racks on circuits on a site, each supply with watts for a part of what all would take."""
+    racks = math.ceil(devices / rack)
+    circuits = math.ceil(racks / _RACKS_ON_A_CIRCUIT)
+    supplies = Supplies(
+        (
+            Supply(SITE),
+            *(Supply(f"circuit-{k}", SITE) for k in range(circuits)),
+            *(Supply(f"rack-{k}", f"circuit-{k % circuits}") for k in range(racks)),
+        )
+    )
+    offers = [
+        Offer(f"device-{k:06}", _front(chance, points), float(chance.uniform(1, 6)), f"rack-{k % racks}")
+        for k in range(devices)
+    ]
+    idle_w, extra_w = dict.fromkeys(supplies.names, 0.0), dict.fromkeys(supplies.names, 0.0)
+    paths = {name: supplies.path(name) for name in supplies.names}
+    for offer in offers:
+        for name in paths[offer.supply]:
+            idle_w[name] += offer.idle_w
+            extra_w[name] += max(0.0, float(offer.front.planned_w[0]) - offer.idle_w)
+    budget_w = {name: idle_w[name] + float(chance.uniform(0.2, 0.5)) * extra_w[name] + 1 for name in supplies.names}
+    return Fleet(offers, Allowance(supplies, budget_w))
+
+
+def _front(chance: np.random.Generator, points: int) -> Front:
+    slowdown = np.cumprod(np.append(1.0, 1 + chance.uniform(0.1, 1.9, points - 1) * 1.5 / points))
+    return Front(
+        modes=np.tile([4.0, 1.5e9, 6e8, 2.1e9], (points, 1)),
+        epoch_s=chance.uniform(5, 60) * slowdown,
+        power_w=chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6),
+        epoch_log_sd=chance.uniform(0.02, 0.1, points),
+        power_log_sd=np.full(points, chance.uniform(0.01, 0.05)),
+    )
+
+
+def measure(devices: Sequence[int], points: int, repeats: int, instances: int) -> dict[str, object]:
+    """All figures."""
+    with threadpool_limits(limits=1), _solver_on_stderr():
+        timed = [_times(size, points, repeats) for size in devices]
+        gaps = np.array([gap for seed in range(instances) for gap in _gaps(seed)])
+    curves_ms, ms, plan_ms, useful_ms = map(list, zip(*timed, strict=True))
+    gap_pct = {"median": 100 * float(np.median(gaps)), "max": 100 * float(gaps.max())}
+    return {
+        "devices": list(devices),
+        "points": points,
+        "ms": ms,
+        "curves_ms": curves_ms,
+        "plan_ms": plan_ms,
+        "useful_ms": useful_ms,
+        "growth": _growth(devices, ms),
+        "gap_pct": gap_pct,
+        "instances": instances,
+        "threads": 1,
+    }
+
+
+@contextmanager
+def _solver_on_stderr() -> Iterator[None]:
+    """HiGHS now and then prints a line of its own to the process's standard output, which is to hold JSON only."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(output, 1)
+        os.close(output)
+
+
+def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float, float | None]:
+    """Milliseconds for the curves, the allocation, the whole plan, and the most useful set."""
+    chance = np.random.default_rng(devices)
+    fleet = random_fleet(chance, devices, points)
+    offers, allowance = fleet.offers, fleet.allowance
+    half, everyone, nobody = (devices + 1) // 2, np.ones(devices, dtype=np.bool_), np.zeros(devices, dtype=np.bool_)
+    curves, curves_ms = _least(lambda: curves_of(offers), repeats)
+    headroom = allowance.headroom(offers)
+    found, ms = _least(lambda: soonest(curves, headroom, half, everyone, nobody), repeats)
+    _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
+    if devices > _MOST_USEFUL_OF:
+        return curves_ms, ms, plan_ms, None
+    limit_s = found.limit_s if found is not None else float(curves.time_s.max())
+    extra_w, utility = curves.extra_at(curves.steps_within(limit_s)), chance.lognormal(0, 1, devices)
+    _, useful_ms = _least(lambda: most_useful(extra_w, utility, headroom), 1)
+    return curves_ms, ms, plan_ms, useful_ms
+
+
+def _least(work: Callable[[], Result], repeats: int) -> tuple[Result, float]:
+    """The result, and the least of some times, ms."""
+    times_ms = []
+    for _ in range(repeats):
+        begun = perf_counter()
+        result = work()
+        times_ms.append(1e3 * (perf_counter() - begun))
+    return result, min(times_ms)
+
+
+def _growth(devices: Sequence[int], ms: Sequence[float]) -> float | None:
+    if len(set(devices)) < 2:
+        return None
+    (small, before), (large, after) = sorted(zip(devices, ms, strict=True))[-2:]
+    return math.log(after / before) / math.log(large / small)
+
+
+# --- the exact optimum --------------------------------------------------------------------------------------------
+
+
+def _gaps(seed: int) -> tuple[float, float]:
+    """How far a small fleet's duration, and its utility by a deadline, are from the optimum, as shares of it."""
+    chance = np.random.default_rng([seed, 1])
+    devices = int(chance.integers(8, 25))
+    fleet = random_fleet(chance, devices, int(chance.integers(2, 9)), _SMALL_RACK)
+    curves, headroom = curves_of(fleet.offers), fleet.allowance.headroom(fleet.offers)
+    feeds = (headroom.above[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
+    everyone = np.ones(devices, dtype=np.bool_)
+    found = soonest(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)
+    if found is None:
+        raise RuntimeError(f"instance {seed}: no device can be carried")
+    count = int((found.step >= 0).sum())
+    duration_gap = found.limit_s / _least_duration_s(curves, headroom, feeds, count) - 1
+    extra_w = curves.extra_at(curves.steps_within(found.limit_s * float(chance.uniform(0.8, 1.5))))
+    utility = chance.lognormal(0, 1, devices)
+    reached = float(utility[most_useful(extra_w, utility, headroom).chosen].sum())
+    best = _most_utility(extra_w, utility, headroom, feeds)
+    return max(0.0, duration_gap), max(0.0, 1 - reached / best) if best > 0 else 0.0
+
+
+def _least_duration_s(curves: Curves, headroom: Headroom, feeds: NDArray[np.bool_], count: int) -> float:
+    """The least duration of `count` devices: binaries for device and mode, and a duration above all that are chosen."""
+    steps, n = len(curves.time_s), len(curves)
+    owner = np.repeat(np.arange(n), np.diff(curves.start))
+    once = csr_array((np.ones(steps), (owner, np.arange(steps))), shape=(n, steps))
+    watts = csr_array(feeds[:, owner] * curves.extra_w)
+    found = milp(
+        np.append(np.zeros(steps), 1.0),
+        integrality=np.array([1] * steps + [0], dtype=np.int8),
+        bounds=Bounds(0, np.append(np.ones(steps), np.inf)),
+        constraints=[
+            LinearConstraint(hstack([once, csr_array((n, 1))]), ub=1),
+            LinearConstraint(hstack([watts, csr_array((len(feeds), 1))]), ub=headroom.spare_w),
+            LinearConstraint(hstack([once * curves.time_s[None, :], csr_array(-np.ones((n, 1)))]), ub=0),
+            LinearConstraint(np.append(np.ones(steps), 0.0), count, count),
+        ],
+        options={"mip_rel_gap": 0.0},
+    )
+    if found.status != 0:
+        raise RuntimeError(f"HiGHS found no optimum: {found.message}")
+    return float(found.fun)
+
+
+def _most_utility(extra_w: Values, utility: Values, headroom: Headroom, feeds: NDArray[np.bool_]) -> float:
+    able = np.isfinite(extra_w)
+    if not able.any():
+        return 0.0
+    found = milp(
+        -utility[able],
+        integrality=np.ones(int(able.sum()), dtype=np.int8),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(feeds[:, able] * extra_w[able], ub=headroom.spare_w),
+        options={"mip_rel_gap": 0.0},
+    )
+    if found.status != 0:
+        raise RuntimeError(f"HiGHS found no optimum: {found.message}")
+    return -float(found.fun)
+
+
+def _table(figures: dict[str, object]) -> Table:
+    table = Table(title=f"A round's plan, {figures['points']} points a device, one core")
+    table.add_column("Devices", justify="right")
+    columns = {"ms": "Allocation", "curves_ms": "Curves", "plan_ms": "Whole plan", "useful_ms": "Most useful"}
+    for title in columns.values():
+        table.add_column(f"{title}, ms", justify="right")
+    rows = zip(*(figures[name] for name in ("devices", *columns)), strict=True)
+    for devices, *times_ms in rows:
+        table.add_row(f"{devices:,}", *("-" if ms is None else f"{ms:,.1f}" for ms in times_ms))
+    return table
+
+
+def main() -> None:
+    """Print the figures."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description="Time round plans on one core.")
+    parser.add_argument("--devices", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000], help="sizes of fleets")
+    parser.add_argument("--points", type=int, default=64, help="points of each front, 2 to 64")
+    parser.add_argument("--repeats", type=int, default=5, help="how often each step is timed")
+    parser.add_argument("--instances", type=int, default=200, help="small fleets that are compared with the optimum")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    if min(*arguments.devices, arguments.repeats, arguments.instances) < 1:
+        parser.error("--devices, --repeats and --instances: give 1 or more")
+    if not 2 <= arguments.points <= 64:
+        parser.error("--points: give 2 to 64")
+    figures = measure(arguments.devices, arguments.points, arguments.repeats, arguments.instances)
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+        return
+    console = Console()
+    console.print(_table(figures))
+    gap, growth = figures["gap_pct"], figures["growth"]
+    assert isinstance(gap, dict)
+    console.print(f"Gap to the optimum: median {gap['median']:.4f} %, at most {gap['max']:.4f} %")
+    if isinstance(growth, float):
+        console.print(f"Growth between the two largest fleets: as the number of devices to the power of {growth:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Runs of many rounds in which devices do what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.policy import Policy
+
+
+def run(
+    offers: Sequence[Offer],
+    policy: Policy,
+    rounds: int,
+    part: Callable[[str, int], Part] = lambda device_id, number: Part(),
+    site_w: float = 100_000.0,
+) -> History:
+    """A run's history: every chosen device does its part in every round."""
+    history = History()
+    for number in range(1, rounds + 1):
+        plan = plan_round(offers, policy, Allowance.of_site(site_w), 1.0, number, history)
+        parts = {a.device_id: part(a.device_id, number) for a in plan.assignments}
+        history = History((*history.rounds, PastRound(number, parts)))
+    return history

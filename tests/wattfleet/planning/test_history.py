@@ -1,0 +1,52 @@
+"""What policies read from earlier rounds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.wattfleet.planning.fleets import history_of
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning.history import History, Part
+
+FAILED = Part(failed=True)
+HISTORY = history_of(
+    {"a": Part(False, 100, 2.0), "b": FAILED},
+    {"a": FAILED, "b": FAILED, "c": Part(False, 50, None)},
+    {"a": Part(False, 100, 0.5), "c": Part(False, None, 1.0)},
+    {"a": FAILED},
+)
+
+
+def test_only_parts_that_were_done_count() -> None:
+    assert HISTORY.times_done == {"a": 2, "c": 2}
+
+
+def test_the_latest_part_that_was_done_is_what_a_device_is_known_by() -> None:
+    assert {device: number for device, (number, _) in HISTORY.latest.items()} == {"a": 3, "c": 3}
+    assert [HISTORY.loss_of(device) for device in "abcd"] == [0.5, None, 1.0, None]
+
+
+def test_failures_are_counted_since_the_last_part_that_was_done() -> None:
+    assert HISTORY.failures_in_a_row == {"a": (1, 4), "b": (2, 2)}
+
+
+def test_there_is_as_much_to_learn_as_samples_times_loss_where_both_are_known() -> None:
+    assert [HISTORY.statistical_utility(device) for device in "abcd"] == [50.0, None, None, None]
+
+
+def test_a_loss_below_zero_is_nothing_left_to_learn() -> None:
+    assert history_of({"a": Part(False, 100, -0.5)}).statistical_utility("a") == 0.0
+
+
+def test_a_run_that_begins_knows_nothing() -> None:
+    assert (History().times_done, History().latest, History().failures_in_a_row) == ({}, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "loss"), [(-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (10.0, math.nan), (10.0, math.inf)]
+)
+def test_samples_and_losses_that_are_none_are_refused(num_examples: float, loss: float) -> None:
+    with pytest.raises(InvalidInputError):
+        Part(False, num_examples, loss)
