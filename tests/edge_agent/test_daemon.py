@@ -10,7 +10,6 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from edge_agent.agent import run_agent
 from edge_agent.config import AgentConfig
@@ -23,6 +22,7 @@ from edge_agent.profiled_workload import soft_workload
 from edge_agent.safekeeping import KEPT_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.edge_agent.coordinator_in_process import CoordinatorInProcess, on_loop, until
+from tests.flower_task import be_task
 from wattfleet.modes import as_modes
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.v1 import session_pb2
@@ -70,7 +70,7 @@ class RunningAgent:
 
     def round(self, plan_id, mode):
         """Train for a round as Flower would; whether it went well."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+        be_task(run_id=7, node_id=1)
         record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
         message.metadata.__dict__["_message_id"] = "1"
