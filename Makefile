@@ -11,10 +11,10 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format lint types contracts stubs unit chaos bench clean
+.PHONY: help install demo test format lint types contracts stubs unit chaos test-jetson-pythons bench clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(VENV)/.installed ## Set up .venv with pinned dependencies
 
@@ -48,6 +48,9 @@ unit: install
 chaos: install ## Kill agents at 50 random moments of profiles, and of mode changes
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py tests/edge_agent/test_chaos_mode_change.py
 
+test-jetson-pythons: ## Install the agent alone under Python 3.10 and 3.12 (JetPack 6 and 7), and test it
+	PYTHON310="$(PYTHON310)" PYTHON312="$(PYTHON312)" tests/agent_alone
+
 bench: install ## List the benchmarks
 	@for module in benchmarks/[a-z]*.py; do \
 	  grep -q '__main__' $$module || continue; \
@@ -57,4 +60,4 @@ bench: install ## List the benchmarks
 	done
 
 clean: ## Remove .venv, caches and reports
-	rm -rf $(VENV) out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-agent-alone out dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

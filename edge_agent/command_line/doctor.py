@@ -30,9 +30,10 @@ def doctor(
     """
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis.machine import diagnose
+    from edge_agent.systemd.ownership import running_code
 
     folder = folder_of_device(device, state_dir)
-    findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, folder, socket))
+    findings = list(diagnose(device, lambda: open_named(device, state_dir), state_dir, folder, socket, running_code()))
     levels = {finding.level for finding in findings}
     if json_:
         works = levels.isdisjoint({"absent", "fails"})

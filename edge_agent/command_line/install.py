@@ -37,6 +37,12 @@ def install(
     root: Annotated[
         Path, typer.Option(help="Write the files below this folder and run nothing, to prepare an image.")
     ] = _THIS_MACHINE,
+    allow_writable: Annotated[
+        bool,
+        typer.Option(
+            "--allow-writable", help="Install what others than root may write as well, who then may become root."
+        ),
+    ] = False,
     json_: JsonOption = False,
 ) -> None:
     """Make systemd start the agent: show every file and command, ask, and then do it."""
@@ -44,15 +50,18 @@ def install(
 
     from edge_agent.devices.jetson.programs import run_program
     from edge_agent.systemd.installation import ServiceSettings, installation
+    from edge_agent.systemd.ownership import running_code
 
     settings = ServiceSettings(
         device, device_id or platform.node(), coordinator, minibatches_per_epoch, workload, minibatch, processor
     )
-    plan = installation(settings, _program())
+    plan = installation(settings, running_code(), allow_writable=allow_writable)
     if json_:
         print_json(_content(plan, root))
     else:
         _print(plan, root)
+    if plan.writable is not None:
+        typer.echo(f"warning: others than root may write {plan.writable}, and may become root by it", err=True)
     if dry_run:
         return
     if not yes:
@@ -63,13 +72,6 @@ def install(
         typer.echo("installed; `systemctl status wattfleet-agent` shows how it fares", err=True)
     else:
         typer.echo(f"written below {root}; run the commands on the device", err=True)
-
-
-def _program() -> Path:
-    """The `wattfleet` of the environment that this runs in."""
-    import sysconfig
-
-    return Path(sysconfig.get_path("scripts"), "wattfleet")
 
 
 def _content(plan: InstallationPlan, root: Path) -> dict[str, Any]:

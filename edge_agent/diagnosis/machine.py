@@ -19,11 +19,17 @@ from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.mode_change import is_kept
 from edge_agent.safekeeping import SafekeepingError, holder_of
+from edge_agent.systemd.ownership import InstalledCode
 from wattfleet.errors import WattfleetError
 
 
 def diagnose(
-    spec: str, open_device: Callable[[], Device], state_directory: Path, device_folder: Path, socket_path: Path
+    spec: str,
+    open_device: Callable[[], Device],
+    state_directory: Path,
+    device_folder: Path,
+    socket_path: Path,
+    code: InstalledCode,
 ) -> Iterator[Finding]:
     """Look at everything an agent needs.
 
@@ -33,6 +39,7 @@ def diagnose(
         state_directory: where the agent keeps its files.
         device_folder: where what was in force on the device is kept.
         socket_path: where it serves the ClientApp.
+        code: what it runs.
     """
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
@@ -46,6 +53,7 @@ def diagnose(
     yield from _device(open_device)
     yield _state_directory(state_directory)
     yield _kept(device_folder)
+    yield _installed(code)
     yield _socket(socket_path)
 
 
@@ -106,6 +114,18 @@ def _kept(folder: Path) -> Finding:
             "`wattfleet agent restore` puts it back; the agent's next start does, too",
         )
     return fine("restore file", "none: the device is as its owner left it")
+
+
+def _installed(code: InstalledCode) -> Finding:
+    # Every single file is looked at when the service is installed.
+    writable = code.writable_by_others(contents=False)
+    if writable is None:
+        return fine("installation", f"{code.program}, in folders that only root may write")
+    return limited(
+        "installation",
+        f"{code.program}: others than root may write {writable}",
+        "for a service, which is root, install it as root in a folder such as /opt/wattfleet",
+    )
 
 
 def _socket(path: Path) -> Finding:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.selection import is_soft
 from edge_agent.durable_files import remove_file, replace_file
+from edge_agent.systemd.ownership import InstalledCode, Stat
 from edge_agent.workloads.loading import SHIPPED, Processor, require_workload
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -28,9 +28,6 @@ _SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
 _INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
 # What the unit's ProtectHome and PrivateTmp hide from it.
 _HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
-
-Stat = Callable[[Path], os.stat_result]
-"""Owner and permissions of a path, links followed."""
 
 
 class InstallationError(WattfleetError):
@@ -109,10 +106,12 @@ class InstallationPlan:
     Attributes:
         files: what each file is to hold, by path on the machine.
         commands: what is to be run afterwards, in order.
+        writable: what others than root may write of the service's code, where that was allowed.
     """
 
     files: dict[str, str]
     commands: tuple[tuple[str, ...], ...]
+    writable: Path | None = None
 
     def write_files(self, root: Path) -> None:
         """Write the files.
@@ -188,28 +187,34 @@ def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
             raise InstallationError(f"{' '.join(command)}: {result.output.strip() or f'exit status {result.code}'}")
 
 
-def installation(settings: ServiceSettings, program: Path, look_at: Stat = os.stat) -> InstallationPlan:
+def installation(
+    settings: ServiceSettings, code: InstalledCode, look_at: Stat = os.stat, allow_writable: bool = False
+) -> InstallationPlan:
     """Plan an installation.
 
     Args:
         settings: how the agent is to run.
-        program: the installed `wattfleet`.
+        code: the installed `wattfleet`, and what runs with it.
         look_at: `os.stat` outside of tests.
+        allow_writable: whether others than root may write that, and so become root.
 
     Raises:
         InvalidInputError: the service could not run that program, or must not.
     """
-    if any(str(path).startswith(_HIDDEN) for path in (program, program.resolve())):
-        raise InvalidInputError(
-            f"{program}: lies in a home or a temporary directory, which the service cannot see and whose owner would"
-            f" become root: {_INSTALL_AS_ROOT}"
-        )
+    program = code.program
+    for part in (program, *code.interpreter, *code.imported):
+        if any(str(path).startswith(_HIDDEN) for path in (part, part.resolve())):
+            raise InvalidInputError(
+                f"{part}: lies in a home or a temporary directory, which the service cannot see and whose owner would"
+                f" become root: {_INSTALL_AS_ROOT}, with the system's own Python"
+            )
     if not program.exists():
         raise InvalidInputError(f"{program}: no such program: install Wattfleet with pip, and run its own `wattfleet`")
-    writable = writable_by_others(program, look_at)
-    if writable is not None:
+    writable = code.writable_by_others(look_at)
+    if writable is not None and not allow_writable:
         raise InvalidInputError(
-            f"{program}: others than root may write {writable}, and would become root: {_INSTALL_AS_ROOT}"
+            f"{program}: others than root may write {writable}, and would become root: {_INSTALL_AS_ROOT};"
+            " --allow-writable installs it all the same"
         )
     unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     return InstallationPlan(
@@ -220,31 +225,8 @@ def installation(settings: ServiceSettings, program: Path, look_at: Stat = os.st
             ("systemctl", "enable", UNIT_FILE),
             ("systemctl", "restart", UNIT_FILE),
         ),
+        writable=writable,
     )
-
-
-def writable_by_others(program: Path, look_at: Stat = os.stat) -> Path | None:
-    """The first of a program, its folders and all that links on the way lead to that others than root may write.
-
-    Args:
-        program: its whole path.
-        look_at: `os.stat` outside of tests.
-    """
-    for path in _on_the_way_to(program, set()):
-        found = look_at(path)
-        if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return path
-    return None
-
-
-def _on_the_way_to(path: Path, seen: set[Path]) -> Iterator[Path]:
-    for place in (path, *path.parents):
-        if place in seen:
-            continue
-        seen.add(place)
-        yield place
-        if place.is_symlink():
-            yield from _on_the_way_to(place.parent / place.readlink(), seen)
 
 
 def removal() -> RemovalPlan:

@@ -13,6 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
+from tests.flower_task import be_task
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
@@ -20,15 +21,6 @@ RUN_ID = 7
 MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
 # Flower's server answers for nodes that are gone, by this number.
 SUPERLINK = 1
-
-
-def own_messages() -> None:
-    """Let messages be made in this process, as Flower does in a ServerApp's; Flower 1.30 needs nothing."""
-    try:
-        from flwr.supercore.task_identity import TaskIdentity
-    except ImportError:
-        return
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SUPERLINK, 1
 
 
 class SetClock:
@@ -100,7 +92,7 @@ class GridOfNodes(Grid):
     """Nodes that reply when their time has come; a reply that comes later than the timeout is absent."""
 
     def __init__(self, nodes: Mapping[int, Node], clock: SetClock | None = None) -> None:
-        own_messages()
+        be_task(RUN_ID, SUPERLINK)
         self.nodes = dict(nodes)
         self.clock = clock or SetClock()
         self.sent: list[Message] = []

@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from edge_agent.agent import run_agent
 from edge_agent.config import AgentConfig
@@ -16,6 +15,7 @@ from edge_agent.fitting import FittingHere
 from edge_agent.flower import power_mode_mod
 from edge_agent.profiled_workload import soft_workload
 from tests.edge_agent.coordinator_in_process import on_loop, until
+from tests.flower_task import be_task
 from wattfleet.modes import as_modes
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
@@ -73,7 +73,7 @@ class RunningAgent:
 
     def round(self, plan_id, mode, train=lambda: None):
         """Train for a round as Flower would, with `train` for the app's own work; whether it went well."""
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+        be_task(run_id=7, node_id=1)
         record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
         message.metadata.__dict__["_message_id"] = "1"

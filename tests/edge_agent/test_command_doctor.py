@@ -3,6 +3,7 @@
 import math
 import os
 import types
+from pathlib import Path
 
 import pytest
 
@@ -10,8 +11,15 @@ from edge_agent.devices.host import HostDevice
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.devices.tree import Tree
 from edge_agent.safekeeping import KEPT_FILE, safekept
+from edge_agent.systemd.ownership import InstalledCode
 from tests.edge_agent.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.edge_agent.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
+
+
+@pytest.fixture(autouse=True)
+def installed_by_root(monkeypatch):
+    """Where the tests run, Wattfleet may be anyone's."""
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: None)
 
 
 @pytest.fixture
@@ -60,8 +68,16 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
     assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
-    assert "The agent can work here: 12 ok, 2 limited." in ended.out
+    assert "The agent can work here: 13 ok, 2 limited." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_an_installation_that_no_service_should_run_is_told(look, orin, monkeypatch):
+    assert look(spec(orin))[1]["installation"]["level"] == "ok"
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: Path("/srv/theirs"))
+    code, found = look(spec(orin))
+    assert (code, found["installation"]["level"]) == (0, "limited")
+    assert "others than root may write /srv/theirs" in found["installation"]["found"]
 
 
 def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_path):
@@ -157,7 +173,7 @@ def test_counters_of_energy_tell_a_power(look, host):
 def test_a_simulated_board_needs_nothing(look):
     code, found = look("simulated:orin-nx")
     assert code == 0
-    assert set(found) == {"device", "state directory", "restore file", "socket"}
+    assert set(found) == {"device", "state directory", "restore file", "installation", "socket"}
 
 
 def test_a_missing_part_hides_no_other(look, orin):

@@ -17,7 +17,6 @@ import grpc
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 import reference_models
 from edge_agent.device_care import DeviceCare
@@ -39,6 +38,7 @@ from edge_agent.states import ProfileEnded, State
 from edge_agent.training import Observed, TrainingWatch
 from edge_agent.transfer import Transfer
 from edge_agent.unix_socket import require_own_socket, serve_socket
+from tests.flower_task import be_task
 from wattfleet.artefact import read_directory
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -151,7 +151,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def message(content: RecordDict) -> Message:
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    be_task(run_id=7, node_id=1)
     made = Message(content, dst_node_id=5, message_type="train")
     made.metadata.__dict__["_message_id"] = "1"
     return made

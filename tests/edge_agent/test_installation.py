@@ -19,14 +19,14 @@ from edge_agent.systemd.installation import (
     InstallationError,
     ServiceSettings,
     installation,
-    writable_by_others,
 )
+from edge_agent.systemd.ownership import InstalledCode, running_code
 from tests.edge_agent.jetson_boards import FAKED_BOARDS
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 
 SETTINGS = ServiceSettings("auto", "jetson-1", "site.example:7070", 2000, "resnet18", 8)
-PROGRAM = Path(sys.executable)
+PROGRAM = InstalledCode(Path(sys.executable))
 UNIT = files("edge_agent.systemd").joinpath(UNIT_FILE).read_text()
 
 
@@ -39,7 +39,7 @@ def roots_own(path):
 @pytest.fixture
 def install(agent, tmp_path, monkeypatch):
     # Where the tests run, Wattfleet may be anyone's.
-    monkeypatch.setattr("edge_agent.systemd.installation.writable_by_others", lambda program, look_at: None)
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, look_at: None)
     monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", ())
 
     def run(*arguments):
@@ -117,12 +117,12 @@ def test_a_folder_that_cannot_be_written_is_named(install, tmp_path):
 )
 def test_a_program_that_the_service_cannot_see_is_refused(program):
     with pytest.raises(InvalidInputError, match="whose owner would become root"):
-        installation(SETTINGS, Path(program))
+        installation(SETTINGS, InstalledCode(Path(program)))
 
 
 def test_a_program_that_is_not_there_is_refused():
     with pytest.raises(InvalidInputError, match="no such program"):
-        installation(SETTINGS, Path("/opt/absent/bin/wattfleet"))
+        installation(SETTINGS, InstalledCode(Path("/opt/absent/bin/wattfleet")))
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def program(tmp_path):
 
 
 def test_a_program_that_root_alone_may_write_is_accepted(program):
-    assert writable_by_others(program, roots_own) is None
+    assert InstalledCode(program).writable_by_others(roots_own) is None
 
 
 @pytest.mark.parametrize("others", [{"st_uid": 1000}, {"st_mode": 0o40775}, {"st_mode": 0o41777}])
@@ -148,10 +148,95 @@ def test_a_program_that_a_user_may_replace_is_refused(program, monkeypatch, leve
             mode, rest[3] = others.get("st_mode", mode), others.get("st_uid", 0)
         return os.stat_result([mode, *rest])
 
-    assert writable_by_others(program, look_at) == place
+    assert InstalledCode(program).writable_by_others(look_at) == place
     monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", ())
     with pytest.raises(InvalidInputError, match=f"others than root may write {place}, and would become root"):
-        installation(SETTINGS, program, look_at)
+        installation(SETTINGS, InstalledCode(program), look_at)
+    assert installation(SETTINGS, InstalledCode(program), look_at, allow_writable=True).writable == place
+
+
+@pytest.fixture
+def environment(program):
+    """A virtual environment as `python3 -m venv` makes it, with what one package installs."""
+    root = program.parents[1]
+    system = root.parents[1] / "usr/bin/python3.10"
+    packages = root / "lib/python3.10/site-packages"
+    for file in (system, root / "pyvenv.cfg", packages / "numpy/__init__.py", packages / "numpy/__pycache__/one.pyc"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (root / "bin/python3").symlink_to(system)
+    (root / "bin/python").symlink_to("python3")
+    (root / "lib64").symlink_to("lib")
+    return InstalledCode(program, (root / "bin/python", root / "pyvenv.cfg"), (packages, root / "lib/python310.zip"))
+
+
+def owned_by_a_user(places):
+    def look_at(path):
+        found = roots_own(path)
+        return os.stat_result([*found[:4], 1000, *found[5:]]) if path in places else found
+
+    return look_at
+
+
+def test_an_environment_that_root_alone_may_write_is_accepted(environment):
+    assert environment.writable_by_others(roots_own) is None
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "usr/bin/python3.10",
+        "usr",
+        "opt/wattfleet/pyvenv.cfg",
+        "opt/wattfleet/lib/python3.10/site-packages",
+        "opt/wattfleet/lib/python3.10/site-packages/numpy",
+        "opt/wattfleet/lib/python3.10/site-packages/numpy/__init__.py",
+        "opt/wattfleet/lib/python3.10/site-packages/numpy/__pycache__/one.pyc",
+    ],
+)
+def test_an_interpreter_or_a_package_that_a_user_may_replace_is_refused(environment, tmp_path, theirs):
+    assert environment.writable_by_others(owned_by_a_user({tmp_path / theirs})) == tmp_path / theirs
+
+
+def test_a_package_that_is_linked_from_elsewhere_is_looked_into(environment, tmp_path):
+    elsewhere = tmp_path / "srv/wattfleet"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "module.py").write_text("")
+    packages = environment.imported[0]
+    (packages / "wattfleet").symlink_to(elsewhere)
+    (packages / "gone").symlink_to(tmp_path / "nowhere")
+    (elsewhere / "round").symlink_to(packages)
+    assert environment.writable_by_others(roots_own) is None
+    assert environment.writable_by_others(owned_by_a_user({elsewhere / "module.py"})) == elsewhere / "module.py"
+
+
+def test_the_quick_look_spares_the_files_and_sees_the_folders(environment):
+    packages = environment.imported[0]
+    look_at = owned_by_a_user({packages / "numpy/__init__.py"})
+    assert environment.writable_by_others(look_at, contents=False) is None
+    assert environment.writable_by_others(owned_by_a_user({packages}), contents=False) == packages
+
+
+def test_an_interpreter_that_the_service_cannot_see_is_refused(environment, tmp_path, monkeypatch):
+    monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", (f"{tmp_path}/usr/",))
+    with pytest.raises(InvalidInputError, match="bin/python: lies in a home .* the system's own Python"):
+        installation(SETTINGS, environment, roots_own)
+
+
+def test_what_runs_here_is_this_interpreter_and_what_it_imports():
+    code = running_code()
+    assert Path(sys.executable) in code.interpreter
+    assert {Path(os.__file__).parent, Path(pytest.__file__).parents[1]} <= set(code.imported)
+    assert code.program.name == "wattfleet" and code.program.parent not in code.imported
+
+
+def test_who_installs_may_allow_it_and_is_warned(install, monkeypatch):
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, look_at: Path("/opt/wattfleet"))
+    refused = install("--dry-run")
+    assert refused.code == 2 and "--allow-writable" in refused.err
+    allowed = install("--dry-run", "--allow-writable")
+    assert allowed.code == 0
+    assert "warning: others than root may write /opt/wattfleet, and may become root by it" in allowed.err
 
 
 def test_links_are_followed_to_where_a_user_may_write(program, tmp_path):
@@ -166,8 +251,8 @@ def test_links_are_followed_to_where_a_user_may_write(program, tmp_path):
         rest[3] = 1000 if path == theirs else 0
         return os.stat_result([mode, *rest])
 
-    assert writable_by_others(program, look_at) is None
-    assert writable_by_others(first / "second", look_at) == theirs
+    assert InstalledCode(program).writable_by_others(look_at) is None
+    assert InstalledCode(first / "second").writable_by_others(look_at) == theirs
 
 
 def test_a_link_into_a_home_directory_is_refused(tmp_path, monkeypatch):
@@ -176,7 +261,7 @@ def test_a_link_into_a_home_directory_is_refused(tmp_path, monkeypatch):
     (tmp_path / "wattfleet").symlink_to(tmp_path / "home/wattfleet")
     monkeypatch.setattr("edge_agent.systemd.installation._HIDDEN", (f"{tmp_path}/home/",))
     with pytest.raises(InvalidInputError, match="which the service cannot see"):
-        installation(SETTINGS, tmp_path / "wattfleet", roots_own)
+        installation(SETTINGS, InstalledCode(tmp_path / "wattfleet"), roots_own)
 
 
 @pytest.mark.parametrize(

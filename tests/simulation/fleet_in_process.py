@@ -15,7 +15,6 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
 
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from coordinator.site_file import SiteFile
@@ -25,6 +24,7 @@ from edge_agent.devices.selection import open_soft_board
 from edge_agent.paths import device_folder
 from edge_agent.profiled_workload import soft_workload
 from simulation.coordinator_view import CoordinatorView
+from tests.flower_task import be_task
 from wattfleet.planning.policies.policy import Policy
 from wattfleet_proto.v1 import session_pb2
 
@@ -41,7 +41,7 @@ class InProcessGrid(Grid):
         self._app = app
         self._nodes = nodes
         self._run_config = dict(run_config)
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, 1, 1
+        be_task(RUN_ID, node_id=1)
 
     @property
     def run(self) -> Any:

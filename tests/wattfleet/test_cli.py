@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from wattfleet.errors import (
     WattfleetError,
 )
 
+needs_coordinator = pytest.mark.skipif(
+    find_spec("prometheus_client") is None, reason="the extra `coordinator` is not installed"
+)
 GROUPS = ["agent", "coordinator", "evaluate", "reference", "simulate"]
 
 
@@ -85,10 +89,15 @@ def test_errors_end_with_their_code_and_one_line(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["coordinator", "serve", "--site-budget-w", "50", "--policy", "luck"], "unknown policy 'luck'"),
-        (["coordinator", "serve", "--site-budget-w", "50", "--reference", "/nowhere"], "/nowhere: no such directory"),
-        (["coordinator", "serve", "--site-budget-w", "-1"], "a budget must be finite and above zero"),
-        (["coordinator", "serve", "--site-budget-w", "50", "--address", "7070"], "'7070' is no address"),
+        pytest.param(["coordinator", "serve", "--site-budget-w", *arguments], named, marks=needs_coordinator)
+        for arguments, named in (
+            (["50", "--policy", "luck"], "unknown policy 'luck'"),
+            (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
+            (["-1"], "a budget must be finite and above zero"),
+            (["50", "--address", "7070"], "'7070' is no address"),
+        )
+    ]
+    + [
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
             "unknown device 'simulated:tx2': choose one of auto, sysfs,",
@@ -110,6 +119,7 @@ def test_bad_input_of_every_group_ends_with_2_and_one_line(
     assert named in shown.err
 
 
+@needs_coordinator
 def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
         [Path(sys.executable).with_name("wattfleet"), "coordinator", "serve", "--site-budget-w=9", "--policy=luck"],
@@ -132,7 +142,7 @@ def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "module", "extra"),
     [
-        ("coordinator serve --site-budget-w 50", "sqlalchemy", "coordinator"),
+        pytest.param("coordinator serve --site-budget-w 50", "sqlalchemy", "coordinator", marks=needs_coordinator),
         ("agent run --device simulated:orin-nx --device-id a --minibatches-per-epoch 9", "grpc", "agent"),
         ("simulate --rounds 1", "grpc", "simulation"),
     ],

@@ -193,6 +193,11 @@ class Networks(PredictorContract):
     tolerance = 1e-12
     schedule = Schedule(epochs=40, entries=8, learning_rate=3e-3)
 
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def torch(cls) -> None:
+        pytest.importorskip("torch", reason="networks are trained with torch")
+
 
 class TestPowerTrain(Networks):
     name = "powertrain"
