@@ -29,6 +29,7 @@ from wattfleet.artefact import read_directory, restore
 from wattfleet.drift import DriftRule
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import as_array, as_modes
+from wattfleet.profile import Profile
 
 REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -152,7 +153,12 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
                 journal.append(record)
         for _ in range(USUAL_LIMITS.attempts):
             journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
-        left = OnlineLearner(bench.device, None, journal, REFERENCE, LIMIT, PER_EPOCH, 0, lambda *kept: None).front
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), bench.device.modes)
+        fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))
+
+        left = OnlineLearner(
+            bench.device, None, journal, lambda: nullcontext(fitting), fitted, LIMIT, PER_EPOCH, 0, lambda kept: None
+        ).front
     assert not (left.modes >= hopeless).all(axis=1).any()
     assert left.planned_w[0] < front.planned_w[0]
     bench.learner.close()

@@ -38,6 +38,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.disturbance.DisturbedError",  # while profiling
+    "edge_agent.disturbance.OverloadedError",
     "edge_agent.disturbance.TooHotError",  # while profiling
     "edge_agent.mode_measurement.MeasurementError",  # while profiling
     "edge_agent.references.ReferenceRefusedError",  # before profiling
