@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor as Processes
 from functools import partial
 from pathlib import Path
 
@@ -71,9 +71,9 @@ def _run(options: argparse.Namespace) -> Result:
         rounds=options.rounds,
     )
     seeds = range(options.seeds)
-    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
-        pool.map(partial(facts, folder=experiment.boards), experiment.units, chunksize=1)
-        result = result_of(experiment, pool.map(partial(run_seed, experiment), seeds, chunksize=1))
+    with Processes(options.jobs) as processes:
+        list(processes.map(partial(facts, folder=experiment.boards), experiment.units))
+        result = result_of(experiment, list(processes.map(partial(run_seed, experiment), seeds)))
     (options.out / RESULT).write_text(json.dumps(result, allow_nan=False) + "\n", encoding="utf-8")
     return result
 

@@ -88,13 +88,23 @@ def open_board(unit: Unit) -> SimulatedDevice:
 
 def facts(unit: Unit, folder: Path) -> BoardFacts:
     """What is known and true of a board: from the folder, or found now and kept there."""
-    kept = folder / f"{unit.device_id}-{unit.modes}.json"
+    kept = _file(unit, folder)
     if not kept.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = kept.with_suffix(".tmp")
-        draft.write_text(json.dumps(_document(_found(unit))), encoding="utf-8")
-        draft.replace(kept)
+        keep(unit, profiled(unit), folder)
     return _facts(json.loads(kept.read_text(encoding="utf-8")))
+
+
+def keep(unit: Unit, found: BoardFacts, folder: Path) -> None:
+    """Keep what was found of a board, whole or not at all."""
+    kept = _file(unit, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = kept.with_suffix(".tmp")
+    draft.write_text(json.dumps(_document(found)), encoding="utf-8")
+    draft.replace(kept)
+
+
+def _file(unit: Unit, folder: Path) -> Path:
+    return folder / f"{unit.device_id}-{unit.modes}.json"
 
 
 def of_epoch(front: Front, minibatches: int) -> Front:
@@ -103,7 +113,8 @@ def of_epoch(front: Front, minibatches: int) -> Front:
     return Front(front.modes, front.epoch_s * stretch, front.power_w, front.epoch_log_sd, front.power_log_sd)
 
 
-def _found(unit: Unit) -> BoardFacts:
+def profiled(unit: Unit) -> BoardFacts:
+    """What the agent finds when it profiles a board, and the board's truth."""
     device = open_board(unit)
     with tempfile.TemporaryDirectory() as state:
         config = AgentConfig(
@@ -117,18 +128,24 @@ def _found(unit: Unit) -> BoardFacts:
         )
         ready = make_ready(config, device, soft_workload(device), load(REFERENCE), unit.modes, lambda progress: None)
         ready.learner.close()
-    known = board(unit.kind)
+    return with_truth(device, ready.idle_w, ready.learner.profiled_modes, ready.learner.front)
+
+
+def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Front) -> BoardFacts:
+    """What was found of a board beside its truth."""
+    known = board(device.board_kind)
     return BoardFacts(
-        idle_w=ready.idle_w,
-        profiled_modes=ready.learner.profiled_modes,
-        predicted=ready.learner.front,
-        true=_true_front(device, device.modes),
-        presets=_true_front(device, as_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
-        maxn=_true_front(device, as_array([known.space.highest])),
+        idle_w=idle_w,
+        profiled_modes=profiled_modes,
+        predicted=predicted,
+        true=true_front(device, device.modes),
+        presets=true_front(device, as_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
+        maxn=true_front(device, as_array([known.space.highest])),
     )
 
 
-def _true_front(device: SimulatedDevice, modes: ModeArray) -> Front:
+def true_front(device: SimulatedDevice, modes: ModeArray) -> Front:
+    """The front of `[n, 4]` modes by the board's truth."""
     none = np.zeros(len(modes))
     truth = Prediction(device.mean_minibatch_ms(modes), device.truth(modes)[1], none, none)
     return predicted_front(modes, truth, MINIBATCHES)

@@ -97,8 +97,9 @@ def minibatches_per_epoch(samples: Sequence[int]) -> list[int]:
 
 def _fleet(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Sequence[int]) -> list[Member]:
     opened = [open_board(unit) for unit in boards]
+    modes = {kind: parked_mode(board) for kind, board in {board.board_kind: board for board in opened}.items()}
     return [
-        Member(unit.device_id, board, parked_mode(board), each.idle_w, count)
+        Member(unit.device_id, board, modes[unit.kind], each.idle_w, count)
         for unit, board, each, count in zip(boards, opened, known, minibatches, strict=True)
     ]
 
