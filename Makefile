@@ -49,9 +49,9 @@ chaos: install ## Kill an agent at 50 random moments of a profile
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py
 
 bench: install ## List the benchmarks
-	@for module in benchmarks/[a-z]*.py; do \
+	@for module in benchmarks/[a-z]*.py benchmarks/*/__main__.py; do \
 	  grep -q '__main__' $$module || continue; \
-	  name=$$(basename $$module .py); \
+	  name=$${module#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  printf '  python -m benchmarks.%-16s %s\n' $$name "$$($(BIN)/python -c \
 	    "import ast,sys; print(ast.get_docstring(ast.parse(open('$$module').read())).splitlines()[0])")"; \
 	done
