@@ -16,7 +16,7 @@ OVERHEAD_S = 10.0
 OVERHEADS_S = (0.0, OVERHEAD_S, 30.0)
 """What the time to an accuracy is told for."""
 
-TARGETS = (0.90, 0.95)
+TARGETS = (0.90, 0.93)
 """Accuracies on the test images; the first one is what methods are ranked by."""
 
 Figures = dict[str, Any]

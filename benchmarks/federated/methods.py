@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History
@@ -56,7 +58,7 @@ class Planned:
 
 @dataclass(frozen=True)
 class EqualShares:
-    """A uniform draw, each of whom gets the same watts and takes its fastest mode within them.
+    """A uniform draw, each of whom gets the same watts above idling and takes its fastest mode within them.
 
     Who has no mode within its share is left idle.
 
@@ -75,20 +77,21 @@ class EqualShares:
     def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
         """The drawn devices, in modes that keep their shares."""
         number = range(len(self.offers))
-        drawn = set(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(self.offers))))
-        idle_w = sum(offer.idle_w for k, offer in enumerate(self.offers) if k not in drawn)
-        share_w = (self.site_budget_w - idle_w) / len(drawn)
+        drawn = sorted(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(number))))
+        share_w = (self.site_budget_w - sum(offer.idle_w for offer in self.offers)) / len(drawn)
         found = []
-        for offer in (self.offers[k] for k in sorted(drawn)):
+        for offer in (self.offers[k] for k in drawn):
             front = offer.front
-            within = (front.planned_w <= share_w).nonzero()[0]
-            if len(within) and offer.idle_w <= share_w:
+            # Parked as soon as it is done, so that no mode takes fewer watts than idling.
+            within = (np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w).nonzero()[0]
+            if len(within):
                 point = int(within[0])
-                watts = float(front.power_w[point]), float(front.planned_w[point])
-                found.append(Assignment(offer.device_id, front.mode(point), float(front.epoch_s[point]), *watts))
+                limit_w = max(float(front.planned_w[point]), offer.idle_w)
+                expected = float(front.epoch_s[point]), float(front.power_w[point])
+                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w))
         if not found:
             raise InfeasibleBudgetError(
-                f"{self.site_budget_w:g} W leave {share_w:.1f} W for each, in which none trains"
+                f"{self.site_budget_w:g} W leave {share_w:.1f} W above idling for each, in which none trains"
             )
         return found
 

@@ -40,14 +40,14 @@ _LOOKS = {
 def write_picture(result: Result, path: Path) -> None:
     """Draw all panels into a PNG file."""
     figure = Figure(figsize=(13, 8), dpi=110, layout="constrained")
-    upper = figure.add_subplot(2, 2, 1), figure.add_subplot(2, 2, 2)
+    axes = figure.subplot_mosaic([["time", "accuracy"], ["watts", "watts"]])
     names = [name for name in _LOOKS if name in result["runs"]]
-    _time_by_watts(upper[0], result, names)
+    _time_by_watts(axes["time"], result, names)
     budgets = [f"{watts:g}" for watts in result["settings"]["budgets_w"]]
     feasible = [b for b in budgets if any("seeds" in result["runs"][name][b] for name in names)]
-    _accuracy_over_time(upper[1], result, names, feasible[len(feasible) // 2])
-    _watts(figure.add_subplot(2, 1, 2), result, names, feasible)
-    handles, labels = upper[0].get_legend_handles_labels()
+    _accuracy_over_time(axes["accuracy"], result, names, feasible[len(feasible) // 2])
+    _watts(axes["watts"], result, names, feasible)
+    handles, labels = axes["time"].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center", frameon=False)
     figure.savefig(path, format="png")
 
@@ -64,6 +64,8 @@ def _time_by_watts(axes: Axes, result: Result, names: Sequence[str]) -> None:
         watts, minutes = zip(*known, strict=True) if known else ((), ())
         axes.plot(watts, minutes, color=look.colour, linestyle=look.line, marker=look.marker, label=name)
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.set_xlabel("site budget, W")
     axes.set_ylabel(f"minutes to {float(target):.0%} accuracy (simulated)")
     axes.grid(color="#e6e9ed", which="both")

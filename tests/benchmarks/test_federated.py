@@ -25,7 +25,7 @@ from wattfleet.front import Front
 MODES = 50
 FLEET = {"orin-nano": 5, "orin-nx": 1}
 BUDGETS_W = (45.0, 75.0)
-KNOWING = ("oracle-fastest-k", "oracle-fair", "oracle-random", "presets", "presets-equal", "maxn")
+KNOWING = ("oracle-fastest-k", "oracle-fair", "presets", "presets-equal", "maxn")
 GUESSING = ("fastest-k", "uniform", "oort")
 
 
@@ -47,7 +47,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
         budgets_w=BUDGETS_W,
         methods=(*KNOWING, *GUESSING),
         count=3,
-        rounds=3,
+        rounds=2,
     )
     for unit in small.units:
         device = open_board(unit)
@@ -153,7 +153,7 @@ def test_figures_of_a_run_worked_out_by_hand() -> None:
 
     assert seconds(rounds).tolist() == [30, 60, 100, 140]
     # The mean of three rounds is 0.91 only after the last one.
-    assert figures["rounds"] == {"0.9": 4, "0.95": None}
+    assert figures["rounds"] == {"0.9": 4, "0.93": None}
     assert figures["time_s"]["0.9"] == 140
     assert figures["time_s_by_overhead"]["30"]["0.9"] == 220
     assert figures["time_s_with_first_minibatches"]["0.9"] == 160
@@ -177,7 +177,7 @@ def test_the_command_writes_a_result_that_it_can_show(
     fleet = ",".join(f"{kind}:{count}" for kind, count in FLEET.items())
     methods = "fastest-k,presets,oracle-fastest-k"
     arguments = ["--fleet", fleet, "--budgets", "20,75", "--methods", methods, "--count", "3"]
-    assert main([*arguments, "--rounds", "3", "--seeds", "2", "--out", str(tmp_path), "--json"]) == 0
+    assert main([*arguments, "--rounds", "2", "--seeds", "2", "--out", str(tmp_path), "--json"]) == 0
 
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads((tmp_path / "result.json").read_text())
