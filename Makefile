@@ -52,9 +52,9 @@ test-jetson-pythons: ## Install the agent alone under Python 3.10 and 3.12 (JetP
 	PYTHON310="$(PYTHON310)" PYTHON312="$(PYTHON312)" tests/agent_alone
 
 bench: install ## List the benchmarks
-	@for module in benchmarks/[a-z]*.py; do \
+	@for module in benchmarks/[a-z]*.py benchmarks/*/__main__.py; do \
 	  grep -q '__main__' $$module || continue; \
-	  name=$$(basename $$module .py); \
+	  name=$${module#benchmarks/}; name=$${name%.py}; name=$${name%/__main__}; \
 	  printf '  python -m benchmarks.%-16s %s\n' $$name "$$($(BIN)/python -c \
 	    "import ast,sys; print(ast.get_docstring(ast.parse(open('$$module').read())).splitlines()[0])")"; \
 	done

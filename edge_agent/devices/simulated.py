@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.board_parameters import board_parameters
 from edge_agent.devices.misfit import MisfitField
-from edge_agent.devices.soft_board import Load, SoftBoard
+from edge_agent.devices.soft_board import Load, SoftBoard, mean_stretch
 from wattfleet.boards import board
 from wattfleet.modes import ModeArray, PowerMode, as_array
 from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
@@ -58,15 +58,22 @@ class SimulatedDevice(SoftBoard):
         training_mw = power_mw(self._power, self._time, modes) * np.exp(self._power_misfit.at(modes))
         return minibatch_ms, training_mw
 
+    def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
+        """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch: late ones are later than early ones early."""
+        return self.truth(modes)[0] * mean_stretch(self._jitter(modes))
+
     def _load_at(self, mode: PowerMode) -> Load:
         at = as_array([mode])
         minibatch_ms, training_mw = self.truth(at)
-        parts = step_parts(self._time, at)
-        loading = min(1.0, float(parts.loading_ms[0] / parts.step_ms[0]))
         idle_mw = float(power_mw(self._idle_power, self._time, at)[0])
-        jitter = _JITTER_FLOOR + _JITTER_LOADING * loading**3
+        jitter = float(self._jitter(at)[0])
         # The misfit may take from the training power more than training adds.
         return Load(float(minibatch_ms[0]), float(training_mw[0]), min(idle_mw, float(training_mw[0])), jitter)
+
+    def _jitter(self, modes: ModeArray) -> NDArray[np.float64]:
+        parts = step_parts(self._time, modes)
+        loading = np.minimum(1.0, parts.loading_ms / parts.step_ms)
+        return np.asarray(_JITTER_FLOOR + _JITTER_LOADING * loading**3)
 
 
 def _unit(log: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:

@@ -6,13 +6,16 @@ repeats, neighbouring rows of the AGX Orin's corpora; see `docs/simulated-board.
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr
 
 from edge_agent.devices.device import Conditions, Evidence, Knobs
 from edge_agent.devices.power_timeline import PowerTimeline
@@ -20,6 +23,9 @@ from edge_agent.devices.soft_meter import SoftMeter
 from edge_agent.devices.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_modes
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # The first minibatch after a start takes this many cycles of the CPU (4 to 30 s in the logs), give or take.
 _FIRST_MINIBATCH_GCYCLES = 7.0
@@ -50,6 +56,12 @@ class Load:
     jitter: float
 
 
+def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much longer than the median minibatch the mean one takes, as a factor, for `[n]` jitters."""
+    late, early = _LATE * jitter, _EARLY * jitter
+    return np.asarray(np.exp(late**2 / 2) * ndtr(late) + np.exp(early**2 / 2) * ndtr(-early))
+
+
 class SoftBoard(ABC):
     """A `SoftDevice`; what it holds true is left to its kinds.
 
@@ -69,6 +81,9 @@ class SoftBoard(ABC):
         self._evidence = evidence
         self._modes = modes
         self._offered = frozenset(as_modes(modes))
+        self._switch_on(start, seed)
+
+    def _switch_on(self, start: PowerMode, seed: int) -> None:
         self._seed = seed
         self._run_rng = np.random.default_rng([seed, 1])
         self._jitter_rng = np.random.default_rng([seed, 2])
@@ -86,6 +101,12 @@ class SoftBoard(ABC):
     @abstractmethod
     def _load_at(self, mode: PowerMode) -> Load:
         """What training does at a mode that the board offers."""
+
+    def restarted(self, seed: int) -> Self:
+        """This very board, switched on anew in the mode in force; what scatters is drawn from another seed."""
+        again = copy.copy(self)
+        SoftBoard._switch_on(again, self._mode, seed)
+        return again
 
     @property
     def board_kind(self) -> str:

@@ -41,7 +41,7 @@ class DigitsNet(nn.Module):
 
 
 @cache
-def _digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def digits() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Training and test images and labels; the split is the same everywhere."""
     data = load_digits()
     images = (data.images / 16.0).astype(np.float32)[:, None]
@@ -77,13 +77,13 @@ def partitions(labels: NDArray[np.int_], devices: int, seed: int) -> list[NDArra
 
 def sample_counts(devices: int, seed: int) -> list[int]:
     """How many training samples each device holds."""
-    labels = _digits()[0][1].numpy()
+    labels = digits()[0][1].numpy()
     return [len(part) for part in partitions(labels, devices, seed)]
 
 
 def device_data(partition: int, devices: int, seed: int) -> tuple[Tensor, Tensor]:
     """One device's images and labels."""
-    images, labels = _digits()[0]
+    images, labels = digits()[0]
     index = torch.from_numpy(partitions(labels.numpy(), devices, seed)[partition])
     return images[index], labels[index]
 
@@ -108,7 +108,7 @@ def train(network: nn.Module, data: tuple[Tensor, Tensor], epochs: int, learning
 
 def evaluate(network: nn.Module) -> tuple[float, float]:
     """Loss and accuracy on the test images."""
-    images, labels = _digits()[1]
+    images, labels = digits()[1]
     network.eval()
     with torch.no_grad():
         logits = network(images)

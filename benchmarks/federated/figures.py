@@ -1,0 +1,95 @@
+"""From rounds to figures: time to an accuracy, energy, who took part, and how far the site's watts were kept."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.federated.rounds import Round
+
+OVERHEAD_S = 10.0
+"""Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""
+
+OVERHEADS_S = (0.0, OVERHEAD_S, 30.0)
+"""What the time to an accuracy is told for."""
+
+TARGETS = (0.90, 0.93)
+"""Accuracies on the test images; the first one is what methods are ranked by."""
+
+Figures = dict[str, Any]
+
+
+def seconds(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S, warm: bool = False) -> np.ndarray:
+    """`[r]` seconds from the start until each round was over."""
+    each_s = [(one.warm_training_s if warm else one.training_s) + overhead_s for one in rounds]
+    return np.cumsum(each_s)
+
+
+def run_figures(rounds: Sequence[Round], devices: int, idle_w: float, budget_w: float) -> Figures:
+    """All figures of one run."""
+    at_s = seconds(rounds)
+    energy_kj = np.cumsum([one.training_kj for one in rounds]) + at_s * idle_w / 1e3
+    accuracy = [one.accuracy for one in rounds]
+    excess = [one.observed_w / budget_w - 1 for one in rounds]
+    times = np.bincount([k for one in rounds for k in one.chosen], minlength=devices)
+    first = {f"{target:g}": _reached(accuracy, target) for target in TARGETS}
+
+    def at_target(values: np.ndarray) -> dict[str, float | None]:
+        return {target: None if k is None else float(values[k]) for target, k in first.items()}
+
+    return {
+        "rounds": {target: None if k is None else k + 1 for target, k in first.items()},
+        "time_s": at_target(at_s),
+        "time_s_by_overhead": {f"{over:g}": at_target(seconds(rounds, over)) for over in OVERHEADS_S},
+        "time_s_with_first_minibatches": at_target(seconds(rounds, warm=True)),
+        "energy_kj": at_target(energy_kj),
+        "final_accuracy": float(np.mean(accuracy[-10:])),
+        "training_s": statistics.median(one.training_s for one in rounds),
+        "devices": statistics.mean(len(one.chosen) for one in rounds),
+        "participation": float((times > 0).mean()),
+        "fairness": float(times.sum() ** 2 / (devices * (times**2).sum())),
+        "used_share": statistics.mean(one.true_w / budget_w for one in rounds),
+        "worst_excess": max(excess),
+        "rounds_over_1pct": sum(share > 0.01 for share in excess),
+        "rounds_run": len(rounds),
+    }
+
+
+def series(rounds: Sequence[Round]) -> Figures:
+    """What a run's plots are drawn from, round by round."""
+    return {
+        "at_s": [round(float(value), 2) for value in seconds(rounds)],
+        "accuracy": [round(one.accuracy, 5) for one in rounds],
+        "observed_w": [round(one.observed_w, 2) for one in rounds],
+        "true_w": [round(one.true_w, 2) for one in rounds],
+        "planned_w": [round(one.planned_w, 2) for one in rounds],
+    }
+
+
+def median_figures(runs: Sequence[Figures]) -> Figures:
+    """The medians of the runs' figures; a target counts as reached where more than half of the runs reached it."""
+    first = runs[0]
+    if any(isinstance(value, Mapping) for value in first.values()):
+        return {
+            name: median_figures([run[name] for run in runs])
+            if isinstance(value, Mapping)
+            else _median([run[name] for run in runs])
+            for name, value in first.items()
+        }
+    return {name: _median([run[name] for run in runs]) for name in first}
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    # What was never reached counts as later than anything that was.
+    middle = statistics.median(float("inf") if value is None else value for value in values)
+    return None if middle == float("inf") else middle
+
+
+def _reached(accuracy: Sequence[float], target: float) -> int | None:
+    """The first round after which the mean accuracy of the last three is high enough: one lucky round is none."""
+    smooth = np.convolve(accuracy, np.ones(3) / 3, mode="valid")
+    at = np.flatnonzero(smooth >= target)
+    return int(at[0]) + 2 if len(at) else None

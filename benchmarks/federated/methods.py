@@ -1,0 +1,166 @@
+"""The ways to fill a round that are compared: whom each trains, and in which mode."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.history import History
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.deadline import Deadline
+from wattfleet.planning.policies.fair import Fair
+from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning.policies.oort import Oort
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.random_k import RandomK
+from wattfleet.planning.policies.tiers import Tiers
+from wattfleet.planning.round_plan import Assignment
+
+
+class Method(Protocol):
+    """A way to fill rounds."""
+
+    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
+        """Who trains, and how.
+
+        Raises:
+            InfeasibleBudgetError: the site's watts carry nobody.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Wattfleet's planner: the least duration under the site's watts for those whom the policy wants.
+
+    Attributes:
+        offers: fronts that are planned with.
+        policy: who should train.
+        site_budget_w: watts of the site.
+    """
+
+    offers: Sequence[Offer]
+    policy: Policy
+    site_budget_w: float
+
+    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
+        """The plan's assignments."""
+        allowance = Allowance.of_site(self.site_budget_w)
+        return plan_round(self.offers, self.policy, allowance, epochs, server_round, history).assignments
+
+
+@dataclass(frozen=True)
+class EqualShares:
+    """A uniform draw, each of whom gets the same watts above idling and takes its fastest mode within them.
+
+    Who has no mode within its share is left idle.
+
+    Attributes:
+        offers: fronts that modes are chosen from.
+        count: devices that are drawn.
+        seed: of the draw, which is that of the policy `random`.
+        site_budget_w: watts of the site.
+    """
+
+    offers: Sequence[Offer]
+    count: int
+    seed: int
+    site_budget_w: float
+
+    def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
+        """The drawn devices, in modes that keep their shares."""
+        number = range(len(self.offers))
+        drawn = sorted(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(number))))
+        share_w = (self.site_budget_w - sum(offer.idle_w for offer in self.offers)) / len(drawn)
+        found = []
+        for offer in (self.offers[k] for k in drawn):
+            front = offer.front
+            # Parked as soon as it is done, so that no mode takes fewer watts than idling.
+            within = (np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w).nonzero()[0]
+            if len(within):
+                point = int(within[0])
+                limit_w = max(float(front.planned_w[point]), offer.idle_w)
+                expected = float(front.epoch_s[point]), float(front.power_w[point])
+                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w))
+        if not found:
+            raise InfeasibleBudgetError(
+                f"{self.site_budget_w:g} W leave {share_w:.1f} W above idling for each, in which none trains"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class FleetOffers:
+    """The fleet as each method knows it; every list has all devices in the same order.
+
+    Attributes:
+        predicted: fronts that agents report.
+        true: fronts of the boards' truth.
+        presets: NVIDIA's presets, with their true times and watts.
+        maxn: the highest modes, with their true times and watts.
+    """
+
+    predicted: Sequence[Offer]
+    true: Sequence[Offer]
+    presets: Sequence[Offer]
+    maxn: Sequence[Offer]
+
+
+METHODS: Mapping[str, str] = {
+    "fastest-k": "Wattfleet, policy `fastest-k` (its default)",
+    "fair": "Wattfleet, policy `fair`",
+    "random": "Wattfleet, policy `random`: the modes are planned, the devices drawn",
+    "tiers": "Wattfleet, policy `tiers`: devices of like speed train together",
+    "oort": "Wattfleet, policy `oort` (Oort's selection)",
+    "fedcs": "Wattfleet, policy `deadline` (FedCS's selection)",
+    "presets": "FedAvg, the best assignment of NVIDIA's presets to the devices drawn",
+    "presets-equal": "FedAvg, each drawn device its fastest preset within an equal share",
+    "uniform": "FedAvg, each drawn device its fastest predicted mode within an equal share",
+    "maxn": "FedAvg at MAXN, as many of those drawn as fit",
+    "oracle-fastest-k": "`fastest-k` that knows every device's truth",
+    "oracle-fair": "`fair` that knows every device's truth",
+    "oracle-random": "`random` that knows every device's truth",
+    "oracle-tiers": "`tiers` that knows every device's truth",
+}
+"""What is compared, by name."""
+
+
+def method(
+    name: str, offers: FleetOffers, count: int, epochs: float, deadline_s: float, site_budget_w: float, seed: int
+) -> Method:
+    """One of `METHODS`.
+
+    Args:
+        name: of the method.
+        offers: the fleet.
+        count: devices wanted in a round.
+        epochs: local epochs.
+        deadline_s: seconds of training in a round, for FedCS.
+        site_budget_w: watts of the site.
+        seed: of draws; the same for all, so that those who draw uniformly draw the same devices.
+    """
+    equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
+    if name in equal:
+        return EqualShares(equal[name], count, seed, site_budget_w)
+    planned: Mapping[str, tuple[Sequence[Offer], Policy]] = {
+        "fastest-k": (offers.predicted, FastestK(count)),
+        "fair": (offers.predicted, Fair(count)),
+        "random": (offers.predicted, RandomK(count, seed)),
+        "tiers": (offers.predicted, Tiers(count, seed=seed)),
+        "oort": (offers.predicted, Oort(count, seed=seed)),
+        "fedcs": (offers.predicted, Deadline(deadline_s)),
+        "presets": (offers.presets, RandomK(count, seed)),
+        "maxn": (offers.maxn, RandomK(count, seed)),
+        "oracle-fastest-k": (offers.true, FastestK(count)),
+        "oracle-fair": (offers.true, Fair(count)),
+        "oracle-random": (offers.true, RandomK(count, seed)),
+        "oracle-tiers": (offers.true, Tiers(count, seed=seed)),
+    }
+    return Planned(*planned[name], site_budget_w)

@@ -1,0 +1,85 @@
+"""The benchmark's result: every figure of every seed, their medians, and how the goals are met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.federated.experiment import Experiment
+from benchmarks.federated.figures import OVERHEAD_S, OVERHEADS_S, TARGETS, median_figures
+from benchmarks.federated.methods import METHODS
+from benchmarks.federated.rounds import LOCAL_EPOCHS
+
+Result = dict[str, Any]
+
+PRESETS, ORACLE = "presets", "oracle-"
+"""What Wattfleet's policies are set against: `presets`, and the oracle of the same policy."""
+
+
+def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Result:
+    """The JSON document of an experiment.
+
+    Args:
+        experiment: what was run.
+        seeds: what `run_seed` returned for each seed, from 0.
+    """
+    settings = {name: value for name, value in asdict(experiment).items() if name != "boards"}
+    runs = {
+        name: {budget: _runs([seed["runs"][name][budget] for seed in seeds]) for budget in _budgets(experiment)}
+        for name in experiment.methods
+    }
+    return {
+        "evidence": "simulated",
+        "wattfleet_version": version("wattfleet"),
+        "settings": {
+            **settings,
+            "seeds": len(seeds),
+            "local_epochs": LOCAL_EPOCHS,
+            "overhead_s": OVERHEAD_S,
+            "overheads_s": OVERHEADS_S,
+            "targets": TARGETS,
+            "fedcs_deadline_s": [seed["deadline_s"] for seed in seeds],
+        },
+        "runs": runs,
+        "compared": {
+            budget: {name: _compared(runs, name, budget) for name in runs if f"{ORACLE}{name}" in METHODS}
+            for budget in _budgets(experiment)
+        },
+    }
+
+
+def _budgets(experiment: Experiment) -> list[str]:
+    return [f"{watts:g}" for watts in experiment.budgets_w]
+
+
+def _runs(seeds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The seeds of one method at one budget; where one of them cannot be run, none counts."""
+    words = next((seed["infeasible"] for seed in seeds if "infeasible" in seed), None)
+    if words is not None:
+        return {"infeasible": words}
+    figures = [{name: value for name, value in seed.items() if name != "series"} for seed in seeds]
+    return {"median": median_figures(figures), "seeds": seeds}
+
+
+def _compared(runs: Mapping[str, Any], name: str, budget: str) -> dict[str, Any]:
+    """Medians over seeds: how many times sooner than with presets a target is reached, and later than by the oracle."""
+
+    def ratio(other: str, quantity: str, inverted: bool) -> dict[str, float | None]:
+        both = [runs.get(each, {}).get(budget, {}).get("seeds") for each in (name, other)]
+        if None in both:
+            return {}
+        found = {}
+        for target in (f"{target:g}" for target in TARGETS):
+            pairs = [(own[quantity][target], its[quantity][target]) for own, its in zip(*both, strict=True)]
+            known = [(own, its) for own, its in pairs if own is not None and its is not None]
+            ratios = [its / own if inverted else own / its for own, its in known]
+            found[target] = statistics.median(ratios) if len(ratios) == len(pairs) else None
+        return found
+
+    return {
+        "times_sooner_than_presets": ratio(PRESETS, "time_s", True),
+        "time_over_oracle": ratio(f"{ORACLE}{name}", "time_s", False),
+    }

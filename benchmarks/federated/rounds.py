@@ -1,0 +1,147 @@
+"""One method's rounds: planned, trained on the boards, and learned from."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from benchmarks.federated.learning import Federation
+from benchmarks.federated.methods import Method
+from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.training import TrainingWatch
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.round_plan import Assignment
+
+LOCAL_EPOCHS = 2
+"""As in `wattfleet simulate`."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device of a fleet.
+
+    Attributes:
+        device_id: its name.
+        board: it is left as it is.
+        parked: its mode between trainings.
+        idle_w: watts while parked.
+        minibatches: of an epoch over its own data.
+    """
+
+    device_id: str
+    board: SimulatedDevice
+    parked: PowerMode
+    idle_w: float
+    minibatches: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came of a round.
+
+    Attributes:
+        chosen: devices that trained, by number.
+        training_s: seconds until the slowest was done, first minibatches left out, as an agent reports them.
+        warm_training_s: the same, first minibatches included.
+        training_kj: what the chosen devices drew above idling.
+        planned_w: watts of the site that the method set aside.
+        true_w: watts of the site while all chosen devices train, without noise.
+        observed_w: the same as their agents report them.
+        accuracy: of the model after the round, on the test images.
+    """
+
+    chosen: tuple[int, ...]
+    training_s: float
+    warm_training_s: float
+    training_kj: float
+    planned_w: float
+    true_w: float
+    observed_w: float
+    accuracy: float
+
+
+class Station:
+    """A device at work: its board, and the agent's own watch over its trainings.
+
+    Args:
+        member: whose.
+        noise: another word, another noise of the board.
+    """
+
+    def __init__(self, member: Member, noise: str) -> None:
+        self._board = member.board.restarted(zlib.crc32(f"{noise}/{member.device_id}".encode()))
+        self._watch = TrainingWatch(self._board, member.parked, member.minibatches, _measure_nothing)
+        self._true_w: dict[PowerMode, float] = {}
+
+    def train(self, assignment: Assignment) -> tuple[float, float, float]:
+        """Seconds of the first minibatch, seconds of the others, and mean watts while they are trained."""
+        begin_s = self._board.clock.now_s()
+        self._watch.start(assignment.mode, LOCAL_EPOCHS, assignment.power_limit_w)
+        warm_s = self._board.clock.now_s() - begin_s
+        observed = self._watch.finish()
+        assert observed is not None, "nothing else was measured"
+        return warm_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
+
+    def true_w(self, mode: PowerMode) -> float:
+        """Watts of training in a mode, without noise."""
+        if mode not in self._true_w:
+            self._true_w[mode] = float(self._board.truth(as_array([mode]))[1][0]) / 1e3
+        return self._true_w[mode]
+
+
+def run_rounds(method: Method, fleet: Sequence[Member], federation: Federation, rounds: int, noise: str) -> list[Round]:
+    """A run from the first parameters on.
+
+    Args:
+        method: fills the rounds.
+        fleet: the devices; all idle but those that train.
+        federation: what they learn.
+        rounds: how many.
+        noise: another word, another noise of the boards.
+
+    Raises:
+        InfeasibleBudgetError: the method can fill no round.
+    """
+    number = {member.device_id: k for k, member in enumerate(fleet)}
+    stations = [Station(member, noise) for member in fleet]
+    model, past, found = federation.start, list[PastRound](), list[Round]()
+    for server_round in range(1, rounds + 1):
+        assignments = method.plan(server_round, LOCAL_EPOCHS, History(past))
+        chosen = tuple(number[assignment.device_id] for assignment in assignments)
+        model = federation.after(model, chosen)
+        parts = {fleet[k].device_id: Part(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen}
+        past.append(PastRound(server_round, parts))
+        found.append(_round(assignments, chosen, fleet, stations, model.accuracy))
+    return found
+
+
+def _round(
+    assignments: Sequence[Assignment],
+    chosen: tuple[int, ...],
+    fleet: Sequence[Member],
+    stations: Sequence[Station],
+    accuracy: float,
+) -> Round:
+    trained = np.array([stations[k].train(each) for k, each in zip(chosen, assignments, strict=True)])
+    warm_s, train_s, observed_w = trained.T
+    own_idle_w = np.array([fleet[k].idle_w for k in chosen])
+    others_w = sum(member.idle_w for member in fleet) - float(own_idle_w.sum())
+    return Round(
+        chosen,
+        training_s=float(train_s.max()),
+        warm_training_s=float((warm_s + train_s).max()),
+        training_kj=float(((observed_w - own_idle_w) * train_s).sum()) / 1e3,
+        planned_w=others_w + sum(each.power_limit_w for each in assignments),
+        true_w=others_w + sum(stations[k].true_w(each.mode) for k, each in zip(chosen, assignments, strict=True)),
+        observed_w=others_w + float(observed_w.sum()),
+        accuracy=accuracy,
+    )
+
+
+def _measure_nothing(power_limit_w: float) -> NoReturn:
+    raise AssertionError("no app reports minibatches here")

@@ -1,0 +1,86 @@
+"""The result as tables in the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.federated.result import Result
+
+
+def tables(result: Result) -> Iterator[Table]:
+    """One table for each budget; what could not be run is left out, with the reason below."""
+    settings = result["settings"]
+    targets = [f"{target:g}" for target in settings["targets"]]
+    for budget in (f"{watts:g}" for watts in settings["budgets_w"]):
+        table = Table(title=f"{budget} W, {result['evidence']}, medians of {settings['seeds']} seeds")
+        table.add_column("method")
+        for name in (
+            "round, s",
+            "devices",
+            *(f"min to {float(target):.0%}" for target in targets),
+            *(f"rounds to {float(target):.0%}" for target in targets),
+            f"MJ to {float(targets[0]):.0%}",
+            "accuracy at the end",
+            "took part",
+            "fairness",
+            "watts used",
+            "worst excess",
+            "rounds > 1 % over",
+        ):
+            table.add_column(name, justify="right")
+        reasons = set[str]()
+        for name, by_budget in result["runs"].items():
+            run = by_budget[budget]
+            if "infeasible" in run:
+                reasons.add(f"{name}: {run['infeasible']}")
+                continue
+            table.add_row(name, *_cells(run["median"], targets))
+        if reasons:
+            table.caption = "; ".join(sorted(reasons))
+        yield table
+    yield _goals(result, targets)
+
+
+def _cells(median: Mapping[str, Any], targets: list[str]) -> Iterator[str]:
+    overhead_free_s = median["training_s"]
+    yield f"{overhead_free_s:.1f}"
+    yield f"{median['devices']:.1f}"
+    for target in targets:
+        yield _number(median["time_s"][target], 60, 1)
+    for target in targets:
+        yield _number(median["rounds"][target], 1, 0)
+    yield _number(median["energy_kj"][targets[0]], 1e3, 2)
+    yield f"{median['final_accuracy']:.1%}"
+    yield f"{median['participation']:.0%}"
+    yield f"{median['fairness']:.2f}"
+    yield f"{median['used_share']:.1%}"
+    yield f"{median['worst_excess']:+.1%}"
+    yield f"{median['rounds_over_1pct']:g}"
+
+
+def _goals(result: Result, targets: list[str]) -> Table:
+    table = Table(title="Wattfleet's policies against presets, and against the oracle of the same policy")
+    for name in ("budget", "policy"):
+        table.add_column(name)
+    for target in targets:
+        table.add_column(f"times sooner than presets, {float(target):.0%}", justify="right")
+    for target in targets:
+        table.add_column(f"time / oracle's, {float(target):.0%}", justify="right")
+    for budget, policies in result["compared"].items():
+        for name, found in policies.items():
+            if not found["times_sooner_than_presets"] and not found["time_over_oracle"]:
+                continue
+            cells = [
+                _number(found[ratio].get(target), 1, 2)
+                for ratio in ("times_sooner_than_presets", "time_over_oracle")
+                for target in targets
+            ]
+            table.add_row(f"{budget} W", name, *cells)
+    return table
+
+
+def _number(value: float | None, unit: float, digits: int) -> str:
+    return "–" if value is None else f"{value / unit:.{digits}f}"
