@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -82,8 +83,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 )
             )
             with self._orders.session(device_id) as orders:
-                async for response in self._responses(device_id, request_iterator, orders):
-                    yield response
+                async with aclosing(self._responses(device_id, request_iterator, orders)) as responses:
+                    async for response in responses:
+                        yield response
         finally:
             self._store.save(self._fleet.disconnect(device_id))
             _log.info("%s disconnected", device_id)
@@ -93,7 +95,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         device_id: str,
         requests: AsyncIterator[session_pb2.SessionRequest],
         orders: asyncio.Queue[session_pb2.Reassign],
-    ) -> AsyncIterator[session_pb2.SessionResponse]:
+    ) -> AsyncGenerator[session_pb2.SessionResponse, None]:
         """Acknowledgements of what comes up, and orders as they come, until the device goes silent."""
         request = asyncio.ensure_future(anext(requests))
         order = asyncio.ensure_future(orders.get())

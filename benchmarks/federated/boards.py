@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +127,8 @@ def profiled(unit: Unit) -> BoardFacts:
             minibatches_per_epoch=MINIBATCHES,
             seed=unit.seed,
         )
-        ready = make_ready(config, device, soft_workload(device), load(REFERENCE), unit.modes, lambda progress: None)
+        workload, never = soft_workload(device), threading.Event()
+        ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
     return with_truth(device, ready.idle_w, ready.learner.profiled_modes, ready.learner.front)
 

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRO
 from tests.fronts import front
 from wattfleet.artefact import Artefact, pack, restore, write_directory
 from wattfleet.boards import board
+from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.front import Front
 from wattfleet.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
@@ -482,6 +484,41 @@ def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
 
 def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
     return planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=values)
+
+
+def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.budget_watch._LOOK_EVERY_S", 0.01)
+    sky = Sky()
+
+    async def story(client: Client) -> None:
+        orin, nano = await client.two_ready()
+        plan = await client.plan()
+        sky.watts = 20.0
+        # The Nano's 15 W are carried still, beside the Orin's 5 W of idling.
+        order = (await orin.call.read()).reassign
+        assert (order.plan_id, order.HasField("mode")) == (plan.plan_id, False)
+        [shown] = (await client.rounds()).rounds
+        assert [part.device_id for part in shown.plan.assignments] == ["nano"]
+        assert shown.plan.planned_w <= 20
+        sky.watts = 17.0
+        order = (await nano.call.read()).reassign
+        assert order.power_limit_w == 10.0
+        assert order.mode == front_to_message(NANO_FRONT).points[1].mode
+        await nano.send(state=READY)
+
+    with_coordinator(replace(config, site=replace(config.site, budgets={"site": sky})), story)
+
+
+@dataclass
+class Sky:
+    """A budget that somebody changes."""
+
+    watts: float = 100.0
+
+    def in_force(self, now: datetime) -> InForce:
+        return InForce(self.watts, "schedule", False, "the sky")
 
 
 def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:

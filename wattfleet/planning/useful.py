@@ -2,7 +2,7 @@
 
 With fractions of devices allowed, the best is to take them by utility per watt, as the capacities are nested; that
 bounds what any set can reach. Where whole devices taken in that order stay further below the bound than `_GAP`, the
-HiGHS solver closes the gap.
+HiGHS solver closes the gap, in fleets that are not too large for it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from wattfleet.planning.headroom import Headroom, running_sums
 
 _GAP = 1e-3
 _MOST_NODES = 20_000
+# The solver needs seconds for more devices than these, of which a device more or less is hardly worth as much.
+_MOST_SOLVED = 2_000
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def most_useful(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulS
     chosen[order[share == 1.0]] = True
     _fill(chosen, extra_w, headroom, order)
     gap = _gap(chosen, utility, bound)
-    if gap > _GAP:
+    if gap > _GAP and len(order) <= _MOST_SOLVED:
         solved = _solved(extra_w, utility, headroom, order)
         if solved is not None and utility[solved.chosen].sum() >= utility[chosen].sum():
             return UsefulSet(solved.chosen, min(gap, solved.gap))
