@@ -236,6 +236,9 @@ class Fleet:
         self.runs = {record.run_id: record for record in runs}
         self.rounds = {record.plan_id: record for record in rounds}
         self._connected: set[str] = set()
+        self._reserved: dict[str, tuple[str, float]] = {}
+        for record in rounds:
+            self._reserve(record, is_new=True)
 
     @property
     def site_budget_w(self) -> float:
@@ -277,7 +280,9 @@ class Fleet:
                 Reassignment(device_id, record.plan_id, new.get(device_id)) for device_id in trim.changed + trim.ended
             ]
             assignments = sorted([*landed, *trim.plan.assignments], key=lambda assignment: assignment.device_id)
-            changed.append(self._put_round(replace(record, plan=replace(trim.plan, assignments=tuple(assignments)))))
+            trimmed_record = replace(record, plan=replace(trim.plan, assignments=tuple(assignments)))
+            self._reserve(trimmed_record, is_new=False)
+            changed.append(self._put_round(trimmed_record))
         return changed, told
 
     # --- agents -------------------------------------------------------------------------------------------------
@@ -396,9 +401,9 @@ class Fleet:
         plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection)
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
-        return self._put_round(
-            RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
-        )
+        record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
+        self._reserve(record, is_new=True)
+        return self._put_round(record)
 
     def finish_round(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
         """The Flower server has all replies of a round that it will get.
@@ -437,14 +442,22 @@ class Fleet:
 
     def _drawn_w(self, device: DeviceRecord, offer: Offer) -> float:
         """What a device that is not offered to a round draws meanwhile."""
-        for record in reversed(self.rounds.values()):
-            for assignment in record.plan.assignments:
-                if assignment.device_id == device.device_id:
-                    waited_for = record.wall_s is None and device.device_id not in record.observations
-                    # Flower takes some seconds to start what was planned, and does not end what was given up.
-                    is_on = waited_for and not self.run(record.run_id).finished
-                    return assignment.power_limit_w if is_on or device.state is DeviceState.TRAINING else offer.idle_w
-        return offer.idle_w
+        if device.device_id not in self._reserved:
+            return offer.idle_w
+        plan_id, reserved_w = self._reserved[device.device_id]
+        record = self.rounds[plan_id]
+        waited_for = record.wall_s is None and device.device_id not in record.observations
+        # Flower takes some seconds to start what was planned, and does not end what was given up.
+        is_on = waited_for and not self.run(record.run_id).finished
+        return reserved_w if is_on or device.state is DeviceState.TRAINING else offer.idle_w
+
+    def _reserve(self, record: RoundRecord, is_new: bool) -> None:
+        """Note what a plan sets aside for its devices, which keep to the newest one that they are in."""
+        for device_id in record.nodes:
+            if is_new or self._reserved.get(device_id, ("", 0.0))[0] == record.plan_id:
+                self._reserved.pop(device_id, None)
+        for each in record.plan.assignments:
+            self._reserved.setdefault(each.device_id, (record.plan_id, each.power_limit_w))
 
     def _history(self, run_id: str) -> History:
         """The run's rounds that are over."""
