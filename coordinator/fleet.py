@@ -7,11 +7,19 @@ reads a clock, opens a socket or touches a file.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass, field, replace
-from enum import Enum
+from dataclasses import replace
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from coordinator.placement import OnlySite, Placement
+from coordinator.records import (
+    DeviceRecord,
+    DeviceResult,
+    DeviceState,
+    ObservedTraining,
+    Reassignment,
+    RoundRecord,
+    RunRecord,
+)
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
@@ -20,184 +28,8 @@ from wattfleet.planning.history import History, Part, PastRound
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.selection import Selection
 from wattfleet.planning.trimming import trimmed
-
-
-class DeviceState(str, Enum):
-    """What a device is doing."""
-
-    ENROLLED = "enrolled"
-    PROFILING = "profiling"
-    READY = "ready"
-    TRAINING = "training"
-    DEGRADED = "degraded"
-    OFFLINE = "offline"
-
-
-@dataclass(frozen=True)
-class DeviceRecord:
-    """One device.
-
-    Attributes:
-        device_id: its name.
-        board: kind of board.
-        evidence: simulated, replayed or hardware.
-        mode_count: size of its mode space.
-        state: what it is doing.
-        profiled_modes: modes measured.
-        detail: for people, what it is doing or what is wrong.
-        front: its predicted front; None until it was reported.
-        idle_w: watts while parked; None until it was reported.
-        reference_digest: of the reference predictor that the front came from.
-    """
-
-    device_id: str
-    board: str
-    evidence: str
-    mode_count: int
-    state: DeviceState = DeviceState.ENROLLED
-    profiled_modes: int = 0
-    detail: str = ""
-    front: Front | None = None
-    idle_w: float | None = None
-    reference_digest: str = ""
-
-
-@dataclass(frozen=True)
-class ObservedTraining:
-    """What one device's training in a round was observed to need.
-
-    Attributes:
-        device_id: the device.
-        epoch_s: seconds per epoch.
-        power_w: mean watts while training.
-    """
-
-    device_id: str
-    epoch_s: float
-    power_w: float
-
-    def __post_init__(self) -> None:
-        if not (0 < self.epoch_s < float("inf") and 0 < self.power_w < float("inf")):
-            raise InvalidInputError(
-                f"{self.device_id}: observed seconds and watts must be finite and above zero,"
-                f" not {self.epoch_s} and {self.power_w}"
-            )
-
-
-@dataclass(frozen=True)
-class DeviceResult:
-    """What came of one device's part in a round, as the Flower server saw it.
-
-    Attributes:
-        device_id: the device.
-        failure: why no usable reply came; empty where one came.
-        num_examples: its weight in the aggregation, for the work that was done; None where it was not told.
-        loss: mean training loss; None where the app reports none.
-        share: of the assigned work that was done, 0 to 1.
-    """
-
-    device_id: str
-    failure: str = ""
-    num_examples: float | None = None
-    loss: float | None = None
-    share: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.num_examples is not None and not 0 <= self.num_examples < float("inf"):
-            raise InvalidInputError(f"{self.device_id}: {self.num_examples} are no number of examples")
-        if self.loss is not None and not abs(self.loss) < float("inf"):
-            raise InvalidInputError(f"{self.device_id}: a loss has to be finite, or left out, not {self.loss}")
-        if not 0 <= self.share <= 1:
-            raise InvalidInputError(f"{self.device_id}: a share of its work is 0 to 1, not {self.share}")
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """One planned round.
-
-    Attributes:
-        plan_id: its id.
-        run_id: Flower's run.
-        number: from 1.
-        epochs: local epochs of each chosen device.
-        plan: the plan.
-        nodes: Flower's node id of every chosen device.
-        idle_w: watts that the devices which were not chosen idle at.
-        observations: by device id.
-        results: of the chosen devices that were sent a training; empty until the round is over.
-        metrics: what the strategy reported for the round, such as accuracy.
-        wall_s: seconds the round took the Flower server; None while it runs.
-    """
-
-    plan_id: str
-    run_id: str
-    number: int
-    epochs: float
-    plan: RoundPlan
-    nodes: dict[str, int]
-    idle_w: float
-    observations: dict[str, ObservedTraining] = field(default_factory=dict)
-    results: tuple[DeviceResult, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
-    wall_s: float | None = None
-
-    @property
-    def failed(self) -> tuple[str, ...]:
-        """Chosen devices that sent no usable reply."""
-        return tuple(result.device_id for result in self.results if result.failure)
-
-    @property
-    def observed_site_w(self) -> float | None:
-        """Observed watts of the chosen devices and the idling ones; None until every chosen one was observed."""
-        if len(self.observations) < len(self.plan.assignments):
-            return None
-        return self.idle_w + sum(observed.power_w for observed in self.observations.values())
-
-    @property
-    def observed_duration_s(self) -> float | None:
-        """Observed seconds of the slowest chosen device; None until every chosen one was observed."""
-        if len(self.observations) < len(self.plan.assignments):
-            return None
-        return self.epochs * max(observed.epoch_s for observed in self.observations.values())
-
-
-@dataclass(frozen=True)
-class Reassignment:
-    """What a device in a round in flight is to be told, because its supply's watts fell.
-
-    Attributes:
-        device_id: the device.
-        plan_id: the round's plan.
-        assignment: what it is to go on with; None where it is to stop.
-    """
-
-    device_id: str
-    plan_id: str
-    assignment: Assignment | None
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One Flower run.
-
-    Attributes:
-        run_id: Flower's id.
-        strategy: name of the wrapped strategy.
-        rounds: rounds asked for.
-        initial_metrics: before the first round.
-        error: what ended it early; empty while it runs and when it completed.
-        finished: it is over.
-    """
-
-    run_id: str
-    strategy: str
-    rounds: int
-    initial_metrics: dict[str, float] = field(default_factory=dict)
-    error: str = ""
-    finished: bool = False
 
 
 class Fleet:

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from coordinator.fleet import DeviceState, Fleet, RoundRecord
+from coordinator.fleet import Fleet
+from coordinator.records import DeviceState, RoundRecord
 from wattfleet.errors import InvalidInputError
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from coordinator.fleet import Reassignment
+from coordinator.records import Reassignment
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
 

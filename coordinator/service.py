@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 
 from coordinator.errors import UnknownRecordError
-from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, Fleet, ObservedTraining, RoundRecord
+from coordinator.fleet import Fleet
 from coordinator.orders import Orders
+from coordinator.records import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord
 from coordinator.references import Reference
 from coordinator.store import Store
 from wattfleet.errors import InvalidInputError

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
+from coordinator.records import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import front_from_message, front_to_message, plan_from_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2, power_pb2

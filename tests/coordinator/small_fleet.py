@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from coordinator.fleet import DeviceState, Fleet
+from coordinator.fleet import Fleet
+from coordinator.records import DeviceState
 from tests.fronts import front
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance

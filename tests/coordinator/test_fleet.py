@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
-from coordinator.fleet import DeviceResult, DeviceState, Fleet, ObservedTraining, RoundRecord
+from coordinator.fleet import Fleet
+from coordinator.records import DeviceResult, DeviceState, ObservedTraining, RoundRecord
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.fleet import DeviceResult, DeviceState, Fleet, ObservedTraining, Reassignment
+from coordinator.fleet import Fleet
 from coordinator.placement import DeviceRules
+from coordinator.records import DeviceResult, DeviceState, ObservedTraining, Reassignment
 from coordinator.site_file import SiteFile
 from tests.coordinator.small_fleet import (
     NANO_FRONT,

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
-from coordinator.fleet import DeviceRecord, DeviceState, Fleet, ObservedTraining, RoundRecord, RunRecord
+from coordinator.fleet import Fleet
+from coordinator.records import DeviceRecord, DeviceState, ObservedTraining, RoundRecord, RunRecord
 from tests.fronts import fronts
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.front import Front

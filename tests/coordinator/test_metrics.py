@@ -10,8 +10,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.fleet import DeviceState, Fleet, ObservedTraining
+from coordinator.fleet import Fleet
 from coordinator.metrics import FleetCollector, serve_metrics
+from coordinator.records import DeviceState, ObservedTraining
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from tests.fronts import front
 from wattfleet.budgets import InForce

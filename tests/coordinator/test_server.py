@@ -23,7 +23,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator import server as coordinator_server
 from coordinator import service
-from coordinator.fleet import DeviceState
+from coordinator.records import DeviceState
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from coordinator.site_file import SiteFile
 from coordinator.store import Store

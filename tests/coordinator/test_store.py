@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.fleet import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
+from coordinator.records import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord, RunRecord
 from coordinator.store import Store
 from tests.coordinator.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, small_fleet
 from tests.fronts import front, fronts
