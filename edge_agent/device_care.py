@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 
 from edge_agent.learning import OnlineLearner
 from edge_agent.link import Link
@@ -25,6 +25,8 @@ from edge_agent.training import TrainingWatch
 from edge_agent.uncancelled import to_the_end, uncancelled
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
 
 _CHECKED_EVERY_S = 30.0
 # Where a device recovers but cannot be measured, it is tried less and less often, at last about once an hour.
@@ -144,6 +146,12 @@ class DeviceCare:
             doublings = min(max(0, self._failed_renewals - 1), _MOST_DOUBLINGS)
             await asyncio.sleep(_CHECKED_EVERY_S * 2**doublings)
             async with self.training:
-                with suppress(WattfleetError):
+                try:
                     await to_the_end(self._watch.recover)
-                    self.happened(DeviceRecovered())
+                except WattfleetError:
+                    continue
+                except Exception:
+                    # The boundary of the recovery, which is not to end before the device is well.
+                    _log.exception("the device could not be looked after")
+                    continue
+                self.happened(DeviceRecovered())

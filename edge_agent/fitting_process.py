@@ -96,10 +96,7 @@ class _FittingProcess:
         self.send((method, arguments))
         give_up_s = time.monotonic() + self._answers_within_s
         while not select.select([self._answers], [], [], _LOOKED_FOR_EVERY_S)[0]:
-            if self._stopping.is_set():
-                raise StoppedError
-            if time.monotonic() > give_up_s:
-                raise FittingFailedError(f"the predictor was not fitted within {self._answers_within_s:g} s")
+            self._require_patience(give_up_s)
         try:
             answer = pickle.load(self._answers)
         except (EOFError, pickle.UnpicklingError):
@@ -112,10 +109,24 @@ class _FittingProcess:
         return answer
 
     def send(self, request: Any) -> None:
+        # A request may be larger than a pipe holds, and the process may not come to read it.
+        pipe = self._requests.fileno()
+        os.set_blocking(pipe, False)
+        left = memoryview(pickle.dumps(request))
+        give_up_s = time.monotonic() + self._answers_within_s
         # One that has ended is noticed when its answer is read.
         with suppress(BrokenPipeError):
-            self._requests.write(pickle.dumps(request))
-            self._requests.flush()
+            while left:
+                if select.select([], [pipe], [], _LOOKED_FOR_EVERY_S)[1]:
+                    left = left[os.write(pipe, left) :]
+                else:
+                    self._require_patience(give_up_s)
+
+    def _require_patience(self, give_up_s: float) -> None:
+        if self._stopping.is_set():
+            raise StoppedError
+        if time.monotonic() > give_up_s:
+            raise FittingFailedError(f"the predictor was not fitted within {self._answers_within_s:g} s")
 
     def end(self) -> None:
         # It holds nothing that could be lost.
@@ -141,9 +152,15 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
         answers.flush()
 
 
+def give_way() -> None:
+    """Let others go first, where this process may say so: the service's unit does not let it."""
+    with suppress(OSError):
+        os.nice(_NICENESS)
+
+
 def main() -> None:
     """Serve the agent that started this process."""
-    os.nice(_NICENESS)
+    give_way()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     # What a library prints must not come between the answers.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:

@@ -80,7 +80,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
         except grpc.RpcError as error:
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {error.details()}"
-            ) from None
+            ) from error
     if deadline.used and not reply.has_error():
         done: dict[str, bool | float] = {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
         if deadline.share is not None:

@@ -13,7 +13,7 @@ from edge_agent.fitting import Fitted, OpenFitting
 from edge_agent.fitting_process import FittingFailedError
 from edge_agent.journal import Journal
 from edge_agent.productive import ProductiveProfiler
-from edge_agent.profiling_plan import BATCH, Progress, profile_device
+from edge_agent.profiling_plan import BATCH, Progress, StoppedError, profile_device
 from edge_agent.records import Renewal, RoundRecord
 from edge_agent.training import Observed
 from edge_agent.workloads.step import OpenSteps
@@ -79,6 +79,7 @@ class OnlineLearner:
         self._rule = rule
         self._tolerance = tolerance
         self._residuals: list[Residual] = []
+        self._settled = (-1, 0.0)
         self._take(fitted)
 
     @property
@@ -139,14 +140,21 @@ class OnlineLearner:
         """
         affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
+        known = len(self._profile())
+        settled_at, settled_w = self._settled
+        if known >= most or (known == settled_at and power_limit_w <= settled_w):
+            return ProductiveProfiler(self._device, [], self._journal)
         settings = SamplingSettings(limit=most, batch=BATCH, tolerance=self._tolerance, seed=self._seed)
         exclude = np.vstack([self._device.modes[~affordable], Bearing.of(self._journal).given_up])
         try:
             with self._open_fitting() as fitting:
                 chosen = as_modes(fitting.next_modes(self._profile(), settings, exclude))
-        except FittingFailedError as error:
-            _log.error("no modes are measured during this training: %s", error)
-            chosen = []
+        except (FittingFailedError, StoppedError) as error:
+            _log.error("no modes are measured during this training: %s", error or "the agent stops")
+            return ProductiveProfiler(self._device, [], self._journal)
+        if not chosen:
+            # The app waits for every fit: none is made again before something new is known.
+            self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
     def refit(self) -> None:

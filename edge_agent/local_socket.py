@@ -99,6 +99,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         if self._care.training.locked():
             raise BusyError(f"{self._device_id} is training already")
         async with self._care.training:
+            if self._care.state not in MAY_TRAIN:
+                raise BusyError(f"{self._device_id} is being made ready anew: it cannot train now")
             try:
                 mode = mode_from_message(start.mode)
                 await to_the_end(self._watch.start, mode, start.epochs, start.power_limit_w)
@@ -119,7 +121,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                             request = event
                 finished, observed = await self._finished(start, request.finish)
             except _DEVICE_TROUBLE as error:
-                self._care.happened(DeviceFailed(str(error)))
+                # Whatever watts it drew when the trouble began, it is not to go on drawing them until it has recovered.
+                await uncancelled(self._give_up(DeviceFailed(str(error))))
                 raise
             except InvalidInputError as error:
                 if self._care.state is State.TRAINING:
@@ -233,4 +236,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             not_learnt = str(error)
         except StoppedError:
             not_learnt = "what the round showed is learnt from when the device is made ready again"
+        except Exception:
+            # The boundary of a round: the device is parked, and the next one finds it ready.
+            _log.exception("nothing learnt from the round")
+            not_learnt = "nothing was learnt from the round; see the log"
         await self._care.settled(TrainingEnded(failed, drift, not_learnt))

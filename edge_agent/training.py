@@ -25,6 +25,7 @@ _FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
 # Where more is missing than was read, the mean tells when the rails answered rather than what the board drew.
 _LEAST_READ = 0.5
 _FEWEST_READ = 2
+_UNNOTICED_S = 0.1
 
 
 class PowerNotReadError(WattfleetError):
@@ -135,7 +136,10 @@ class TrainingWatch:
         if running.measures_no_more:
             return False
         if running.profiler is None:
+            asked_s = self._device.clock.now_s()
             running.profiler = self._productive(running.power_limit_w)
+            # The app has waited for it, which is no training.
+            running.elsewhere |= self._device.clock.now_s() - asked_s > _UNNOTICED_S
         try:
             self._measure(running, running.profiler, times, paused)
         except JournalError as error:
@@ -159,11 +163,13 @@ class TrainingWatch:
         running = self._running
         assert running is not None, "reassign follows start"
         running.elsewhere = running.measures_no_more = True
-        if running.profiler is not None:
-            running.profiler.pause()
         running.mode = mode or self._parked
         running.power_limit_w = power_limit_w
-        self._device.apply(running.mode)
+        try:
+            if running.profiler is not None:
+                running.profiler.pause()
+        finally:
+            self._device.apply(running.mode)
 
     def _measure(
         self, running: _Running, profiler: ProductiveProfiler, times: Sequence[StepTimes], paused: bool

@@ -30,11 +30,16 @@ def require_own_socket(path: Path) -> None:
             raise InvalidInputError(f"{path} is there and is no socket: choose another --socket")
     except FileNotFoundError:
         return
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            path.unlink()
+            try:
+                path.unlink()
+            except OSError as error:
+                raise InvalidInputError(f"{path}: a stale socket cannot be removed: {error.strerror}") from None
             return
         except OSError as error:
             raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr
 
 from edge_agent.devices.device import Conditions, Evidence, Knobs
 from edge_agent.devices.power_timeline import PowerTimeline
@@ -58,6 +57,8 @@ class Load:
 
 def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
     """How much longer than the median minibatch the mean one takes, as a factor, for `[n]` jitters."""
+    from scipy.special import ndtr  # here, as an agent holds no scipy
+
     late, early = _LATE * jitter, _EARLY * jitter
     return np.asarray(np.exp(late**2 / 2) * ndtr(late) + np.exp(early**2 / 2) * ndtr(-early))
 

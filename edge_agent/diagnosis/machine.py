@@ -20,7 +20,7 @@ from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.mode_change import is_kept
 from edge_agent.safekeeping import SafekeepingError, holder_of
 from edge_agent.systemd.ownership import InstalledCode
-from wattfleet.errors import WattfleetError
+from wattfleet.errors import InvalidInputError, WattfleetError
 
 
 def diagnose(
@@ -118,7 +118,10 @@ def _kept(folder: Path) -> Finding:
 
 def _installed(code: InstalledCode) -> Finding:
     # Every single file is looked at when the service is installed.
-    writable = code.writable_by_others(contents=False)
+    try:
+        writable = code.writable_by_others(contents=False)
+    except InvalidInputError as error:
+        return limited("installation", str(error), "look again as root")
     if writable is None:
         return fine("installation", f"{code.program}, in folders that only root may write")
     return limited(

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wattfleet.errors import InvalidInputError
+
 Stat = Callable[[Path], os.stat_result]
 """Owner and permissions of a path, links followed."""
 
@@ -36,15 +38,23 @@ class InstalledCode:
         Args:
             look_at: `os.stat` outside of tests.
             contents: whether to look at every file in the folders of imports, too, which may take seconds.
+
+        Raises:
+            InvalidInputError: a part cannot be looked at.
         """
-        for place in self._places(contents):
-            try:
-                found = look_at(place)
-            except FileNotFoundError:
-                # An archive that is optional, or a link that leads nowhere: who may make it, may write its folder.
-                continue
-            if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                return place
+        try:
+            for place in self._places(contents):
+                try:
+                    found = look_at(place)
+                except (FileNotFoundError, NotADirectoryError):
+                    # An archive that is optional, or a link that leads nowhere: who may make it, may write its folder.
+                    continue
+                if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    return place
+        except OSError as error:
+            raise InvalidInputError(
+                f"{error.filename} cannot be looked at ({error.strerror}): run this as root, or repair it"
+            ) from None
         return None
 
     def _places(self, contents: bool) -> Iterator[Path]:

@@ -16,9 +16,10 @@ import pytest
 import reference_models
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.fitting import FittingHere
-from edge_agent.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process
+from edge_agent.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
 from edge_agent.journal import JournalHeader
 from edge_agent.profiling_plan import StoppedError
+from edge_agent.python_process import python_process
 from edge_agent.transfer import Transfer
 from wattfleet.artefact import pack, read_directory, restore
 from wattfleet.errors import InvalidInputError
@@ -97,12 +98,10 @@ def test_a_process_that_fails_otherwise_says_why_in_the_log(capfd):
 
 
 def test_fitting_takes_no_longer_than_it_may_and_ends_once_the_agent_stops():
-    with elsewhere(answers_within_s=0.0)() as fitting:
-        hanging = the_process()
-        hanging.suspend()
-        with pytest.raises(FittingFailedError, match="not fitted within 0 s"):
-            fitting.fit(true_profile(8), 8)
-    assert not hanging.is_running()
+    with pytest.raises(FittingFailedError, match="not fitted within 0 s"), elsewhere(answers_within_s=0.0)() as fitting:
+        the_process().suspend()
+        fitting.fit(true_profile(8), 8)
+    assert not psutil.Process().children()
     stopping = threading.Event()
     with pytest.raises(StoppedError), elsewhere(stopping=stopping)() as fitting:
         hanging = the_process()
@@ -110,6 +109,32 @@ def test_fitting_takes_no_longer_than_it_may_and_ends_once_the_agent_stops():
         threading.Timer(0.2, stopping.set).start()
         fitting.fit(true_profile(8), 8)
     assert not hanging.is_running()
+
+
+def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
+    large = np.tile(MODES, (40, 1))
+
+    def suspended(module):
+        started = python_process(module)
+        psutil.Process(started.pid).suspend()
+        return started
+
+    monkeypatch.setattr("edge_agent.fitting_process.python_process", suspended)
+    stopping = threading.Event()
+    threading.Timer(0.2, stopping.set).start()
+    with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():
+        pass
+    with pytest.raises(FittingFailedError, match="not fitted"):
+        with fitting_process(TRANSFER, large, threading.Event(), 0.2)():
+            pass
+
+
+def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
+    def denied(increment):
+        raise PermissionError("the unit filters setpriority")
+
+    monkeypatch.setattr(os, "nice", denied)
+    give_way()
 
 
 def test_a_process_ends_with_an_agent_that_was_killed():

@@ -15,11 +15,12 @@ from edge_agent.config import AgentConfig
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.disturbance import USUAL_LIMITS
 from edge_agent.fitting import FittingHere
+from edge_agent.fitting_process import FittingFailedError
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.learning import OnlineLearner, most_modes
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiled_workload import soft_workload
-from edge_agent.profiling_plan import profile_device
+from edge_agent.profiling_plan import StoppedError, profile_device
 from edge_agent.readiness import make_ready
 from edge_agent.records import Discarded, RoundRecord
 from edge_agent.training import Observed, TrainingWatch
@@ -40,7 +41,7 @@ LIMIT = 16
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
-    def __init__(self, path, seed=1, rule=DriftRule(modes=8)):  # noqa: B008 - frozen
+    def __init__(self, path, seed=1, rule=DriftRule(modes=8), more=0, before_fit=lambda: None):  # noqa: B008 - frozen
         self.device = BoardThatBecomesSlower("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
@@ -52,9 +53,9 @@ class Bench:
             self.device,
             open_steps,
             self.journal,
-            lambda: nullcontext(fitting),
+            lambda: before_fit() or nullcontext(fitting),
             fitted,
-            LIMIT,
+            LIMIT + more,
             PER_EPOCH,
             0,
             self.kept.append,
@@ -184,6 +185,34 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         assert (true_mw < 1.1 * limit_w * 1e3).all()
         assert not learner.productive(0.0).measuring
         assert not any(isinstance(one, RoundRecord) for one in journal.records)
+
+
+def test_the_app_waits_for_no_fit_that_cannot_choose_a_mode(tmp_path):
+    opened = []
+    bench = Bench(tmp_path / "profile.jsonl", more=5, before_fit=lambda: opened.append("a fit"))
+    assert not bench.learner.productive(0.01).measuring, "no mode is affordable"
+    assert len(opened) <= 1
+    assert not bench.learner.productive(0.01).measuring
+    assert len(opened) <= 1
+    bench.round(as_modes(bench.device.modes)[1234])
+    opened.clear()
+    assert (
+        not Bench(tmp_path / "complete.jsonl", before_fit=lambda: opened.append("a fit"))
+        .learner.productive(60.0)
+        .measuring
+    )
+    assert opened == []
+    bench.learner.close()
+
+
+@pytest.mark.parametrize("error", [StoppedError(), FittingFailedError("exit code 1")])
+def test_a_fit_that_fails_or_is_stopped_leaves_the_round_its_own_mode(tmp_path, error):
+    def fails():
+        raise error
+
+    bench = Bench(tmp_path / "profile.jsonl", more=5, before_fit=fails)
+    assert not bench.learner.productive(60.0).measuring
+    bench.learner.close()
 
 
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):

@@ -62,6 +62,25 @@ def test_a_failed_training_parks_and_teaches_nothing(board: SoftBoard, watch: Tr
     assert board.current_mode() == parked_mode(board)
 
 
+def test_a_reassigned_mode_is_tried_even_where_the_rounds_own_cannot_be_put_back(board: SoftBoard) -> None:
+    class Stuck:
+        measuring = True
+
+        def begin(self) -> None:
+            pass
+
+        def pause(self) -> None:
+            raise ModeNotAppliedError("the own mode does not take")
+
+    lower = MODE._replace(gpu_hz=318_750_000)
+    watch = TrainingWatch(board, parked_mode(board), 100, lambda power_limit_w: Stuck())  # type: ignore[arg-type, return-value]
+    watch.start(MODE, epochs=1, power_limit_w=60)
+    assert watch.minibatches_ended([], paused=False)
+    with pytest.raises(ModeNotAppliedError):
+        watch.reassign(lower, 20)
+    assert board.current_mode() == lower
+
+
 def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)
