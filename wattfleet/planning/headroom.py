@@ -10,19 +10,6 @@ from wattfleet.planning.curves import Indices, Mask, Values
 
 
 @dataclass(frozen=True)
-class Carried:
-    """Devices that the supplies can carry.
-
-    Attributes:
-        order: `[k]` the devices, those that must train before the others, each group by ascending watts.
-        held_by: `[n]` the supply that could not carry a device; -1 where none stood in its way.
-    """
-
-    order: Indices
-    held_by: Indices
-
-
-@dataclass(frozen=True)
 class Headroom:
     """The watts of nested supplies, and where each of `n` devices hangs.
 
@@ -39,7 +26,7 @@ class Headroom:
         """The same for some of the devices; the others idle."""
         return Headroom(self.spare_w, self.above[:, devices])
 
-    def carried(self, extra_w: Values, first: Mask | None = None, in_order: bool = True) -> Carried:
+    def carried(self, extra_w: Values, first: Mask | None = None, in_order: bool = True) -> Indices:
         """The most devices that can train together: at every supply the cheapest, as far as its watts go.
 
         The cheapest are best at every depth: a circuit carries a set if and only if it carries as many of its cheapest,
@@ -50,23 +37,23 @@ class Headroom:
             first: `[n]` devices that are carried before any other.
             in_order: of devices that need the same watts take the first ones, wherever it is run; who only wants to
                 know how many are carried saves the time.
+
+        Returns:
+            `[k]` the devices, those that come first before the others, each group by ascending watts.
         """
         order = np.argsort(extra_w, kind="stable" if in_order else "quicksort")
         order = order[np.isfinite(extra_w[order])]
-        held_by = np.full(len(extra_w), -1, dtype=np.intp)
         if first is None:
-            return Carried(self._cheapest(extra_w, order, self.spare_w, held_by), held_by)
-        before = self._cheapest(extra_w, order[first[order]], self.spare_w, held_by)
+            return self._cheapest(extra_w, order, self.spare_w)
+        before = self._cheapest(extra_w, order[first[order]], self.spare_w)
         left_w = self.spare_w - self.drawn_w(extra_w, before)
-        after = self._cheapest(extra_w, order[~first[order]], left_w, held_by)
-        return Carried(np.concatenate((before, after)), held_by)
+        return np.concatenate((before, self._cheapest(extra_w, order[~first[order]], left_w)))
 
-    def _cheapest(self, extra_w: Values, order: Indices, spare_w: Values, held_by: Indices) -> Indices:
-        """Of devices by ascending watts those that fit; notes in `held_by` which supply the others lack watts at."""
+    def _cheapest(self, extra_w: Values, order: Indices, spare_w: Values) -> Indices:
+        """Of devices by ascending watts those that fit."""
         for above in self.above[::-1]:
             supply = above[order]
             over = (supply >= 0) & (running_sums(extra_w[order], supply) > spare_w[supply])
-            held_by[order[over]] = supply[over]
             order = order[~over]
         return order
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattfleet.planning.curves import Curves, Indices, Mask
-from wattfleet.planning.headroom import Carried, Headroom
+from wattfleet.planning.headroom import Headroom
 
 _FEW = 4096
 _SAMPLE = 31
@@ -26,12 +26,10 @@ class Allocation:
     Attributes:
         limit_s: seconds per epoch within which all chosen devices are done.
         step: `[n]` the steps of the chosen devices; -1 for all others.
-        carried: how far the watts went at that time, those included that were not needed.
     """
 
     limit_s: float
     step: Indices
-    carried: Carried
 
 
 def soonest(curves: Curves, headroom: Headroom, count: int, eligible: Mask, first: Mask) -> Allocation | None:
@@ -48,26 +46,26 @@ def soonest(curves: Curves, headroom: Headroom, count: int, eligible: Mask, firs
         None where not one device can be carried.
     """
 
-    def tried(step: Indices, in_order: bool = True) -> Carried:
+    def tried(step: Indices, in_order: bool = True) -> Indices:
         extra_w = np.where(eligible, curves.extra_at(step), np.inf)
         return headroom.carried(extra_w, first if first.any() else None, in_order)
 
     low, high = curves.start[:-1] - 1, curves.start[1:] - 1
-    most = tried(high).order[:count]
+    most = tried(high)[:count]
     if not len(most):
         return None
     count, due = len(most), most[first[most]]
 
     def enough(step: Indices) -> bool:
-        chosen = tried(step, in_order=False).order
+        chosen = tried(step, in_order=False)
         return len(chosen) >= count and int(np.count_nonzero(first[chosen])) >= len(due)
 
     limit_s = _least_time(curves, low, np.where(eligible, high, low), enough)
     step = curves.steps_within(limit_s)
-    carried = tried(step)
+    taken = tried(step)[:count]
     chosen = np.full(len(curves), -1, dtype=np.intp)
-    chosen[carried.order[:count]] = step[carried.order[:count]]
-    return Allocation(limit_s, chosen, carried)
+    chosen[taken] = step[taken]
+    return Allocation(limit_s, chosen)
 
 
 def _least_time(curves: Curves, low: Indices, high: Indices, enough: Callable[[Indices], bool]) -> float:

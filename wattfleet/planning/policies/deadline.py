@@ -46,7 +46,7 @@ class Deadline:
         step = curves.steps_within(self.deadline_s / situation.epochs)
         extra_w = curves.extra_at(step)
         in_time = np.isfinite(extra_w)
-        if not len(situation.headroom.carried(extra_w).order):
+        if not len(situation.headroom.carried(extra_w)):
             return self._anyone(situation)
         chosen = self._chosen(situation, extra_w)
         fastest_s = situation.epochs * curves.fastest_s
@@ -85,7 +85,7 @@ class Deadline:
     def _chosen(self, situation: Situation, extra_w: Values) -> Mask:
         chosen = np.zeros(len(extra_w), dtype=np.bool_)
         if self.utility == "equal":
-            chosen[situation.headroom.carried(extra_w).order] = True
+            chosen[situation.headroom.carried(extra_w)] = True
             return chosen
         utility = [situation.history.statistical_utility(offer.device_id) for offer in situation.offers]
         most = max((value for value in utility if value is not None), default=1.0) or 1.0
