@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
@@ -14,9 +14,6 @@ from wattfleet.planning.curves import curves_of
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.fastest_k import FastestK
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402 - after the backend is chosen
 
 _SPARE_W = 22.0
 _IDLE_W = 5.0
@@ -45,7 +42,8 @@ def draw(path: Path) -> None:
     plan = plan_round(offers, FastestK(3), Allowance.of_site(_SPARE_W + _IDLE_W * len(offers)), 1.0, 1)
     curves = curves_of(offers)
     chosen = {assignment.device_id: assignment.power_limit_w - _IDLE_W for assignment in plan.assignments}
-    figure, axes = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.5, 4.2), layout="constrained")
+    axes = figure.subplots()
     for k, offer in enumerate(offers):
         steps = slice(int(curves.start[k]), int(curves.start[k + 1]))
         times_s, extra_w = curves.time_s[steps], curves.extra_w[steps]

@@ -100,9 +100,8 @@ class Fleet:
                 continue
             flying_ids = {offer.device_id for offer in flying}
             landed = [each for each in record.plan.assignments if each.device_id not in flying_ids]
-            plan = replace(
-                record.plan, assignments=tuple(each for each in record.plan.assignments if each not in landed)
-            )
+            in_flight = tuple(each for each in record.plan.assignments if each.device_id in flying_ids)
+            plan = replace(record.plan, assignments=in_flight)
             allowance = replace(self.allowance, elsewhere_w=self._elsewhere_w(flying_ids))
             trim = trimmed(plan, flying, allowance, record.epochs)
             if trim is None:

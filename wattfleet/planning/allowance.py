@@ -91,6 +91,11 @@ class Allowance:
         idle_w, above_w = self.idle_w(offers), self._summed_upwards(added_w)
         return tuple(SupplyUse(name, self.budget_w[name], idle_w[name] + above_w[name]) for name in self.supplies.names)
 
+    def at_sites_w(self, use: Sequence[SupplyUse]) -> float:
+        """What is set aside at all sites together, circuits below them included."""
+        sites = set(self.supplies.roots)
+        return sum(each.planned_w for each in use if each.supply in sites)
+
     def _summed_upwards(self, own_w: Mapping[str, float]) -> dict[str, float]:
         total_w = dict.fromkeys(self.supplies.names, 0.0)
         for name, watts in own_w.items():

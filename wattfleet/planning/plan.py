@@ -69,12 +69,12 @@ def plan_round(
         raise _infeasible(situation, wish, allowance, offers)
     chosen = np.flatnonzero(allocation.step >= 0)
     extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
-    use, sites = allowance.use(offers, extra_w), set(allowance.supplies.roots)
+    use = allowance.use(offers, extra_w)
     return RoundPlan(
         assignments=tuple(assigned(open_[k], situation.curves, int(allocation.step[k])) for k in chosen),
         decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
         duration_s=epochs * allocation.limit_s,
-        planned_w=sum(each.planned_w for each in use if each.supply in sites),
+        planned_w=allowance.at_sites_w(use),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
         deadline_s=wish.deadline_s,

@@ -54,8 +54,11 @@ def trimmed(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epoc
     allocation = soonest(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
     step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
     kept = {offers[k].device_id: assigned(offers[k], curves, int(step[k])) for k in np.flatnonzero(step >= 0)}
-    extra_w = {device_id: kept[device_id].power_limit_w for device_id in kept}
-    extra_w = {offer.device_id: extra_w[offer.device_id] - offer.idle_w for offer in offers if offer.device_id in kept}
+    extra_w = {
+        offer.device_id: kept[offer.device_id].power_limit_w - offer.idle_w
+        for offer in offers
+        if offer.device_id in kept
+    }
     use = allowance.use(offers, extra_w)
     changed = tuple(device_id for device_id in kept if kept[device_id].mode != old[device_id].mode)
     ended = tuple(offer.device_id for offer in offers if offer.device_id not in kept)
@@ -65,7 +68,7 @@ def trimmed(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epoc
             assignments=tuple(kept.values()),
             decisions=tuple(_said(decision, changed, ended) for decision in plan.decisions),
             duration_s=plan.duration_s if allocation is None else epochs * allocation.limit_s,
-            planned_w=sum(each.planned_w for each in use if each.supply in allowance.supplies.roots),
+            planned_w=allowance.at_sites_w(use),
             site_budget_w=allowance.site_budget_w,
             supplies=use,
         ),
