@@ -24,28 +24,24 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
 
-# Read when numpy's libraries are loaded; the limits below hold for those that were loaded before.
-for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_variable] = "1"
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array, hstack
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-import numpy as np  # noqa: E402
-from numpy.typing import NDArray  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.table import Table  # noqa: E402
-from scipy.optimize import Bounds, LinearConstraint, milp  # noqa: E402
-from scipy.sparse import csr_array, hstack  # noqa: E402
-from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
-
-from wattfleet.front import Front  # noqa: E402
-from wattfleet.planning.allowance import Allowance  # noqa: E402
-from wattfleet.planning.curves import Curves, curves_of  # noqa: E402
-from wattfleet.planning.headroom import Headroom  # noqa: E402
-from wattfleet.planning.offers import SITE, Offer  # noqa: E402
-from wattfleet.planning.plan import plan_round  # noqa: E402
-from wattfleet.planning.policies.fastest_k import FastestK  # noqa: E402
-from wattfleet.planning.soonest import soonest  # noqa: E402
-from wattfleet.planning.useful import most_useful  # noqa: E402
-from wattfleet.supplies import Supplies, Supply  # noqa: E402
+from wattfleet.front import Front
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.curves import Curves, curves_of
+from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.offers import SITE, Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning.soonest import soonest
+from wattfleet.planning.useful import most_useful
+from wattfleet.supplies import Supplies, Supply
 
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
