@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
 from simulation.digits_app.task import MINIBATCH, digits, partitions
 
@@ -59,10 +58,13 @@ class Federation:
         self._epochs, self._seed = epochs, seed
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            self._network = nn.Sequential(
-                nn.Linear(self._images.shape[1], _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, int(self._labels.max()) + 1)
+            layers = nn.ModuleDict(
+                {
+                    "hidden": nn.Linear(self._images.shape[1], _HIDDEN),
+                    "output": nn.Linear(_HIDDEN, int(self._labels.max()) + 1),
+                }
             )
-        parameters = {name: value.detach().clone() for name, value in self._network.named_parameters()}
+        parameters = {name: value.detach() for name, value in layers.named_parameters()}
         self.start = Model(parameters, self._accuracy(parameters))
 
     @property
@@ -90,20 +92,23 @@ class Federation:
         """
         rows, weight, last = self._minibatches(devices, model.server_round)
         parameters = {
-            name: value.expand(len(devices), *value.shape).clone() for name, value in model.parameters.items()
+            name: value.expand(len(devices), *value.shape).clone().requires_grad_()
+            for name, value in model.parameters.items()
         }
         velocity = {name: torch.zeros_like(value) for name, value in parameters.items()}
         losses = torch.zeros(len(devices))
-        slopes = vmap(grad_and_value(self._loss))
         for step in range(len(rows)):
-            gradient, loss = slopes(parameters, self._images[rows[step]], self._labels[rows[step]], weight[step])
-            active = weight[step].sum(dim=1) > 0
-            losses += loss * last[step]
-            for name, value in parameters.items():
-                now = active.view(-1, *[1] * (value.dim() - 1))
-                velocity[name] = torch.where(now, MOMENTUM * velocity[name] + gradient[name], velocity[name])
-                parameters[name] = torch.where(now, value - LEARNING_RATE * velocity[name], value)
-        return parameters, losses.tolist()
+            loss = self._losses(parameters, rows[step], weight[step])
+            # No device's loss depends on another's parameters, so that the sum's gradient is that of each.
+            gradients = torch.autograd.grad(loss.sum(), list(parameters.values()))
+            active = (weight[step].sum(dim=1) > 0).float()
+            losses += loss.detach() * last[step]
+            with torch.no_grad():
+                for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+                    now = active.view(-1, *[1] * (value.dim() - 1))
+                    velocity[name] = MOMENTUM * velocity[name] + gradient
+                    value -= LEARNING_RATE * now * velocity[name]
+        return {name: value.detach() for name, value in parameters.items()}, losses.tolist()
 
     def _minibatches(self, devices: Sequence[int], server_round: int) -> tuple[Tensor, Tensor, Tensor]:
         """Samples and their weights, `[s, d, MINIBATCH]`, and the share of the last epoch of each, `[s, d]`."""
@@ -129,11 +134,20 @@ class Federation:
                     last[step, column] = len(batch) / len(self._parts[devices[column]])
         return rows, weight, last
 
-    def _loss(self, parameters: Parameters, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        logits = functional_call(self._network, dict(parameters), (images,))
-        return (nn.functional.cross_entropy(logits, labels, reduction="none") * weight).sum()
+    def _losses(self, parameters: Parameters, rows: Tensor, weight: Tensor) -> Tensor:
+        """`[d]` losses of `d` devices, each of its own network on its own minibatch."""
+        logits = _logits(parameters, self._images[rows])
+        each = nn.functional.cross_entropy(logits.flatten(0, 1), self._labels[rows].flatten(), reduction="none")
+        return (each.view_as(weight) * weight).sum(dim=1)
 
     def _accuracy(self, parameters: Parameters) -> float:
         with torch.no_grad():
-            logits = functional_call(self._network, dict(parameters), (self._test_images,))
-        return float((logits.argmax(dim=1) == self._test_labels).float().mean())
+            one = {name: value.unsqueeze(0) for name, value in parameters.items()}
+            logits = _logits(one, self._test_images.unsqueeze(0))
+        return float((logits[0].argmax(dim=1) == self._test_labels).float().mean())
+
+
+def _logits(parameters: Parameters, images: Tensor) -> Tensor:
+    """`[d, b, classes]` of `d` networks, each for its own `[d, b, pixels]`."""
+    hidden = torch.baddbmm(parameters["hidden.bias"].unsqueeze(1), images, parameters["hidden.weight"].mT)
+    return torch.baddbmm(parameters["output.bias"].unsqueeze(1), hidden.relu(), parameters["output.weight"].mT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,9 @@ def test_one_device_learns_as_plain_stochastic_gradient_descent_has_it() -> None
     federation = Federation(devices=50, epochs=1, seed=0)
     smallest = min(range(50), key=federation.samples.__getitem__)
     assert federation.samples[smallest] <= task.MINIBATCH  # one step, so that the order does not matter
-    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+    network = nn.Sequential(
+        OrderedDict(hidden=nn.Linear(64, 64), relu=nn.ReLU(), output=nn.Linear(64, 10)),
+    )
     start = federation.start.parameters
     network.load_state_dict({name: value.clone() for name, value in start.items()})
     images, labels = task.device_data(smallest, 50, 0)
