@@ -38,10 +38,13 @@ def serve(
         str, typer.Option(help="Reference predictor: the name of a shipped one, or a directory.")
     ] = "agx_orin_resnet18",
     policy: Annotated[
-        str, typer.Option(help="Who is chosen: fastest-k, all, random, deadline, tiers, oort or fair.")
-    ] = "fastest-k",
+        str, typer.Option(help="Who is chosen: fastest-k, all, random, deadline, tiers, oort, fair or progress.")
+    ] = "progress",
     clients: Annotated[
-        int | None, typer.Option(help="Devices in a round, for the policies that take a number.  [default: half]")
+        int | None,
+        typer.Option(
+            help="Devices in a round, for the policies that take a number.  [default: half; progress: any number]"
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of policies that draw.", min=0)] = 0,
     deadline_s: Annotated[
@@ -54,6 +57,17 @@ def serve(
     floor: Annotated[
         float | None,
         typer.Option(help="Share of the rounds that every device takes part in, for the policy fair."),
+    ] = None,
+    half_devices: Annotated[
+        float | None,
+        typer.Option(
+            help="Devices with which a round makes half the progress of one with all, for the policy progress: fewer"
+            " the more alike their data.  [default: 3]"
+        ),
+    ] = None,
+    overhead_s: Annotated[
+        float | None,
+        typer.Option(help="Seconds of a round beside its training, for the policy progress.  [default: 10]"),
     ] = None,
     over_selection: Annotated[
         float, typer.Option(help="Share by which more devices are chosen than the policy wants.")
@@ -88,7 +102,15 @@ def serve(
         reference=reference,
         site=_site(site_budget_w, site_file),
         policy=policy_named(
-            policy, count=clients, seed=seed, deadline_s=deadline_s, utility=utility, tiers=tiers, floor=floor
+            policy,
+            count=clients,
+            seed=seed,
+            deadline_s=deadline_s,
+            utility=utility,
+            tiers=tiers,
+            floor=floor,
+            half_devices=half_devices,
+            overhead_s=overhead_s,
         ),
         profile_modes=profile_modes,
         selection=Selection(tuple(include or ()), tuple(exclude or ()), over_selection),

@@ -24,7 +24,7 @@ def simulate(
     site_budget_w: Annotated[float, typer.Option(help="Watts for the whole fleet, idling devices included.")] = 100.0,
     modes: Annotated[int, typer.Option(help="Power modes that each device profiles at most.")] = 50,
     policy: Annotated[
-        str, typer.Option(help="Who is chosen: fastest-k, all, random, tiers, oort or fair.")
+        str, typer.Option(help="Who is chosen: fastest-k, all, random, tiers, oort, fair or progress.")
     ] = "fastest-k",
     clients: Annotated[
         int | None, typer.Option(help="Devices in a round, for fastest-k and random.  [default: half]")

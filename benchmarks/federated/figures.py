@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.federated.methods import OVERHEAD_S
 from benchmarks.federated.rounds import Round
-
-OVERHEAD_S = 10.0
-"""Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""
 
 OVERHEADS_S = (0.0, OVERHEAD_S, 30.0)
 """What the time to an accuracy is told for."""

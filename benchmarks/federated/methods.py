@@ -19,9 +19,13 @@ from wattfleet.planning.policies.fair import Fair
 from wattfleet.planning.policies.fastest_k import FastestK
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 from wattfleet.planning.round_plan import Assignment
+
+OVERHEAD_S = 10.0
+"""Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""
 
 
 class Method(Protocol):
@@ -114,7 +118,8 @@ class FleetOffers:
 
 
 METHODS: Mapping[str, str] = {
-    "fastest-k": "Wattfleet, policy `fastest-k` (its default)",
+    "progress": "Wattfleet, policy `progress` (its default): whom and how many, by progress per second",
+    "fastest-k": "Wattfleet, policy `fastest-k`",
     "fair": "Wattfleet, policy `fair`",
     "random": "Wattfleet, policy `random`: the modes are planned, the devices drawn",
     "tiers": "Wattfleet, policy `tiers`: devices of like speed train together",
@@ -124,6 +129,7 @@ METHODS: Mapping[str, str] = {
     "presets-equal": "FedAvg, each drawn device its fastest preset within an equal share",
     "uniform": "FedAvg, each drawn device its fastest predicted mode within an equal share",
     "maxn": "FedAvg at MAXN, as many of those drawn as fit",
+    "oracle-progress": "`progress` that knows every device's truth",
     "oracle-fastest-k": "`fastest-k` that knows every device's truth",
     "oracle-fair": "`fair` that knows every device's truth",
     "oracle-random": "`random` that knows every device's truth",
@@ -150,6 +156,7 @@ def method(
     if name in equal:
         return EqualShares(equal[name], count, seed, site_budget_w)
     planned: Mapping[str, tuple[Sequence[Offer], Policy]] = {
+        "progress": (offers.predicted, Progress(overhead_s=OVERHEAD_S)),
         "fastest-k": (offers.predicted, FastestK(count)),
         "fair": (offers.predicted, Fair(count)),
         "random": (offers.predicted, RandomK(count, seed)),
@@ -158,6 +165,7 @@ def method(
         "fedcs": (offers.predicted, Deadline(deadline_s)),
         "presets": (offers.presets, RandomK(count, seed)),
         "maxn": (offers.maxn, RandomK(count, seed)),
+        "oracle-progress": (offers.true, Progress(overhead_s=OVERHEAD_S)),
         "oracle-fastest-k": (offers.true, FastestK(count)),
         "oracle-fair": (offers.true, Fair(count)),
         "oracle-random": (offers.true, RandomK(count, seed)),

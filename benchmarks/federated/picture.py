@@ -22,17 +22,16 @@ class Look(NamedTuple):
 
 
 _LOOKS = {
-    "fastest-k": Look("#0072b2", "-", "o"),
+    "progress": Look("#0072b2", "-", "o"),
+    "fastest-k": Look("#cc79a7", "-", "D"),
     "fair": Look("#009e73", "-", "s"),
-    "tiers": Look("#cc79a7", "-", "D"),
     "oort": Look("#56b4e9", "-", "v"),
     "fedcs": Look("#8f7ae5", "-", "^"),
     "presets": Look("#d55e00", "--", "X"),
     "uniform": Look("#e69f00", "--", "P"),
     "maxn": Look("#8a8f98", "--", "*"),
-    "oracle-fastest-k": Look("#0072b2", ":", ""),
+    "oracle-progress": Look("#0072b2", ":", ""),
     "oracle-fair": Look("#009e73", ":", ""),
-    "oracle-tiers": Look("#cc79a7", ":", ""),
 }
 """The methods that are drawn; more lines could not be told apart."""
 

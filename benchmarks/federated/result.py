@@ -9,8 +9,8 @@ from importlib.metadata import version
 from typing import Any
 
 from benchmarks.federated.experiment import Experiment
-from benchmarks.federated.figures import OVERHEAD_S, OVERHEADS_S, TARGETS, median_figures
-from benchmarks.federated.methods import METHODS
+from benchmarks.federated.figures import OVERHEADS_S, TARGETS, median_figures
+from benchmarks.federated.methods import METHODS, OVERHEAD_S
 from benchmarks.federated.rounds import LOCAL_EPOCHS
 
 Result = dict[str, Any]

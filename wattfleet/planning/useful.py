@@ -13,7 +13,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array
 
-from wattfleet.planning.curves import Mask, Values
+from wattfleet.planning.curves import Indices, Mask, Values
 from wattfleet.planning.headroom import Headroom, running_sums
 
 _GAP = 1e-3
@@ -43,27 +43,44 @@ def most_useful(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulS
         utility: `[n]` worth of each device, not negative.
         headroom: of the supplies.
     """
-    possible = np.flatnonzero(np.isfinite(extra_w) & (utility > 0) & headroom.covered)
-    with np.errstate(divide="ignore"):
-        order = possible[np.argsort(-utility[possible] / extra_w[possible], kind="stable")]
+    found = by_utility_per_watt(extra_w, utility, headroom)
+    order = _order(extra_w, utility, headroom)
+    if found.gap > _GAP and len(order) <= _MOST_SOLVED:
+        solved = _solved(extra_w, utility, headroom, order)
+        if solved is not None and utility[solved.chosen].sum() >= utility[found.chosen].sum():
+            return UsefulSet(solved.chosen, min(found.gap, solved.gap))
+    return found
+
+
+def by_utility_per_watt(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulSet:
+    """A set that the supplies can carry, of whole devices taken by utility per watt; its `gap` says how good it is.
+
+    Args:
+        extra_w: `[n]` watts above idling of each device; infinite for those that cannot be taken.
+        utility: `[n]` worth of each device, not negative.
+        headroom: of the supplies.
+    """
+    order = _order(extra_w, utility, headroom)
     share = _fractions(extra_w, headroom, order)
     bound = float((utility[order] * share).sum())
     chosen = np.zeros(len(extra_w), dtype=np.bool_)
     chosen[order[share == 1.0]] = True
     _fill(chosen, extra_w, headroom, order)
-    gap = _gap(chosen, utility, bound)
-    if gap > _GAP and len(order) <= _MOST_SOLVED:
-        solved = _solved(extra_w, utility, headroom, order)
-        if solved is not None and utility[solved.chosen].sum() >= utility[chosen].sum():
-            return UsefulSet(solved.chosen, min(gap, solved.gap))
-    return UsefulSet(chosen, gap)
+    return UsefulSet(chosen, _gap(chosen, utility, bound))
+
+
+def _order(extra_w: Values, utility: Values, headroom: Headroom) -> Indices:
+    """Devices that are any use, by utility per watt."""
+    possible = np.flatnonzero(np.isfinite(extra_w) & (utility > 0) & headroom.covered)
+    with np.errstate(divide="ignore"):
+        return possible[np.argsort(-utility[possible] / extra_w[possible], kind="stable")]
 
 
 def _gap(chosen: Mask, utility: Values, bound: float) -> float:
     return max(0.0, 1.0 - float(utility[chosen].sum()) / bound) if bound > 0 else 0.0
 
 
-def _fractions(extra_w: Values, headroom: Headroom, order: np.ndarray) -> Values:
+def _fractions(extra_w: Values, headroom: Headroom, order: Indices) -> Values:
     """`[len(order)]` how much of each device fits, if they are taken in order and one can be taken in part."""
     wanted_w = extra_w[order]
     taken_w = wanted_w.copy()
@@ -75,7 +92,7 @@ def _fractions(extra_w: Values, headroom: Headroom, order: np.ndarray) -> Values
     return np.asarray(np.divide(taken_w, wanted_w, out=np.ones_like(wanted_w), where=wanted_w > 0))
 
 
-def _fill(chosen: Mask, extra_w: Values, headroom: Headroom, order: np.ndarray) -> None:
+def _fill(chosen: Mask, extra_w: Values, headroom: Headroom, order: Indices) -> None:
     """Take, in order, whatever whole devices still fit."""
     left_w = headroom.spare_w.copy()
     for above in headroom.above:
@@ -94,7 +111,7 @@ def _fill(chosen: Mask, extra_w: Values, headroom: Headroom, order: np.ndarray) 
         left_w[path[path >= 0]] -= extra_w[taken]
 
 
-def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: np.ndarray) -> UsefulSet | None:
+def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices) -> UsefulSet | None:
     """The same by a mixed-integer solver; None where it found none within its bounded search."""
     paths = headroom.above[:, order]
     level, column = np.nonzero(paths >= 0)

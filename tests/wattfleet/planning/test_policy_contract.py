@@ -22,7 +22,7 @@ from wattfleet.planning.policies.registry import POLICIES, policy
 from wattfleet.planning.selection import Selection
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
-COUNTED = [name for name in POLICIES if name not in ("all", "deadline")]
+COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progress")]
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
@@ -179,6 +179,11 @@ def test_a_deadline_policy_needs_its_deadline() -> None:
         ("oort", {"quantile": -0.1}),
         ("oort", {"quantile": 1.1}),
         ("oort", {"quantile": float("nan")}),
+        ("progress", {"count": 0}),
+        ("progress", {"half_devices": 0.0}),
+        ("progress", {"half_devices": float("inf")}),
+        ("progress", {"overhead_s": -1.0}),
+        ("progress", {"overhead_s": float("nan")}),
     ],
 )
 def test_options_outside_their_range_are_refused(name: str, options: dict[str, object]) -> None:

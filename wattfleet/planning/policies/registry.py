@@ -11,6 +11,7 @@ from wattfleet.planning.policies.fair import Fair
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 
@@ -22,6 +23,7 @@ _POLICIES: Mapping[str, Callable[..., Policy]] = {
     "tiers": Tiers,
     "oort": Oort,
     "fair": Fair,
+    "progress": Progress,
 }
 POLICIES = tuple(_POLICIES)
 

@@ -1,0 +1,115 @@
+"""Whom and how many a round takes where progress per second counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.plan import random_fleet
+from tests.fronts import front
+from tests.wattfleet.planning.fleets import history_of, many
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.curves import curves_of
+from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.progress import Progress
+from wattfleet.planning.round_plan import RoundPlan
+
+PLENTY_W = 1_000.0
+
+
+def chosen(plan: RoundPlan) -> list[str]:
+    return [assignment.device_id for assignment in plan.assignments]
+
+
+def twins(count: int, *points: tuple[float, float]) -> list[Offer]:
+    return [Offer(f"device-{k}", front(*points), 2.0) for k in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    fleet = random_fleet(chance, devices=8, points=6, rack=4)
+    policy = Progress(half_devices=float(chance.uniform(0.5, 6)), overhead_s=float(chance.uniform(0, 30)))
+
+    def progress(devices: int, duration_s: float) -> float:
+        return devices / (devices + policy.half_devices) / (duration_s + policy.overhead_s)
+
+    # Of equals, the most that can be carried for a duration are the best for it; every duration is tried.
+    curves, headroom = curves_of(fleet.offers), fleet.allowance.headroom(fleet.offers)
+    best = max(
+        progress(len(headroom.carried(curves.extra_at(curves.steps_within(limit_s)))), limit_s)
+        for limit_s in np.unique(curves.time_s)
+    )
+    plan = plan_round(fleet.offers, policy, fleet.allowance, 1.0, 1)
+    assert progress(len(plan.assignments), plan.duration_s) >= 0.95 * best
+
+
+def test_scarce_watts_make_a_few_devices_quick_rather_than_many_crawl() -> None:
+    offers = twins(10, (10, 12), (200, 3))  # 10 W above idling, or 1 W
+    plan = plan_round(offers, Progress(overhead_s=5.0), Allowance.of_site(10 * 2.0 + 30.0), 1.0, 1)
+    assert (len(plan.assignments), plan.duration_s) == (3, 10.0)
+    # Where all can be quick, all train.
+    assert len(plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 10
+
+
+def test_a_straggler_waits_until_its_turn_is_worth_the_time() -> None:
+    offers = [*twins(6, (10, 12)), Offer("slow", front((25, 12)), 2.0)]
+    past: list[PastRound] = []
+    turns = []
+    for server_round in range(1, 61):
+        plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, server_round, History(past))
+        past.append(PastRound(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)}))
+        if "slow" in chosen(plan):
+            turns.append(server_round)
+    assert 3 <= len(turns) <= 20
+    assert np.ptp(np.diff(turns)) <= 2  # evenly
+
+
+def test_nobody_is_left_out_for_ever_under_scarce_watts() -> None:
+    offers = [*twins(4, (10, 12)), Offer("hungry", front((10, 22)), 2.0)]
+    past: list[PastRound] = []
+    for server_round in range(1, 21):
+        plan = plan_round(offers, Progress(), Allowance.of_site(5 * 2.0 + 20.0), 1.0, server_round, History(past))
+        past.append(PastRound(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)}))
+    assert {device_id for one in past for device_id in one.parts} == {offer.device_id for offer in offers}
+
+
+def test_of_equally_quick_devices_those_with_more_samples_are_taken() -> None:
+    offers = twins(4, (10, 12))
+    history = history_of({f"device-{k}": Part(num_examples=100 if k == 2 else 10) for k in range(4)})
+    plan = plan_round(offers, Progress(), Allowance.of_site(4 * 2.0 + 10.0), 1.0, 2, history)
+    assert chosen(plan) == ["device-2"]
+
+
+@pytest.mark.parametrize("told", [None, 0.0])
+def test_apps_that_tell_no_samples_are_planned_by_their_turns(told: float | None) -> None:
+    history = history_of({f"device-{k}": Part(num_examples=told) for k in range(3)})
+    plan = plan_round(twins(4, (10, 12)), Progress(), Allowance.of_site(4 * 2.0 + 10.0), 1.0, 2, history)
+    assert chosen(plan) == ["device-3"]
+
+
+def test_the_dearer_a_round_is_beside_its_training_the_more_devices_it_takes() -> None:
+    offers = [Offer(f"device-{k}", front((10.0 + 5 * k, 12)), 2.0) for k in range(12)]
+    sizes = [
+        len(plan_round(offers, Progress(overhead_s=seconds), Allowance.of_site(PLENTY_W), 1.0, 1).assignments)
+        for seconds in (0.0, 10.0, 60.0, 600.0)
+    ]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] == 12
+
+
+def test_a_count_is_the_most_that_are_taken_and_over_selection_adds_to_it() -> None:
+    plan = plan_round(many(9), Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1)
+    assert 1 <= len(plan.assignments) <= 4
+    offers = twins(9, (10, 12))
+    assert len(plan_round(offers, Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 4
+
+
+def test_every_device_left_out_has_its_reason() -> None:
+    offers = [*twins(3, (10, 12)), Offer("slow", front((900, 12)), 2.0)]
+    plan = plan_round(offers, replace(Progress(), overhead_s=0.0), Allowance.of_site(PLENTY_W), 1.0, 1)
+    assert {each.device_id: each.reason for each in plan.decisions}["slow"] == "others make more progress per second"
