@@ -9,9 +9,10 @@ import grpc
 
 from edge_agent.config import AgentConfig
 from edge_agent.devices.device import Device
+from edge_agent.installation import installation_name
 from edge_agent.link import Link
 from edge_agent.outbox import Outbox, OutboxFile
-from edge_agent.paths import OUTBOX_FILE, WELCOME_FILE
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
 from edge_agent.profiled_workload import ProfiledWorkload
 from edge_agent.safekeeping import safekept
 from edge_agent.serving import DeviceServing
@@ -19,6 +20,7 @@ from edge_agent.unix_socket import require_own_socket
 from edge_agent.welcomes import WelcomeFile, Welcomes
 from wattfleet_proto.convert import evidence_to_message
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.version import own_version
 
 
 async def run_agent(config: AgentConfig, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event) -> None:
@@ -52,6 +54,8 @@ async def _run_with_device(
             board=device.board_kind,
             evidence=evidence_to_message(device.evidence),
             mode_count=len(device.modes),
+            protocol=own_version(),
+            installation=installation_name(config.state_directory / INSTALLATION_FILE),
         )
         welcomes = Welcomes(WelcomeFile(config.state_directory / WELCOME_FILE))
         link = Link(stub, hello, welcomes.came, Outbox(OutboxFile(config.state_directory / OUTBOX_FILE)))

@@ -15,6 +15,7 @@ from edge_agent.outbox import Outbox
 from edge_agent.time_limit import within
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.version import ProtocolVersionError, common_version
 
 _log = logging.getLogger(__name__)
 
@@ -23,6 +24,7 @@ _LONGEST_BACKOFF_S = 30.0
 # Each lease is answered. A network that loses everything without a word would otherwise be noticed after minutes.
 _SILENCE_BORNE_S = 15.0
 _LEASES_UNANSWERED = 3
+_LONGEST_SPREAD_S = 120.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
@@ -61,6 +63,8 @@ class Link:
         self.connected = False
         self.away = asyncio.Event()
         self.orders = Orders()
+        self._lease_s = 0.0
+        self._reconnect_s = 0.0
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
@@ -100,7 +104,8 @@ class Link:
         while True:
             try:
                 async for met in self._session():
-                    backoff_s, met_before = _FIRST_BACKOFF_S, met
+                    # A large fleet that lost its coordinator is spread over the seconds that it takes to welcome it.
+                    backoff_s, met_before = max(_FIRST_BACKOFF_S, self._reconnect_s), met
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 # A duplicate on first contact is a mistake; later it is this device's own session not yet lapsed.
@@ -109,10 +114,12 @@ class Link:
                 _log.warning("coordinator away (%s: %s)", code.name, error.details())
             except asyncio.TimeoutError:
                 _log.warning("coordinator away (no answer any more)")
+            except ProtocolVersionError as error:
+                raise InvalidInputError(f"the coordinator cannot be understood: {error}") from None
             self.away.set()
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, backoff_s))
-            backoff_s = min(_LONGEST_BACKOFF_S, backoff_s * 2)
+            backoff_s = max(self._reconnect_s, min(_LONGEST_BACKOFF_S, backoff_s * 2))
 
     async def _session(self) -> AsyncIterator[bool]:
         """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound.
@@ -123,20 +130,22 @@ class Link:
         """
         call: Any = self._stub.Session(None)
         sender: asyncio.Task[None] | None = None
-        silence_s = _SILENCE_BORNE_S
         try:
             await call.write(session_pb2.SessionRequest(hello=self._hello))
-            while (response := await within(silence_s, call.read())) is not _END:
+            self._lease_s = 0.0
+            while (response := await within(self._silence_borne_s, call.read())) is not _END:
                 if response.HasField("welcome"):
+                    common_version(response.welcome.protocol)
                     self.connected = True
-                    silence_s = max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * response.welcome.lease_s)
+                    self._paced(response.welcome.lease_s, response.welcome.reconnect_s)
                     self._outbox.take_up_again()
                     self._wake.set()
-                    sender = asyncio.create_task(self._send(call, response.welcome.lease_s))
+                    sender = asyncio.create_task(self._send(call))
                     await self._on_welcome(response.welcome)
                 elif response.HasField("reassign"):
                     await self.orders.came(response.reassign)
-                else:
+                elif response.HasField("ack"):
+                    self._paced(response.ack.lease_s, response.ack.reconnect_s)
                     async with self._acknowledged:
                         self._outbox.acknowledged(response.ack.sequence)
                         self._acknowledged.notify_all()
@@ -149,7 +158,18 @@ class Link:
                 await asyncio.gather(sender, return_exceptions=True)
             call.cancel()
 
-    async def _send(self, call: Any, lease_s: float) -> None:
+    @property
+    def _silence_borne_s(self) -> float:
+        return max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * self._lease_s)
+
+    def _paced(self, lease_s: float, reconnect_s: float) -> None:
+        """Take over how often the coordinator wants to hear something; zeros say nothing."""
+        if 0 < lease_s < self._lease_s:
+            self._wake.set()  # the next one may be due already
+        self._lease_s = lease_s or self._lease_s
+        self._reconnect_s = min(reconnect_s or self._reconnect_s, _LONGEST_SPREAD_S)
+
+    async def _send(self, call: Any) -> None:
         """Write reports as they come, and a lease where there is none for a while."""
         sent = 0
         while True:
@@ -160,7 +180,8 @@ class Link:
             if self._outbox.after(sent):
                 continue
             try:
-                await within(lease_s / 2, self._wake.wait())
+                # At random, so that leases which began together do not stay so.
+                await within(self._lease_s * random.uniform(0.5, 0.8), self._wake.wait())
             except asyncio.TimeoutError:
                 await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
 

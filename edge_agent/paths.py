@@ -19,6 +19,9 @@ REFERENCES_DIRECTORY = "references"
 OUTBOX_FILE = "outbox.jsonl"
 """Below the state directory: reports that the coordinator has not acknowledged."""
 
+INSTALLATION_FILE = "installation"
+"""Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: what the coordinator last asked for, to begin with while it is away."""
 

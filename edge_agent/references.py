@@ -44,9 +44,10 @@ async def reference_of_digest(digest: str, cache: Path, stub: session_pb2_grpc.S
         except CorruptReferenceError as error:
             _log.warning("%s; fetching it anew", error)
     backoff_s = _FIRST_BACKOFF_S
+    manifest, weights = bytearray(), bytearray()
     while True:
         try:
-            artefact = await _fetched(digest, stub)
+            await _fetch(digest, stub, manifest, weights)
             break
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.UNAVAILABLE:
@@ -56,16 +57,22 @@ async def reference_of_digest(digest: str, cache: Path, stub: session_pb2_grpc.S
             _log.warning("coordinator away: %s", error.details())
         await asyncio.sleep(random.uniform(0, backoff_s))
         backoff_s = min(_LONGEST_BACKOFF_S, 2 * backoff_s)
+    artefact = _checked(Artefact(bytes(manifest), bytes(weights)), digest)
     write_directory(artefact, kept)
     return artefact
 
 
-async def _fetched(digest: str, stub: session_pb2_grpc.SessionServiceAsyncStub) -> Artefact:
-    manifest, chunks = b"", []
-    async for message in stub.FetchReference(session_pb2.FetchReferenceRequest(digest=digest)):
-        manifest += message.manifest
-        chunks.append(message.weights_chunk)
-    return _checked(Artefact(manifest, b"".join(chunks)), digest)
+async def _fetch(
+    digest: str, stub: session_pb2_grpc.SessionServiceAsyncStub, manifest: bytearray, weights: bytearray
+) -> None:
+    """Fetch what is not there yet of a reference; what came before a break stays."""
+    request = session_pb2.FetchReferenceRequest(digest=digest, weights_offset=len(weights))
+    async for message in stub.FetchReference(request):
+        if message.manifest:
+            manifest[:] = message.manifest
+            # A coordinator of protocol 1.0 begins anew.
+            del weights[message.weights_offset :]
+        weights += message.weights_chunk
 
 
 def _checked(artefact: Artefact, digest: str) -> Artefact:

@@ -22,10 +22,12 @@ HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1)
 class Coordinator(session_pb2_grpc.SessionServiceServicer):
     """Notes what comes; hangs up after `patience` reports of a session, acknowledging those before the last."""
 
-    def __init__(self, patience: int = 1000, lease_s: float = 5.0) -> None:
+    def __init__(self, patience: int = 1000, lease_s: float = 5.0, ack: session_pb2.Ack | None = None) -> None:
         self.sessions: list[list[session_pb2.SessionRequest]] = []
         self.patience = patience
         self.lease_s = lease_s
+        self.ack = ack or session_pb2.Ack()
+        self.version: session_pb2.ProtocolVersion | None = None
         self.mute_sessions = 0
         self.refusal: tuple[grpc.StatusCode, str] | None = None
 
@@ -37,14 +39,15 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
             await context.abort(*self.refusal)
         received: list[session_pb2.SessionRequest] = []
         self.sessions.append(received)
-        yield session_pb2.SessionResponse(welcome=session_pb2.Welcome(lease_s=self.lease_s))
+        yield session_pb2.SessionResponse(welcome=session_pb2.Welcome(lease_s=self.lease_s, protocol=self.version))
         async for request in request_iterator:
             received.append(request)
             if len(received) >= self.patience:
                 self.patience = 1000
                 return
             if len(self.sessions) > self.mute_sessions:
-                yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
+                self.ack.sequence = request.sequence
+                yield session_pb2.SessionResponse(ack=self.ack)
 
 
 @pytest.fixture
@@ -190,3 +193,65 @@ def test_what_an_earlier_process_could_not_deliver_arrives_before_what_is_new(tm
 
     run(body)
     assert path.read_bytes() == b""
+
+
+def test_leases_follow_what_an_acknowledgement_asks_for(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=60.0, ack=session_pb2.Ack(lease_s=0.05))
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            link.report_state(state("a report, so that there is an acknowledgement"))
+            await until(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
+
+    run(body)
+
+
+def test_a_fleet_comes_back_over_the_seconds_that_its_coordinator_asked_for(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[float] = []
+
+    def noted(low: float, high: float) -> float:
+        spans.append(high)
+        return 0.0
+
+    async def body() -> None:
+        coordinator = Coordinator(patience=2, ack=session_pb2.Ack(reconnect_s=77.0))
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            monkeypatch.setattr("edge_agent.link.random.uniform", noted)
+            for _ in range(2):
+                link.report_observation(session_pb2.Observation(plan_id="one"))
+            await until(lambda: len(coordinator.sessions) == 2)
+
+    run(body)
+    assert 77.0 in spans
+
+
+def test_a_coordinator_of_another_major_version_is_final(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.version = session_pb2.ProtocolVersion(major=2, minor=0)
+        async with linked(coordinator, outbox) as (_, running):
+            with pytest.raises(InvalidInputError, match="cannot be understood: .* update the older"):
+                await running
+
+    run(body)
+
+
+def test_an_answer_that_only_newer_agents_know_is_passed_over(outbox: Outbox) -> None:
+    class Newer(Coordinator):
+        async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for response in super().Session(request_iterator, context):
+                yield session_pb2.SessionResponse.FromString(b"\xa2\x06\x02\x08\x01")  # a field 100
+                yield response
+
+    async def body() -> None:
+        coordinator = Newer()
+        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=99)
+        async with linked(coordinator, outbox) as (link, _):
+            link.report_state(state("understood"))
+            assert await link.flush(10)
+            assert len(coordinator.sessions) == 1
+
+    run(body)

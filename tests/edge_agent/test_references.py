@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 import reference_models
@@ -14,22 +15,33 @@ from wattfleet.artefact import Artefact
 from wattfleet.errors import CorruptReferenceError
 from wattfleet_proto.v1 import session_pb2
 
+Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+
 
 class FakeCoordinator:
     """Sends these bytes, in small chunks."""
 
-    def __init__(self, manifest: bytes, weights: bytes) -> None:
+    def __init__(self, manifest: bytes, weights: bytes, breaks_after: int | None = None, resumes: bool = True) -> None:
         self.manifest = manifest
         self.weights = weights
+        self.breaks_after = breaks_after
+        self.resumes = resumes
         self.asked = 0
+        self.sent = 0
 
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
         self.asked += 1
-        yield session_pb2.FetchReferenceResponse(manifest=self.manifest)
-        for start in range(0, len(self.weights), 1000):
-            yield session_pb2.FetchReferenceResponse(weights_chunk=self.weights[start : start + 1000])
+        offset = request.weights_offset if self.resumes else 0
+        yield session_pb2.FetchReferenceResponse(manifest=self.manifest, weights_offset=offset)
+        for start in range(offset, len(self.weights), 1000):
+            if self.breaks_after is not None and start >= self.breaks_after:
+                self.breaks_after = None
+                raise Away
+            chunk = self.weights[start : start + 1000]
+            self.sent += len(chunk)
+            yield session_pb2.FetchReferenceResponse(weights_chunk=chunk)
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +82,15 @@ def test_a_damaged_cache_is_fetched_anew(shipped: Artefact, tmp_path: Path) -> N
     assert fetch(coordinator, shipped.digest, tmp_path) == shipped
     assert coordinator.asked == 2
     assert kept.read_bytes() == shipped.weights
+
+
+def test_a_fetch_that_breaks_off_goes_on_where_it_stopped(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights, breaks_after=5000)
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert (coordinator.asked, coordinator.sent) == (2, len(shipped.weights))
+
+
+def test_a_coordinator_that_cannot_resume_is_asked_for_everything(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights, breaks_after=5000, resumes=False)
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert coordinator.sent == len(shipped.weights) + 5000

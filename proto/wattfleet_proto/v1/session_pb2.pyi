@@ -46,6 +46,30 @@ DEVICE_STATE_OFFLINE: DeviceState.ValueType  # 6
 Global___DeviceState: _TypeAlias = DeviceState  # noqa: Y015
 
 @_typing.final
+class ProtocolVersion(_message.Message):
+    """Of one major version, the newer minor one leaves unsaid what the older does not know. Absent: 1.0."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAJOR_FIELD_NUMBER: _builtins.int
+    MINOR_FIELD_NUMBER: _builtins.int
+    major: _builtins.int
+    minor: _builtins.int
+    def __init__(
+        self,
+        *,
+        major: _builtins.int = ...,
+        minor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["major", b"major", "minor", b"minor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProtocolVersion: _TypeAlias = ProtocolVersion  # noqa: Y015
+
+@_typing.final
 class Hello(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -53,11 +77,17 @@ class Hello(_message.Message):
     BOARD_FIELD_NUMBER: _builtins.int
     EVIDENCE_FIELD_NUMBER: _builtins.int
     MODE_COUNT_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    INSTALLATION_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     evidence: _power_pb2.Evidence.ValueType
     mode_count: _builtins.int
     """size of the device's mode space"""
+    installation: _builtins.str
+    """the same after a restart of the agent: its new session ends the old one. Since 1.1"""
+    @_builtins.property
+    def protocol(self) -> Global___ProtocolVersion: ...
     def __init__(
         self,
         *,
@@ -65,10 +95,12 @@ class Hello(_message.Message):
         board: _builtins.str = ...,
         evidence: _power_pb2.Evidence.ValueType = ...,
         mode_count: _builtins.int = ...,
+        protocol: Global___ProtocolVersion | None = ...,
+        installation: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["board", b"board", "device_id", b"device_id", "evidence", b"evidence", "mode_count", b"mode_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["board", b"board", "device_id", b"device_id", "evidence", b"evidence", "installation", b"installation", "mode_count", b"mode_count", "protocol", b"protocol"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -222,22 +254,30 @@ class Welcome(_message.Message):
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
     PROFILE_MODES_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    RECONNECT_S_FIELD_NUMBER: _builtins.int
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
     """modes to measure at most"""
     lease_s: _builtins.float
     """say something at least this often"""
+    reconnect_s: _builtins.float
+    """when this session is gone, come back at a random moment within. Since 1.1"""
+    @_builtins.property
+    def protocol(self) -> Global___ProtocolVersion: ...
     def __init__(
         self,
         *,
         reference_digest: _builtins.str = ...,
         profile_modes: _builtins.int = ...,
         lease_s: _builtins.float = ...,
+        protocol: Global___ProtocolVersion | None = ...,
+        reconnect_s: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "profile_modes", b"profile_modes", "reference_digest", b"reference_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -248,15 +288,23 @@ class Ack(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    LEASE_S_FIELD_NUMBER: _builtins.int
+    RECONNECT_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
+    lease_s: _builtins.float
+    """from now on, as the fleet grows; 0: as before. Since 1.1"""
+    reconnect_s: _builtins.float
+    """the same"""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
+        lease_s: _builtins.float = ...,
+        reconnect_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,15 +375,19 @@ class FetchReferenceRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DIGEST_FIELD_NUMBER: _builtins.int
+    WEIGHTS_OFFSET_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
+    weights_offset: _builtins.int
+    """bytes of the weights that are there already. Since 1.1"""
     def __init__(
         self,
         *,
         digest: _builtins.str = ...,
+        weights_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "weights_offset", b"weights_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -349,17 +401,21 @@ class FetchReferenceResponse(_message.Message):
 
     MANIFEST_FIELD_NUMBER: _builtins.int
     WEIGHTS_CHUNK_FIELD_NUMBER: _builtins.int
+    WEIGHTS_OFFSET_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     weights_chunk: _builtins.bytes
+    weights_offset: _builtins.int
+    """with the manifest: where the first chunk belongs. Since 1.1"""
     def __init__(
         self,
         *,
         manifest: _builtins.bytes = ...,
         weights_chunk: _builtins.bytes = ...,
+        weights_offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_chunk", b"weights_chunk"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_chunk", b"weights_chunk", "weights_offset", b"weights_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
