@@ -1,0 +1,115 @@
+"""Who has a session, and for how long it is believed without a word: a pure state machine, which is told the time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from coordinator.errors import DuplicateSessionError
+
+LEASE_S = 5.0
+"""An agent of a small fleet says something at least this often."""
+
+RENEWALS_PER_S = 250.0
+"""Leases of a large fleet are stretched so that no more than these are renewed in a second, as Nomad does it."""
+
+WELCOMES_PER_S = 400.0
+"""A fleet that lost its coordinator comes back over as many seconds as it takes to welcome these in each."""
+
+GRACE_S = 60.0
+"""After its start a coordinator waits this long for the devices that it had before, ere it plans without them."""
+
+_LEASES_MISSED = 3
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How often agents are to be heard of.
+
+    Attributes:
+        lease_s: say something at least this often.
+        reconnect_s: when the session is gone, come back at a random moment within.
+    """
+
+    lease_s: float
+    reconnect_s: float
+
+
+@dataclass(eq=False)
+class Lease:
+    """One device's session, for as long as it is renewed.
+
+    Attributes:
+        device_id: the device.
+        installation: name of the agent's installation; empty for agents that tell none.
+        lapses_s: when it is believed no more, in seconds of the clock that the leases are told.
+    """
+
+    device_id: str
+    installation: str
+    lapses_s: float
+
+
+class Leases:
+    """The sessions of a fleet."""
+
+    def __init__(self, started_s: float, expected: Collection[str] = ()) -> None:
+        """Begin with no session.
+
+        Args:
+            started_s: now.
+            expected: devices that had a session when the coordinator ended.
+        """
+        self._held: dict[str, Lease] = {}
+        self._expected = set(expected)
+        self._grace_ends_s = started_s + GRACE_S
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def pace(self) -> Pace:
+        """What agents are asked for, at the size that the fleet has now; those that are expected back included."""
+        size = len(self._held) + len(self._expected)
+        return Pace(max(LEASE_S, size / RENEWALS_PER_S), size / WELCOMES_PER_S)
+
+    def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
+        """A session begins.
+
+        Returns:
+            Its lease, and that of the session which it takes the place of: an agent that restarts, or whose connection
+            broke, may be back before its old session has lapsed.
+
+        Raises:
+            DuplicateSessionError: another installation has a session for this device.
+        """
+        held = self._held.get(device_id)
+        if held is not None and not (installation and held.installation == installation):
+            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
+        lease = Lease(device_id, installation, now_s + _LEASES_MISSED * self.pace.lease_s)
+        self._held[device_id] = lease
+        self._expected.discard(device_id)
+        return lease, held
+
+    def renew(self, lease: Lease, now_s: float) -> Pace:
+        """A device was heard of; the pace from now on."""
+        pace = self.pace
+        lease.lapses_s = now_s + _LEASES_MISSED * pace.lease_s
+        return pace
+
+    def end(self, lease: Lease) -> bool:
+        """A session is over; False where another has taken its place."""
+        if self._held.get(lease.device_id) is not lease:
+            return False
+        del self._held[lease.device_id]
+        return True
+
+    def lapsed(self, now_s: float) -> list[Lease]:
+        """Leases that were not renewed in time; the devices count as connected until their sessions end."""
+        return [lease for lease in self._held.values() if lease.lapses_s <= now_s]
+
+    def missing(self, now_s: float) -> tuple[int, float]:
+        """How many devices are still expected back since the start, and for how many seconds they are waited for."""
+        if now_s >= self._grace_ends_s:
+            self._expected.clear()
+        return len(self._expected), max(0.0, self._grace_ends_s - now_s) if self._expected else 0.0
