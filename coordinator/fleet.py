@@ -6,7 +6,7 @@ reads a clock, opens a socket or touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
@@ -15,8 +15,10 @@ from coordinator.records import (
     DeviceRecord,
     DeviceResult,
     DeviceState,
+    NodeRecord,
     ObservedTraining,
     Reassignment,
+    RoundObservation,
     RoundRecord,
     RunRecord,
 )
@@ -168,7 +170,7 @@ class Fleet:
             )
         )
 
-    def observe(self, plan_id: str, observed: ObservedTraining) -> RoundRecord:
+    def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
         """A device reports what a round needed; the same report again changes nothing.
 
         Raises:
@@ -177,15 +179,18 @@ class Fleet:
         record = self._round(plan_id)
         if observed.device_id not in record.nodes:
             raise UnknownRecordError(f"{observed.device_id} is not part of plan {plan_id}")
-        if observed.device_id in record.observations:
-            return record
-        return self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+        kept = record.observations.get(observed.device_id)
+        if kept is None:
+            kept = observed
+            self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+        return RoundObservation(plan_id, kept)
 
     # --- Flower -------------------------------------------------------------------------------------------------
 
-    def bind_node(self, node_id: int, device_id: str) -> None:
+    def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
         """Tie one of Flower's nodes to a device, whose agent may connect later."""
         self.nodes[node_id] = device_id
+        return NodeRecord(node_id, device_id)
 
     def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
         """A Flower run begins."""
@@ -254,6 +259,18 @@ class Fleet:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(f"{run_id}/{number}")
         return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+
+    def forget(self, run_ids: Collection[str]) -> None:
+        """Let go of runs that are over, and of their rounds, as the store has."""
+        for run_id in run_ids:
+            self.runs.pop(run_id, None)
+        for plan_id in [record.plan_id for record in self.rounds.values() if record.run_id in run_ids]:
+            del self.rounds[plan_id]
+        self._reserved = {
+            device_id: (plan_id, watts)
+            for device_id, (plan_id, watts) in self._reserved.items()
+            if plan_id in self.rounds
+        }
 
     def _offer(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is gone or has reported no front."""

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
-from coordinator.records import DeviceResult, DeviceState, ObservedTraining, RoundRecord
+from coordinator.records import DeviceResult, DeviceState, ObservedTraining, RoundObservation, RoundRecord
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
@@ -273,9 +273,11 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     planned = fleet.plan(RUN, 1, [*NODES, 3], 2.0)
     assert chosen(planned) == {"orin", "nano"}
     assert (planned.observed_site_w, planned.observed_duration_s) == (None, None)
-    one = fleet.observe(planned.plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(planned.plan_id, ObservedTraining("orin", 21.0, 31.0))
+    one = fleet.rounds[planned.plan_id]
     assert (one.observed_site_w, one.observed_duration_s) == (None, None)
-    both = fleet.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
+    both = fleet.rounds[planned.plan_id]
     assert (both.observed_site_w, both.observed_duration_s) == (31 + 14.5 + 2.5, 2 * 34)
 
 
@@ -284,7 +286,8 @@ def test_an_observation_counts_once() -> None:
     plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
     first = fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     assert fleet.observe(plan_id, ObservedTraining("orin", 99.0, 99.0)) == first
-    assert fleet.rounds_of(RUN) == [first]
+    assert first == RoundObservation(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    assert fleet.rounds[plan_id].observations == {"orin": first.observed}
 
 
 def test_a_stranger_to_a_round_observed_nothing_of_it() -> None:
@@ -317,7 +320,8 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
     finished = fleet.finish_round(plan_id, results, 12.5)
     assert finished.results == tuple(results)
     assert (finished.failed, finished.wall_s) == (("nano",), 12.5)
-    late = fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    late = fleet.rounds[plan_id]
     assert (late.failed, late.wall_s, set(late.observations)) == (("nano",), 12.5, {"orin"})
     with pytest.raises(UnknownRecordError):
         fleet.finish_round("4711/2", [], 1.0)
@@ -391,5 +395,5 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
     after.connect("orin", "agx-orin", "simulated", 18_096)
     after.report_state("orin", DeviceState.READY, 50, "parked")
     assert after.plan(RUN, 2, NODES, 1.0).nodes == {"orin": ORIN_NODE}, "front and node are known still"
-    seen = after.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
-    assert seen.observed_site_w == 31 + 14
+    after.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
+    assert after.rounds[planned.plan_id].observed_site_w == 31 + 14

@@ -1,0 +1,228 @@
+"""The coordinator's records on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, delete, select
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import DBAPIError
+
+from coordinator.records import (
+    DeviceRecord,
+    NodeRecord,
+    ObservedTraining,
+    RoundObservation,
+    RoundRecord,
+    RunRecord,
+    StoredRecord,
+)
+from coordinator.store import rows
+from coordinator.store.database import database_url, display_name, open_engine, reason, typed_errors
+from coordinator.store.errors import StoreInUseError, StoreUnavailableError
+from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
+from coordinator.store.schema import upgrade
+from coordinator.store.statements import Statements
+from coordinator.store.tables import Device, DeviceFront, Node, Observation, Round, Run
+from wattfleet.errors import InvalidInputError
+from wattfleet.front import Front
+
+
+def utc_now() -> datetime:
+    """The date and time."""
+    return datetime.now(timezone.utc)
+
+
+@dataclass(frozen=True)
+class KeptRecords:
+    """All that a store holds.
+
+    Attributes:
+        devices: in no particular order.
+        nodes: Flower node id -> device id.
+        runs: oldest first.
+        rounds: oldest first.
+    """
+
+    devices: Sequence[DeviceRecord]
+    nodes: dict[int, str]
+    runs: Sequence[RunRecord]
+    rounds: Sequence[RoundRecord]
+
+
+class Store:
+    """The records of one coordinator, which owns the store from when it opens it until it closes it.
+
+    What is saved is on disk when `save` returns. All methods block, and may be called from any thread, one at a time.
+    """
+
+    def __init__(self, location: Path | URL, now: Callable[[], datetime] = utc_now) -> None:
+        """Open, or create, a database; take it over, and bring its tables to this version.
+
+        Args:
+            location: path of an SQLite file, or a database's URL (see `database_url`).
+            now: the date and time, with an offset.
+
+        Raises:
+            InvalidInputError: it cannot be used as a store, or is of a newer version.
+            StoreInUseError: another coordinator serves from it.
+            StoreUnavailableError: the database does not answer.
+        """
+        url = location if isinstance(location, URL) else database_url(location)
+        self.name = display_name(url)
+        self._now = now
+        self._fronts: dict[str, Front | None] = {}
+        self._is_lock_in_doubt = False
+        with ExitStack() as undone:
+            self._engine = open_engine(url)
+            undone.callback(self._engine.dispose)
+            self._statements = Statements(self._engine.dialect.name)
+            try:
+                self._lock = _lock(url, self._engine)
+                if not self._lock.take():
+                    raise StoreInUseError(
+                        f"another coordinator serves from {self.name}: stop it, give this one a store of its own,"
+                        " or start it with --standby, to take over when the other is gone"
+                    )
+                undone.callback(self._lock.release)
+                with self._engine.begin() as connection:
+                    upgrade(connection, now)
+                    self._term = begin_term(connection)
+            except (OSError, DBAPIError, InvalidInputError) as error:
+                why = reason(error) if isinstance(error, DBAPIError) else error
+                is_away = url.drivername != "sqlite" and isinstance(error, DBAPIError)
+                kind = StoreUnavailableError if is_away else InvalidInputError
+                raise kind(f"{self.name}: cannot be used as the coordinator's store: {why}") from None
+            undone.pop_all()
+
+    def close(self) -> None:
+        """Let go of the database, for another coordinator to take over."""
+        self._lock.release()
+        self._engine.dispose()
+
+    def save(self, *records: StoredRecord) -> None:
+        """Keep records, each in place of what was kept of the same thing before: all of them, or none.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the disk is full, the database is locked or does not answer.
+            UnstorableRecordError: the database cannot hold one of the records' values.
+        """
+        now = self._now()
+        devices = [record for record in records if isinstance(record, DeviceRecord)]
+        nodes = [rows.node_values(record) for record in records if isinstance(record, NodeRecord)]
+        runs = [
+            {**rows.run_values(record), "started_at": now, "finished_at": now if record.finished else None}
+            for record in records
+            if isinstance(record, RunRecord)
+        ]
+        rounds = [record for record in records if isinstance(record, RoundRecord)]
+        round_rows = [
+            {**rows.round_values(record), "planned_at": now, "finished_at": None if record.wall_s is None else now}
+            for record in rounds
+        ]
+        observations = [
+            rows.observation_values(RoundObservation(record.plan_id, observed))
+            for record in rounds
+            for observed in record.observations.values()
+        ] + [rows.observation_values(record) for record in records if isinstance(record, RoundObservation)]
+        fronts = {
+            record.device_id: record.front
+            for record in devices
+            if record.device_id not in self._fronts or self._fronts[record.device_id] is not record.front
+        }
+        device_rows = [{**rows.device_values(record), "first_seen_at": now, "last_seen_at": now} for record in devices]
+        front_rows = [
+            {"device_id": device_id, "points": rows.front_bytes(front)}
+            for device_id, front in fronts.items()
+            if front is not None
+        ]
+        with self._transaction() as connection:
+            for statement, values in (
+                (self._statements.device, device_rows),
+                (self._statements.front, front_rows),
+                (self._statements.node, nodes),
+                (self._statements.run, runs),
+                (self._statements.round, round_rows),
+                (self._statements.observation, observations),
+            ):
+                if values:
+                    connection.execute(statement, values)
+            gone = [device_id for device_id, front in fronts.items() if front is None]
+            if gone:
+                connection.execute(delete(DeviceFront).where(DeviceFront.device_id.in_(gone)))
+        self._fronts.update(fronts)
+
+    def load(self) -> KeptRecords:
+        """All that was saved.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._transaction() as connection:
+            points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
+            fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
+            observations: dict[str, list[ObservedTraining]] = {}
+            for row in connection.execute(select(Observation.__table__)):
+                observed = ObservedTraining(row.device_id, row.epoch_s, row.power_w)
+                observations.setdefault(row.plan_id, []).append(observed)
+            devices = connection.execute(select(Device.__table__)).all()
+            kept = KeptRecords(
+                devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
+                nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
+                runs=[rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
+                rounds=[
+                    rows.round_record(row, observations.get(row.plan_id, []))
+                    for row in connection.execute(select(Round.__table__).order_by(Round.order))
+                ],
+            )
+        self._fronts = {record.device_id: record.front for record in kept.devices}
+        return kept
+
+    def forget(self, older_than: timedelta) -> list[str]:
+        """Remove the runs that ended longer ago, with their rounds and what was observed in them.
+
+        Returns:
+            Ids of the runs that were removed.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the disk is full, the database is locked or does not answer.
+        """
+        with self._transaction() as connection:
+            is_old = Run.finished_at < self._now() - older_than
+            forgotten = list(connection.scalars(select(Run.run_id).where(is_old).order_by(Run.order)))
+            rounds = select(Round.plan_id).where(Round.run_id.in_(select(Run.run_id).where(is_old)))
+            connection.execute(delete(Observation).where(Observation.plan_id.in_(rounds)))
+            connection.execute(delete(Round).where(Round.run_id.in_(select(Run.run_id).where(is_old))))
+            connection.execute(delete(Run).where(is_old))
+        return forgotten
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        """A transaction of the owner's."""
+        try:
+            with typed_errors(self.name):
+                if self._is_lock_in_doubt:
+                    # Where the lock cannot be had again, whose term is the newest decides still.
+                    self._lock.take()
+                    self._is_lock_in_doubt = False
+                with self._engine.begin() as connection:
+                    require_term(connection, self._term)
+                    yield connection
+        except StoreUnavailableError:
+            self._is_lock_in_doubt = True
+            raise
+
+
+def _lock(url: URL, engine: Engine) -> OwnerLock:
+    if url.drivername != "sqlite":
+        return AdvisoryLock(engine)
+    path = Path(str(url.database))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path)
