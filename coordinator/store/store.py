@@ -76,7 +76,6 @@ class Store:
         self.name = display_name(url)
         self._now = now
         self._fronts: dict[str, Front | None] = {}
-        self._is_lock_in_doubt = False
         with ExitStack() as undone:
             self._engine = open_engine(url)
             undone.callback(self._engine.dispose)
@@ -206,18 +205,12 @@ class Store:
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
         """A transaction of the owner's."""
-        try:
-            with typed_errors(self.name):
-                if self._is_lock_in_doubt:
-                    # Where the lock cannot be had again, whose term is the newest decides still.
-                    self._lock.take()
-                    self._is_lock_in_doubt = False
-                with self._engine.begin() as connection:
-                    require_term(connection, self._term)
-                    yield connection
-        except StoreUnavailableError:
-            self._is_lock_in_doubt = True
-            raise
+        with typed_errors(self.name):
+            # It may have been lost with its connection. Where it cannot be had again, the term decides.
+            self._lock.take()
+            with self._engine.begin() as connection:
+                require_term(connection, self._term)
+                yield connection
 
 
 def _lock(url: URL, engine: Engine) -> OwnerLock:
