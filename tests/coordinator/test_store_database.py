@@ -69,9 +69,9 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(caplog: p
     url = database_url(f"postgresql://fleet:{SECRET}@127.0.0.1:1/watts?password={SECRET}&application_name={SECRET}")
     with caplog.at_level(logging.DEBUG), pytest.raises(StoreUnavailableError) as refusal:
         Store(url)
-    said = f"{refusal.value} {caplog.text} {url!r}".replace(url.render_as_string(), "")
-    assert "postgresql://127.0.0.1:1/watts: cannot be used as the coordinator's store: " in said
-    assert "refused" in said and "\n" not in str(refusal.value)
+    said = str(refusal.value)
+    assert said.startswith("postgresql://127.0.0.1:1/watts: cannot be used as the coordinator's store: ")
+    assert "refused" in said and "\n" not in said
     assert SECRET not in f"{refusal.value} {caplog.text}"
 
 
