@@ -124,6 +124,7 @@ async def serve(
             kept.nodes,
             kept.runs,
             kept.rounds,
+            kept.archived,
             config.site,
             config.selection,
         )

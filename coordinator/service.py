@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from coordinator.errors import UnknownRecordError
-from coordinator.fleet import Fleet
+from coordinator.fleet import Fleet, run_of
 from coordinator.orders import Orders
 from coordinator.records import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord
 from coordinator.references import Reference
@@ -143,6 +143,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             seen = request.observation
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
+                await _recall(self._fleet, self._writer, run_of(seen.plan_id))
                 await self._writer.saved(self._fleet.observe(seen.plan_id, observed))
             except UnknownRecordError as error:
                 # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.
@@ -172,6 +173,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.StartRunRequest, context: Any
     ) -> planning_pb2.StartRunResponse:
         """A Flower run begins."""
+        await _recall(self._fleet, self._writer, request.run_id)
         await self._writer.saved(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
         return planning_pb2.StartRunResponse()
 
@@ -197,6 +199,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round."""
+        await _recall(self._fleet, self._writer, request.run_id)
         record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
         await self._writer.saved(record)
         return plan_to_message(record.plan_id, record.plan, record.nodes)
@@ -205,6 +208,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """A round has all the replies it will get."""
+        await _recall(self._fleet, self._writer, run_of(request.plan_id))
         results = [_result(message) for message in request.results]
         await self._writer.saved(self._fleet.finish_round(request.plan_id, results, request.wall_s))
         return planning_pb2.FinishRoundResponse()
@@ -213,6 +217,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """What the strategy evaluated."""
+        await _recall(self._fleet, self._writer, request.run_id)
         await self._writer.saved(self._fleet.report_metrics(request.run_id, request.round, dict(request.metrics)))
         return planning_pb2.ReportMetricsResponse()
 
@@ -227,9 +232,10 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     """What commands, displays and reports read."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer) -> None:
         """Show one fleet."""
         self._fleet = fleet
+        self._writer = writer
 
     async def GetFleet(  # noqa: N802 - named by the protocol
         self, request: view_pb2.GetFleetRequest, context: Any
@@ -249,6 +255,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         if not run_id:
             return view_pb2.ListRoundsResponse()
         run = self._fleet.run(run_id)
+        await _recall(self._fleet, self._writer, run_id)
         return view_pb2.ListRoundsResponse(
             run_id=run_id,
             rounds=[_round_view(record) for record in self._fleet.rounds_of(run_id)],
@@ -256,6 +263,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             finished=run.finished,
             error=run.error,
         )
+
+
+async def _recall(fleet: Fleet, writer: Writer, run_id: str) -> None:
+    """Have the rounds of a run at hand, which for one that ended before this coordinator started are in the store."""
+    if fleet.is_archived(run_id):
+        fleet.recall(run_id, await writer.rounds_of(run_id))
 
 
 def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
@@ -315,4 +328,4 @@ def register(
         SessionServicer(fleet, writer, orders, reference, profile_modes), server
     )
     planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, writer), server)
-    view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet), server)
+    view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)

@@ -136,5 +136,5 @@ def require_term(connection: Connection, term: int) -> None:
     newest = connection.execute(select(CoordinatorTerm.term).with_for_update(read=True)).scalar_one()
     if newest != term:
         raise NotOwnerError(
-            f"another coordinator has taken the store over (its term is {newest}, this one's {term}): this one plans no more"
+            f"another coordinator has taken the store over in term {newest}; this one, of term {term}, plans no more"
         )

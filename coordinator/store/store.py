@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, delete, select
+from sqlalchemy import URL, ColumnElement, Connection, delete, or_, select
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import DBAPIError
 
@@ -39,19 +39,21 @@ def utc_now() -> datetime:
 
 @dataclass(frozen=True)
 class KeptRecords:
-    """All that a store holds.
+    """What a store holds, but for the rounds of most of the runs that are over.
 
     Attributes:
         devices: in no particular order.
         nodes: Flower node id -> device id.
         runs: oldest first.
-        rounds: oldest first.
+        rounds: of the newest run and of those that are not over; oldest first.
+        archived: ids of the runs whose rounds are left out; `Store.rounds_of` has them.
     """
 
     devices: Sequence[DeviceRecord]
     nodes: dict[int, str]
     runs: Sequence[RunRecord]
     rounds: Sequence[RoundRecord]
+    archived: frozenset[str]
 
 
 class Store:
@@ -157,7 +159,7 @@ class Store:
         self._fronts.update(fronts)
 
     def load(self) -> KeptRecords:
-        """All that was saved.
+        """What was saved, as far as it is needed to go on: in a time that does not grow with the history.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -166,22 +168,30 @@ class Store:
         with self._transaction() as connection:
             points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
             fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
-            observations: dict[str, list[ObservedTraining]] = {}
-            for row in connection.execute(select(Observation.__table__)):
-                observed = ObservedTraining(row.device_id, row.epoch_s, row.power_w)
-                observations.setdefault(row.plan_id, []).append(observed)
             devices = connection.execute(select(Device.__table__)).all()
+            runs = [rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))]
+            current = {record.run_id for record in runs if not record.finished} | {each.run_id for each in runs[-1:]}
+            newest = select(Run.run_id).order_by(Run.order.desc()).limit(1).scalar_subquery()
+            is_current = or_(Run.finished.is_(False), Run.run_id == newest)
             kept = KeptRecords(
                 devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
                 nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
-                runs=[rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
-                rounds=[
-                    rows.round_record(row, observations.get(row.plan_id, []))
-                    for row in connection.execute(select(Round.__table__).order_by(Round.order))
-                ],
+                runs=runs,
+                rounds=_rounds(connection, Round.run_id.in_(select(Run.run_id).where(is_current))),
+                archived=frozenset(record.run_id for record in runs) - current,
             )
         self._fronts = {record.device_id: record.front for record in kept.devices}
         return kept
+
+    def rounds_of(self, run_id: str) -> list[RoundRecord]:
+        """The rounds of a run, oldest first.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._transaction() as connection:
+            return _rounds(connection, Round.run_id == run_id)
 
     def forget(self, older_than: timedelta) -> list[str]:
         """Remove the runs that ended longer ago, with their rounds and what was observed in them.
@@ -211,6 +221,17 @@ class Store:
             with self._engine.begin() as connection:
                 require_term(connection, self._term)
                 yield connection
+
+
+def _rounds(connection: Connection, are_wanted: ColumnElement[bool]) -> list[RoundRecord]:
+    """Rounds with what was observed in them, oldest first."""
+    observations: dict[str, list[ObservedTraining]] = {}
+    observed_in = select(Round.plan_id).where(are_wanted)
+    for row in connection.execute(select(Observation.__table__).where(Observation.plan_id.in_(observed_in))):
+        observed = ObservedTraining(row.device_id, row.epoch_s, row.power_w)
+        observations.setdefault(row.plan_id, []).append(observed)
+    wanted = select(Round.__table__).where(are_wanted).order_by(Round.order)
+    return [rows.round_record(row, observations.get(row.plan_id, [])) for row in connection.execute(wanted)]
 
 
 def _lock(url: URL, engine: Engine) -> OwnerLock:

@@ -29,6 +29,10 @@ class RecordStore(Protocol):
         """Keep records, all or none."""
         ...
 
+    def rounds_of(self, run_id: str) -> list[RoundRecord]:
+        """The rounds of a run, oldest first."""
+        ...
+
     def forget(self, older_than: timedelta) -> list[str]:
         """Remove old runs."""
         ...
@@ -111,6 +115,15 @@ class Writer:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_on())
 
+    async def rounds_of(self, run_id: str) -> list[RoundRecord]:
+        """The rounds of a run as far as they are on disk (see `Store.rounds_of`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.rounds_of(run_id))
+
     async def forget(self, older_than: timedelta) -> list[str]:
         """Remove old runs from the store (see `Store.forget`).
 
@@ -118,11 +131,7 @@ class Writer:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: they could not be removed.
         """
-        try:
-            return await self._in_thread(lambda: self._store.forget(older_than))
-        except NotOwnerError:
-            self.lost.set()
-            raise
+        return await self._as_owner(lambda: self._store.forget(older_than))
 
     async def close(self) -> None:
         """Store what waits still, with one attempt where that fails, and end the thread; the store stays open."""
@@ -157,10 +166,9 @@ class Writer:
         failed: Exception | None = None
         unstorable: dict[_Key, UnstorableRecordError] = {}
         try:
-            unstorable = await self._in_thread(lambda: self._save(list(batch.items())))
+            unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
         except NotOwnerError as error:
             failed = error
-            self.lost.set()
         except StoreUnavailableError as error:
             failed = error
             # Those that have come meanwhile are newer.
@@ -198,5 +206,10 @@ class Writer:
         half = len(records) // 2
         return self._save(records[:half]) | self._save(records[half:])
 
-    async def _in_thread(self, work: Callable[[], _Result]) -> _Result:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+    async def _as_owner(self, work: Callable[[], _Result]) -> _Result:
+        """Do something in the thread, and note if another coordinator owns the store."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except NotOwnerError:
+            self.lost.set()
+            raise

@@ -1,4 +1,4 @@
-"""The coordinator process and its store: who serves, what is kept, and what a client sees while nothing can be stored."""
+"""The coordinator process and its store: who serves, what is kept, and what clients see of a full disk."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlalchemy.pool import Pool
 
 from coordinator import server as coordinator_server
 from coordinator.fleet import Fleet
-from coordinator.records import RunRecord
+from coordinator.records import RoundRecord, RunRecord
 from coordinator.retention import forget_daily
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from coordinator.site_file import SiteFile
@@ -29,7 +29,7 @@ from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseEr
 from coordinator.store.ownership import FileLock
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from tests.coordinator.records_to_store import finished_round
+from tests.coordinator.records_to_store import finished_round, planned_round
 from tests.coordinator.small_fleet import small_fleet
 from wattfleet import cli
 from wattfleet.errors import InvalidInputError
@@ -194,6 +194,63 @@ def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_when_ther
 # --- history ------------------------------------------------------------------------------------------------------
 
 
+def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are_asked_for(
+    config: CoordinatorConfig,
+) -> None:
+    store = Store(config.store)
+    old, newest = finished_round(1, "old"), finished_round(1, "newest")
+    store.save(RunRecord("old", "FedAvg", 1, finished=True), old)
+    store.save(RunRecord("newest", "FedAvg", 1, finished=True), newest)
+    store.close()
+
+    async def story() -> None:
+        running = Running(config)
+        async with running.channel() as channel:
+            view: Any = view_pb2_grpc.ViewServiceStub(channel)
+            planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+            assert (await view.ListRounds(view_pb2.ListRoundsRequest())).run_id == "newest"
+            [listed] = (await view.ListRounds(view_pb2.ListRoundsRequest(run_id="old"))).rounds
+            assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)
+            # No device is there, so that a plan can only be the one that was made.
+            again = planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0)
+            assert (await planning.PlanRound(again)).assignments == listed.plan.assignments
+            await planning.ReportMetrics(
+                planning_pb2.ReportMetricsRequest(run_id="old", round=1, metrics={"accuracy": 0.75})
+            )
+        await running.end()
+
+    told(story)
+    after = Store(config.store)
+    assert after.rounds_of("old") == [replace(old, metrics={"accuracy": 0.75})]
+    assert (after.load().rounds, after.load().archived) == ([newest], {"old"})
+    after.close()
+
+
+@pytest.mark.parametrize("first", ["plan", "start_run", "finish_round"])
+def test_no_round_of_an_archived_run_is_planned_twice(config: CoordinatorConfig, first: str) -> None:
+    store = Store(config.store)
+    old = planned_round(1, "old")
+    store.save(RunRecord("old", "FedAvg", 1, finished=True), old, RunRecord("newest", "FedAvg", 1))
+    store.close()
+
+    async def story() -> None:
+        running = Running(config)
+        async with running.channel() as channel:
+            planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+            if first == "start_run":
+                await start_run(channel, "old")
+            elif first == "finish_round":
+                await planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id="old/1", wall_s=3.0))
+            plan = await planning.PlanRound(planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0))
+            assert plan.plan_id == "old/1" and len(plan.assignments) == 2
+        await running.end()
+
+    told(story)
+    after = Store(config.store)
+    assert [replace(record, wall_s=None) for record in after.rounds_of("old")] == [old]
+    after.close()
+
+
 def test_old_runs_are_forgotten_at_the_start(config: CoordinatorConfig) -> None:
     long_ago = Store(config.store, lambda: datetime.now(timezone.utc) - timedelta(days=31))
     long_ago.save(RunRecord("old", "FedAvg", 1, finished=True), finished_round(1, "old"))
@@ -245,9 +302,8 @@ def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
     assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [])
     store.close()
     # What was set aside for its devices is free again, and their next round is planned as if it had never been.
-    assert (
-        fleet.plan("4711", 1, list(fleet.nodes), 1.0).plan == small_fleet().plan("4711", 1, list(fleet.nodes), 1.0).plan
-    )
+    anew = small_fleet()
+    assert fleet.plan("4711", 1, list(fleet.nodes), 1.0) == anew.plan("4711", 1, list(anew.nodes), 1.0)
 
 
 def test_what_cannot_be_forgotten_today_is_tomorrow(caplog: pytest.LogCaptureFixture) -> None:
@@ -256,6 +312,9 @@ def test_what_cannot_be_forgotten_today_is_tomorrow(caplog: pytest.LogCaptureFix
 
         def save(self, *_: object) -> None:
             pytest.fail("nothing to save")
+
+        def rounds_of(self, _: str) -> list[RoundRecord]:
+            pytest.fail("nobody asked")
 
         def forget(self, _: timedelta) -> list[str]:
             self.asked += 1

@@ -180,9 +180,9 @@ def test_a_round_comes_back_as_it_was(store: Store, reopen: Callable[[], Store])
     planned, done = planned_round(), finished_round()
     assert set(planned.nodes.values()) == {ORIN_NODE, NANO_NODE}
     store.save(planned)
-    assert store.load().rounds == [planned]
+    assert store.rounds_of(RUN) == [planned]
     store.save(done)
-    [kept] = reopen().load().rounds
+    [kept] = reopen().rounds_of(RUN)
     assert kept == done
     assert kept.observed_site_w == 31.25 + 14.75
     assert kept.failed == ("nano",)
@@ -193,15 +193,16 @@ def test_a_device_that_a_trimmed_plan_left_out_is_part_of_its_round_still(store:
     trimmed = dataclasses.replace(planned.plan, assignments=planned.plan.assignments[:1])
     record = dataclasses.replace(planned, plan=trimmed)
     store.save(record)
-    assert store.load().rounds == [record]
+    assert store.rounds_of(RUN) == [record]
 
 
 def test_metrics_that_are_no_numbers_come_back(store: Store) -> None:
     store.save(dataclasses.replace(planned_round(), metrics={"loss": math.nan, "best": -math.inf}))
     store.save(RunRecord("r", "FedAvg", 1, {"loss": math.inf}))
     kept = store.load()
-    assert math.isnan(kept.rounds[0].metrics["loss"])
-    assert (kept.rounds[0].metrics["best"], kept.runs[0].initial_metrics) == (-math.inf, {"loss": math.inf})
+    [of_round] = store.rounds_of(RUN)
+    assert math.isnan(of_round.metrics["loss"])
+    assert (of_round.metrics["best"], kept.runs[0].initial_metrics) == (-math.inf, {"loss": math.inf})
 
 
 def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callable[[], Store]) -> None:
@@ -211,7 +212,7 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
     store.save(RoundObservation(second.plan_id, ObservedTraining("orin", 3.0, 4.0)))
     store.save(RoundObservation(second.plan_id, ObservedTraining("nano", 5.0, 6.0)))
     store.save(dataclasses.replace(second, results=(DeviceResult("nano"),)))
-    kept = reopen().load().rounds
+    kept = reopen().rounds_of(RUN)
     assert [{name: seen.power_w for name, seen in each.observations.items()} for each in kept] == [
         {"orin": 2.0},
         {"orin": 4.0, "nano": 6.0},
@@ -251,9 +252,10 @@ def test_runs_and_rounds_keep_the_order_in_which_they_began(store: Store, reopen
         store.save(record)
     store.save(RunRecord("a", "FedAvg", 1, finished=True))  # what is saved again keeps its place
     store.save(dataclasses.replace(rounds[1], wall_s=5.0))
-    after = reopen().load()
+    store = reopen()
+    after = store.load()
     assert [record.run_id for record in after.runs] == names
-    assert [record.number for record in after.rounds] == [3, 1, 11, 2]
+    assert [record.number for record in store.rounds_of(RUN)] == [3, 1, 11, 2]
     assert [record.finished for record in after.runs] == [False, False, True, False, False]
 
 
@@ -270,6 +272,21 @@ def test_records_are_saved_all_or_none(store: Store, reopen: Callable[[], Store]
 
 
 # --- history ------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_of_runs_that_are_over_are_read_when_they_are_asked_for(
+    store: Store, reopen: Callable[[], Store]
+) -> None:
+    for name in ("over", "going on", "over too", "newest"):
+        store.save(RunRecord(name, "FedAvg", 2, finished=name != "going on"))
+        store.save(finished_round(2, name), finished_round(1, name))
+    after = reopen()
+    kept = after.load()
+    assert [record.plan_id for record in kept.rounds] == ["going on/2", "going on/1", "newest/2", "newest/1"]
+    assert [record.run_id for record in kept.runs] == ["over", "going on", "over too", "newest"]
+    assert kept.archived == {"over", "over too"}
+    assert after.rounds_of("over") == [finished_round(2, "over"), finished_round(1, "over")]
+    assert after.rounds_of("never begun") == []
 
 
 def test_the_store_notes_when_things_happened(store: Store, location: Path | URL, clock: Clock) -> None:

@@ -132,7 +132,11 @@ class StoreMachine(RuleBasedStateMachine):
         assert kept.nodes == self.nodes
         # Dictionaries keep the order in which things began, as the store does.
         assert list(kept.runs) == list(self.runs.values())
-        assert list(kept.rounds) == list(self.rounds.values())
+        current = {run for run, record in self.runs.items() if not record.finished} | {*[*self.runs][-1:]}
+        assert list(kept.rounds) == [record for record in self.rounds.values() if record.run_id in current]
+        assert kept.archived == set(self.runs) - current
+        for run in self.runs:
+            assert self.store.rounds_of(run) == [each for each in self.rounds.values() if each.run_id == run]
 
 
 StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20)

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.records import DeviceRecord, NodeRecord, ObservedTraining, RoundObservation, RunRecord, StoredRecord
+from coordinator.records import (
+    DeviceRecord,
+    NodeRecord,
+    ObservedTraining,
+    RoundObservation,
+    RoundRecord,
+    RunRecord,
+    StoredRecord,
+)
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
@@ -40,6 +48,11 @@ class Paper:
         if self.refuses in records:
             raise UnstorableRecordError("no such value")
         self.transactions.append(records)
+
+    def rounds_of(self, run_id: str) -> list[RoundRecord]:
+        if self.fails_with is not None:
+            raise self.fails_with
+        return [planned_round(1, run_id)]
 
     def forget(self, older_than: timedelta) -> list[str]:
         if self.fails_with is not None:
@@ -273,14 +286,18 @@ def test_a_bug_is_told_to_those_who_wait_and_not_to_those_who_come_later(caplog:
     assert "1 records could not be stored" in caplog.text
 
 
-@pytest.mark.parametrize("asked", ["saved", "forget"])
+@pytest.mark.parametrize("asked", ["saved", "rounds_of", "forget"])
 def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
     async def story() -> None:
         paper = Paper()
         writer = Writer(paper, never)
         paper.fails_with = NotOwnerError("another one")
         with pytest.raises(NotOwnerError):
-            await (writer.saved(BLANK) if asked == "saved" else writer.forget(timedelta(days=1)))
+            await {
+                "saved": lambda: writer.saved(BLANK),
+                "rounds_of": lambda: writer.rounds_of("4711"),
+                "forget": lambda: writer.forget(timedelta(days=1)),
+            }[asked]()
         assert writer.lost.is_set()
         await writer.close()
         assert not paper.transactions
@@ -288,9 +305,10 @@ def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
     told(story())
 
 
-def test_old_runs_are_forgotten_through_the_same_thread() -> None:
+def test_rounds_are_read_and_old_runs_forgotten_through_the_same_thread() -> None:
     async def story() -> None:
         writer = Writer(Paper(), never)
+        assert await writer.rounds_of("4711") == [planned_round(1, "4711")]
         assert await writer.forget(timedelta(days=3)) == ["older than 3 days"]
         assert not writer.lost.is_set()
         await writer.close()
