@@ -31,9 +31,15 @@ def serve(
         "127.0.0.1:7070"
     ),
     metrics_address: Annotated[str, typer.Option(help="host:port of Prometheus' /metrics.")] = "127.0.0.1:9464",
-    store: Annotated[Path, typer.Option(help="Database file; created where there is none.")] = Path(
-        "wattfleet-coordinator.db"
-    ),
+    store: Annotated[
+        str, typer.Option(help="Database: an SQLite file, created where there is none, or a URL (docs/coordinator.md).")
+    ] = "wattfleet-coordinator.db",
+    standby: Annotated[
+        bool, typer.Option("--standby", help="While another coordinator serves from the store, wait, then take over.")
+    ] = False,
+    keep_days: Annotated[
+        float | None, typer.Option(help="Days that runs are kept after their end.  [default: for ever]")
+    ] = None,
     reference: Annotated[
         str, typer.Option(help="Reference predictor: the name of a shipped one, or a directory.")
     ] = "agx_orin_resnet18",
@@ -85,9 +91,11 @@ def serve(
 ) -> None:
     """Serve agents, Flower's server and Prometheus until stopped."""
     import logging
+    from datetime import timedelta
 
     from coordinator.server import BoundAddresses, CoordinatorConfig
     from coordinator.server import serve as run_server
+    from coordinator.store.database import database_url
     from wattfleet.errors import InvalidInputError
     from wattfleet.planning.policies.registry import policy as policy_named
     from wattfleet.planning.selection import Selection
@@ -98,7 +106,7 @@ def serve(
     config = CoordinatorConfig(
         address=address,
         metrics_address=metrics_address,
-        store=store,
+        store=database_url(store),
         reference=reference,
         site=_site(site_budget_w, site_file),
         policy=policy_named(
@@ -114,6 +122,8 @@ def serve(
         ),
         profile_modes=profile_modes,
         selection=Selection(tuple(include or ()), tuple(exclude or ()), over_selection),
+        stands_by=standby,
+        keep=None if keep_days is None else timedelta(days=keep_days),
     )
 
     def on_ready(bound: BoundAddresses) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import StatusTable
 
@@ -59,4 +60,8 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
+    StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    # The same request may be answered by the coordinator that took over.
+    NotOwnerError: grpc.StatusCode.UNAVAILABLE,
 }

@@ -6,7 +6,7 @@ reads a clock, opens a socket or touches a file.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
@@ -15,8 +15,10 @@ from coordinator.records import (
     DeviceRecord,
     DeviceResult,
     DeviceState,
+    NodeRecord,
     ObservedTraining,
     Reassignment,
+    RoundObservation,
     RoundRecord,
     RunRecord,
 )
@@ -43,6 +45,7 @@ class Fleet:
         nodes: dict[int, str] | None = None,
         runs: Sequence[RunRecord] = (),
         rounds: Sequence[RoundRecord] = (),
+        archived: Collection[str] = (),
         placement: Placement | None = None,
         selection: Selection | None = None,
     ) -> None:
@@ -55,6 +58,7 @@ class Fleet:
             nodes: Flower node id -> device id.
             runs: known runs, oldest first.
             rounds: known rounds, oldest first.
+            archived: known runs that are over and whose rounds are left out; see `recall`.
             placement: where devices hang, and what is stated of them; None where all hang behind the only site.
             selection: the operator's own say in who trains.
         """
@@ -67,6 +71,7 @@ class Fleet:
         self.nodes = dict(nodes or {})
         self.runs = {record.run_id: record for record in runs}
         self.rounds = {record.plan_id: record for record in rounds}
+        self._archived = set(archived)
         self._connected: set[str] = set()
         self._reserved: dict[str, tuple[str, float]] = {}
         for record in rounds:
@@ -168,7 +173,7 @@ class Fleet:
             )
         )
 
-    def observe(self, plan_id: str, observed: ObservedTraining) -> RoundRecord:
+    def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
         """A device reports what a round needed; the same report again changes nothing.
 
         Raises:
@@ -177,15 +182,18 @@ class Fleet:
         record = self._round(plan_id)
         if observed.device_id not in record.nodes:
             raise UnknownRecordError(f"{observed.device_id} is not part of plan {plan_id}")
-        if observed.device_id in record.observations:
-            return record
-        return self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+        kept = record.observations.get(observed.device_id)
+        if kept is None:
+            kept = observed
+            self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+        return RoundObservation(plan_id, kept)
 
     # --- Flower -------------------------------------------------------------------------------------------------
 
-    def bind_node(self, node_id: int, device_id: str) -> None:
+    def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
         """Tie one of Flower's nodes to a device, whose agent may connect later."""
         self.nodes[node_id] = device_id
+        return NodeRecord(node_id, device_id)
 
     def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
         """A Flower run begins."""
@@ -207,7 +215,7 @@ class Fleet:
             InfeasibleBudgetError: the site's watts carry none.
         """
         self.run(run_id)
-        plan_id = f"{run_id}/{number}"
+        plan_id = _plan_id(run_id, number)
         if plan_id in self.rounds:
             return self.rounds[plan_id]
         known = [node_id for node_id in node_ids if node_id in self.nodes]
@@ -252,8 +260,31 @@ class Fleet:
         """The strategy reports what it evaluated after a round; round 0 is before the first."""
         if number == 0:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
-        record = self._round(f"{run_id}/{number}")
+        record = self._round(_plan_id(run_id, number))
         return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+
+    def is_archived(self, run_id: str) -> bool:
+        """Whether the rounds of a run have to be recalled before anything else is done with it."""
+        return run_id in self._archived
+
+    def recall(self, run_id: str, rounds: Sequence[RoundRecord]) -> None:
+        """Take the rounds of a run from the archive; of one that is not archived any more, what is known stays."""
+        if run_id in self._archived:
+            self._archived.remove(run_id)
+            self.rounds = {**{record.plan_id: record for record in rounds}, **self.rounds}
+
+    def forget(self, run_ids: Collection[str]) -> None:
+        """Let go of runs that are over, and of their rounds, as the store has."""
+        for run_id in run_ids:
+            self.runs.pop(run_id, None)
+            self._archived.discard(run_id)
+        for plan_id in [record.plan_id for record in self.rounds.values() if record.run_id in run_ids]:
+            del self.rounds[plan_id]
+        self._reserved = {
+            device_id: (plan_id, watts)
+            for device_id, (plan_id, watts) in self._reserved.items()
+            if plan_id in self.rounds
+        }
 
     def _offer(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is gone or has reported no front."""
@@ -348,3 +379,12 @@ class Fleet:
     def _put_round(self, record: RoundRecord) -> RoundRecord:
         self.rounds[record.plan_id] = record
         return record
+
+
+def _plan_id(run_id: str, number: int) -> str:
+    return f"{run_id}/{number}"
+
+
+def run_of(plan_id: str) -> str:
+    """The run that a plan is of."""
+    return plan_id.rpartition("/")[0]

@@ -1,4 +1,4 @@
-"""What the coordinator knows of devices, runs and rounds."""
+"""What the coordinator knows of devices, Flower's nodes, runs and rounds."""
 
 from __future__ import annotations
 
@@ -51,6 +51,19 @@ class DeviceRecord:
 
 
 @dataclass(frozen=True)
+class NodeRecord:
+    """One of Flower's nodes.
+
+    Attributes:
+        node_id: Flower's id, of 64 bits.
+        device_id: the device that it is; its agent may connect later.
+    """
+
+    node_id: int
+    device_id: str
+
+
+@dataclass(frozen=True)
 class ObservedTraining:
     """What one device's training in a round was observed to need.
 
@@ -70,6 +83,19 @@ class ObservedTraining:
                 f"{self.device_id}: observed seconds and watts must be finite and above zero,"
                 f" not {self.epoch_s} and {self.power_w}"
             )
+
+
+@dataclass(frozen=True)
+class RoundObservation:
+    """One device's observation as part of its round: what changes of the round when it comes in.
+
+    Attributes:
+        plan_id: the round's plan.
+        observed: what was observed.
+    """
+
+    plan_id: str
+    observed: ObservedTraining
 
 
 @dataclass(frozen=True)
@@ -183,3 +209,7 @@ class RunRecord:
     initial_metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
+
+
+StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation
+"""What the fleet hands out to be stored: each says all that is to be known of one thing."""

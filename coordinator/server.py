@@ -7,15 +7,18 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from sqlalchemy import URL
 
 from coordinator.budget_watch import BudgetWatch
 from coordinator.errors import STATUS
@@ -23,9 +26,12 @@ from coordinator.fleet import Fleet
 from coordinator.metrics import serve_metrics
 from coordinator.orders import Orders
 from coordinator.references import open_reference
+from coordinator.retention import forget_daily
 from coordinator.service import register
 from coordinator.site_file import SiteFile
-from coordinator.store import Store
+from coordinator.store.errors import NotOwnerError
+from coordinator.store.standby import open_store
+from coordinator.store.writer import Writer
 from wattfleet.addresses import split_address
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
@@ -45,24 +51,30 @@ class CoordinatorConfig:
     Attributes:
         address: host:port of the gRPC service; port 0 takes a free one.
         metrics_address: host:port of `/metrics`; port 0 takes a free one.
-        store: the database file.
+        store: the database: path of an SQLite file, or a URL (see `coordinator.store.database.database_url`).
         reference: name or directory of the reference predictor.
         site: supplies, their budgets, and which devices hang where.
         policy: who is chosen for a round.
         selection: the operator's own say in who is.
         profile_modes: modes that each agent measures at most.
+        stands_by: wait while another coordinator serves from the store, and take over when it is gone.
+        keep: how long runs are kept after their end; None for ever.
     """
 
     address: str
     metrics_address: str
-    store: Path
+    store: Path | URL
     reference: str
     site: SiteFile
     policy: Policy
     profile_modes: int
     selection: Selection = field(default_factory=Selection)
+    stands_by: bool = False
+    keep: timedelta | None = None
 
     def __post_init__(self) -> None:
+        if self.keep is not None and self.keep <= timedelta(0):
+            raise InvalidInputError("runs that are over have to be kept for some time")
         if self.profile_modes < 5:
             raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
 
@@ -88,6 +100,9 @@ async def serve(
 
     Raises:
         InvalidInputError: an address cannot be listened on, or the store or reference cannot be used.
+        StoreInUseError: another coordinator serves from the store, and this one is not to stand by.
+        StoreUnavailableError: the store's database does not answer.
+        NotOwnerError: another coordinator has taken the store over meanwhile.
     """
     host, port = split_address(config.address)
     metrics_host, metrics_port = split_address(config.metrics_address)
@@ -96,21 +111,27 @@ async def serve(
     _require_free(host, port)
     _require_free(metrics_host, metrics_port)
     async with AsyncExitStack() as held:
-        store = Store(config.store)
+        store = await open_store(config.store, config.stands_by)
         held.callback(store.close)
+        if config.keep is not None:
+            store.forget(config.keep)
+        kept = store.load()
         fleet = Fleet(
             # Until the watch has looked, no supply has any watts.
             Allowance(config.site.supplies, dict.fromkeys(config.site.supplies.names, 0.0)),
             config.policy,
-            store.devices(),
-            store.nodes(),
-            store.runs(),
-            store.rounds(),
+            kept.devices,
+            kept.nodes,
+            kept.runs,
+            kept.rounds,
+            kept.archived,
             config.site,
             config.selection,
         )
+        writer = Writer(store)
+        held.push_async_callback(writer.close)
         orders = Orders()
-        budgets = BudgetWatch(config.site.budgets, partial(_budget_changed, fleet, store, orders))
+        budgets = BudgetWatch(config.site.budgets, partial(_budget_changed, fleet, writer, orders))
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -121,9 +142,9 @@ async def serve(
             # Without it a second coordinator would share the port instead of failing.
             options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
         )
-        # Before the store is closed: sessions that end are still written.
+        # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
-        register(server, fleet, store, orders, reference, config.profile_modes)
+        register(server, fleet, writer, orders, reference, config.profile_modes)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         try:
@@ -137,15 +158,32 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        await stop.wait()
+        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
+        if config.keep is not None:
+            background.append(forget_daily(fleet, writer, config.keep))
+        await _first_of(background)
         await healthy.enter_graceful_shutdown()
+        if writer.lost.is_set():
+            raise NotOwnerError("another coordinator has taken the store over: this one ends")
 
 
-def _budget_changed(fleet: Fleet, store: Store, orders: Orders, supply: str, in_force: InForce) -> None:
+async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
+    """Wait for whichever ends first, well or with its error, and end the others."""
+    tasks = [asyncio.ensure_future(each) for each in awaited]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _budget_changed(fleet: Fleet, writer: Writer, orders: Orders, supply: str, in_force: InForce) -> None:
     changed, told = fleet.set_budget(supply, in_force)
-    for record in changed:
-        store.save(record)
-    orders.send(told)
+    writer.save_soon(*changed)
+    orders.send(told)  # whether or not it can be stored: the watts have fallen
 
 
 def _require_free(host: str, port: int) -> None:

@@ -1,4 +1,4 @@
-"""Thin servicers: each method translates, the fleet decides, the store keeps."""
+"""Thin servicers: each method translates, the fleet decides, the writer keeps."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import grpc
 
 from coordinator.errors import UnknownRecordError
-from coordinator.fleet import Fleet
+from coordinator.fleet import Fleet, run_of
 from coordinator.orders import Orders
 from coordinator.records import DeviceRecord, DeviceResult, DeviceState, ObservedTraining, RoundRecord
 from coordinator.references import Reference
-from coordinator.store import Store
+from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import (
     evidence_from_message,
@@ -47,18 +47,18 @@ _STATE = {message: state for state, message in _STATE_MESSAGE.items() if state i
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     """The agents' side."""
 
-    def __init__(self, fleet: Fleet, store: Store, orders: Orders, reference: Reference, profile_modes: int) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer, orders: Orders, reference: Reference, profile_modes: int) -> None:
         """Serve one fleet.
 
         Args:
             fleet: what is known.
-            store: what is kept.
+            writer: keeps what changed.
             orders: what devices are to be told.
             reference: the predictor that agents transfer from.
             profile_modes: modes that each agent measures at most.
         """
         self._fleet = fleet
-        self._store = store
+        self._writer = writer
         self._orders = orders
         self._reference = reference
         self._profile_modes = profile_modes
@@ -74,7 +74,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         device_id, evidence = hello.device_id, evidence_from_message(hello.evidence)
         connected = self._fleet.connect(device_id, hello.board, evidence, hello.mode_count)
         try:
-            self._store.save(connected)
+            await self._writer.saved(connected)
             _log.info("%s connected", device_id)
             yield session_pb2.SessionResponse(
                 welcome=session_pb2.Welcome(
@@ -88,7 +88,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     async for response in responses:
                         yield response
         finally:
-            self._store.save(self._fleet.disconnect(device_id))
+            # Nobody waits for it, and a device that is known to be connected no more is so after a restart anyway.
+            self._writer.save_soon(self._fleet.disconnect(device_id))
             _log.info("%s disconnected", device_id)
 
     async def _responses(
@@ -112,7 +113,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                         taken = request.result()
                     except StopAsyncIteration:
                         return
-                    self._take(device_id, taken)
+                    await self._take(device_id, taken)
                     yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=taken.sequence))
                     request = asyncio.ensure_future(anext(requests))
                     lapses_s = loop.time() + LEASE_S * _LEASES_MISSED
@@ -120,20 +121,20 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             request.cancel()
             order.cancel()
 
-    def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
+    async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
         """Take one report."""
         body = request.WhichOneof("body")
         if body == "state":
             if request.state.state not in _STATE:
                 raise InvalidInputError(f"{device_id}: no state that a device can report")
             state = _STATE[request.state.state]
-            self._store.save(
+            await self._writer.saved(
                 self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
             )
         elif body == "front":
             report = request.front
             front = front_from_message(report.front)
-            self._store.save(
+            await self._writer.saved(
                 self._fleet.report_front(
                     device_id, front, report.idle_w, report.profiled_modes, report.reference_digest
                 )
@@ -142,7 +143,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             seen = request.observation
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
-                self._store.save(self._fleet.observe(seen.plan_id, observed))
+                await _recall(self._fleet, self._writer, run_of(seen.plan_id))
+                await self._writer.saved(self._fleet.observe(seen.plan_id, observed))
             except UnknownRecordError as error:
                 # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.
                 _log.warning("%s: an observation is let go: %s", device_id, error)
@@ -162,16 +164,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     """The Flower server's side."""
 
-    def __init__(self, fleet: Fleet, store: Store) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer) -> None:
         """Serve one fleet."""
         self._fleet = fleet
-        self._store = store
+        self._writer = writer
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
     ) -> planning_pb2.StartRunResponse:
         """A Flower run begins."""
-        self._store.save(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
+        await _recall(self._fleet, self._writer, request.run_id)
+        await self._writer.saved(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
         return planning_pb2.StartRunResponse()
 
     async def ResolveNodes(  # noqa: N802 - named by the protocol
@@ -188,48 +191,51 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.BindNodesRequest, context: Any
     ) -> planning_pb2.BindNodesResponse:
         """Tie nodes to devices."""
-        for binding in request.bindings:
-            self._fleet.bind_node(binding.node_id, binding.device_id)
-            self._store.save_node(binding.node_id, binding.device_id)
+        bound = [self._fleet.bind_node(binding.node_id, binding.device_id) for binding in request.bindings]
+        await self._writer.saved(*bound)
         return planning_pb2.BindNodesResponse()
 
     async def PlanRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round."""
+        await _recall(self._fleet, self._writer, request.run_id)
         record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
-        self._store.save(record)
+        await self._writer.saved(record)
         return plan_to_message(record.plan_id, record.plan, record.nodes)
 
     async def FinishRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """A round has all the replies it will get."""
+        await _recall(self._fleet, self._writer, run_of(request.plan_id))
         results = [_result(message) for message in request.results]
-        self._store.save(self._fleet.finish_round(request.plan_id, results, request.wall_s))
+        await self._writer.saved(self._fleet.finish_round(request.plan_id, results, request.wall_s))
         return planning_pb2.FinishRoundResponse()
 
     async def ReportMetrics(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """What the strategy evaluated."""
-        self._store.save(self._fleet.report_metrics(request.run_id, request.round, dict(request.metrics)))
+        await _recall(self._fleet, self._writer, request.run_id)
+        await self._writer.saved(self._fleet.report_metrics(request.run_id, request.round, dict(request.metrics)))
         return planning_pb2.ReportMetricsResponse()
 
     async def FinishRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.FinishRunRequest, context: Any
     ) -> planning_pb2.FinishRunResponse:
         """A Flower run is over."""
-        self._store.save(self._fleet.finish_run(request.run_id, request.error))
+        await self._writer.saved(self._fleet.finish_run(request.run_id, request.error))
         return planning_pb2.FinishRunResponse()
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     """What commands, displays and reports read."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer) -> None:
         """Show one fleet."""
         self._fleet = fleet
+        self._writer = writer
 
     async def GetFleet(  # noqa: N802 - named by the protocol
         self, request: view_pb2.GetFleetRequest, context: Any
@@ -249,6 +255,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         if not run_id:
             return view_pb2.ListRoundsResponse()
         run = self._fleet.run(run_id)
+        await _recall(self._fleet, self._writer, run_id)
         return view_pb2.ListRoundsResponse(
             run_id=run_id,
             rounds=[_round_view(record) for record in self._fleet.rounds_of(run_id)],
@@ -256,6 +263,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             finished=run.finished,
             error=run.error,
         )
+
+
+async def _recall(fleet: Fleet, writer: Writer, run_id: str) -> None:
+    """Have the rounds of a run at hand, which for one that ended before this coordinator started are in the store."""
+    if fleet.is_archived(run_id):
+        fleet.recall(run_id, await writer.rounds_of(run_id))
 
 
 def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
@@ -308,11 +321,11 @@ def _round_view(record: RoundRecord) -> view_pb2.RoundView:
 
 
 def register(
-    server: grpc.aio.Server, fleet: Fleet, store: Store, orders: Orders, reference: Reference, profile_modes: int
+    server: grpc.aio.Server, fleet: Fleet, writer: Writer, orders: Orders, reference: Reference, profile_modes: int
 ) -> None:
     """Add all servicers to a server."""
     session_pb2_grpc.add_SessionServiceServicer_to_server(
-        SessionServicer(fleet, store, orders, reference, profile_modes), server
+        SessionServicer(fleet, writer, orders, reference, profile_modes), server
     )
-    planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, store), server)
-    view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet), server)
+    planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, writer), server)
+    view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)

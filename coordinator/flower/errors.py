@@ -25,8 +25,9 @@ class RefusedError(PlanningError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same request may be granted later: devices get ready, budgets rise."""
+        """Whether the same request may be granted later: devices get ready, budgets rise, a full disk is cleared."""
         return self.code in (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.UNAVAILABLE,
             grpc.StatusCode.DEADLINE_EXCEEDED,
             grpc.StatusCode.FAILED_PRECONDITION,

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
-from coordinator.records import DeviceResult, DeviceState, ObservedTraining, RoundRecord
+from coordinator.records import DeviceResult, DeviceState, ObservedTraining, RoundObservation, RoundRecord
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
@@ -273,9 +273,11 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     planned = fleet.plan(RUN, 1, [*NODES, 3], 2.0)
     assert chosen(planned) == {"orin", "nano"}
     assert (planned.observed_site_w, planned.observed_duration_s) == (None, None)
-    one = fleet.observe(planned.plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(planned.plan_id, ObservedTraining("orin", 21.0, 31.0))
+    one = fleet.rounds[planned.plan_id]
     assert (one.observed_site_w, one.observed_duration_s) == (None, None)
-    both = fleet.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
+    both = fleet.rounds[planned.plan_id]
     assert (both.observed_site_w, both.observed_duration_s) == (31 + 14.5 + 2.5, 2 * 34)
 
 
@@ -284,7 +286,8 @@ def test_an_observation_counts_once() -> None:
     plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
     first = fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     assert fleet.observe(plan_id, ObservedTraining("orin", 99.0, 99.0)) == first
-    assert fleet.rounds_of(RUN) == [first]
+    assert first == RoundObservation(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    assert fleet.rounds[plan_id].observations == {"orin": first.observed}
 
 
 def test_a_stranger_to_a_round_observed_nothing_of_it() -> None:
@@ -317,7 +320,8 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
     finished = fleet.finish_round(plan_id, results, 12.5)
     assert finished.results == tuple(results)
     assert (finished.failed, finished.wall_s) == (("nano",), 12.5)
-    late = fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    late = fleet.rounds[plan_id]
     assert (late.failed, late.wall_s, set(late.observations)) == (("nano",), 12.5, {"orin"})
     with pytest.raises(UnknownRecordError):
         fleet.finish_round("4711/2", [], 1.0)
@@ -367,6 +371,37 @@ def test_a_run_ends_well_or_with_its_error() -> None:
 # --- after a restart ----------------------------------------------------------------------------------------------
 
 
+def test_rounds_that_are_recalled_come_before_those_that_were_known_and_change_none() -> None:
+    before = small_fleet()
+    old = before.plan(RUN, 1, NODES, 1.0)
+    fleet = small_fleet()
+    fleet = Fleet(fleet.allowance, Everyone(), runs=list(fleet.runs.values()), archived=[RUN])
+    make_ready_in(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
+    fleet.start_run("newer", "FedAvg", 1)
+    newer = fleet.plan("newer", 1, [ORIN_NODE], 1.0)
+    assert fleet.is_archived(RUN) and not fleet.is_archived("newer") and not fleet.is_archived("unknown")
+
+    fleet.recall(RUN, [old])
+    assert not fleet.is_archived(RUN)
+    assert list(fleet.rounds.values()) == [old, newer]
+    assert fleet.plan(RUN, 1, NODES, 1.0) == old
+    fleet.observe(old.plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.recall(RUN, [old])
+    assert set(fleet.rounds[old.plan_id].observations) == {"orin"}, "what came meanwhile is newer"
+
+
+def test_what_is_forgotten_is_as_if_it_had_never_been() -> None:
+    fleet, untouched = small_fleet(), small_fleet()
+    fleet.start_run("old", "FedAvg", 1)
+    fleet.plan("old", 1, NODES, 1.0)
+    fleet.finish_run("old", "")
+    fleet.forget(["old", "unknown"])
+    assert (fleet.runs, fleet.rounds) == (untouched.runs, untouched.rounds)
+    assert fleet.plan(RUN, 1, NODES, 1.0) == untouched.plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(UnknownRecordError):
+        fleet.run("old")
+
+
 def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
     before = small_fleet()
     planned = before.plan(RUN, 1, NODES, 1.0)
@@ -391,5 +426,5 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
     after.connect("orin", "agx-orin", "simulated", 18_096)
     after.report_state("orin", DeviceState.READY, 50, "parked")
     assert after.plan(RUN, 2, NODES, 1.0).nodes == {"orin": ORIN_NODE}, "front and node are known still"
-    seen = after.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
-    assert seen.observed_site_w == 31 + 14
+    after.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
+    assert after.rounds[planned.plan_id].observed_site_w == 31 + 14

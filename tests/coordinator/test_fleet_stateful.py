@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
-from coordinator.records import DeviceRecord, DeviceState, ObservedTraining, RoundRecord, RunRecord
+from coordinator.records import DeviceRecord, DeviceState, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fronts import fronts
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.front import Front
@@ -142,11 +142,11 @@ class FleetMachine(RuleBasedStateMachine):
             with pytest.raises(UnknownRecordError):
                 self.fleet.observe(plan_id, seen)
             return
-        after = self.fleet.observe(plan_id, seen)
+        kept = self.fleet.observe(plan_id, seen)
         expected = {**before.observations}
         expected.setdefault(device, seen)
-        assert after.observations == expected
-        self.keep_round(after)
+        assert kept == RoundObservation(plan_id, expected[device])
+        self.keep_round(replace(before, observations=expected))
 
     @precondition(lambda self: self.stored_rounds)
     @rule(data=st.data())

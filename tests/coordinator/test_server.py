@@ -26,7 +26,7 @@ from coordinator import service
 from coordinator.records import DeviceState
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from coordinator.site_file import SiteFile
-from coordinator.store import Store
+from coordinator.store.store import Store
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fronts import front
 from wattfleet.artefact import Artefact, pack, restore, write_directory
@@ -596,7 +596,7 @@ def test_a_session_that_is_open_at_the_end_is_closed_and_stored(config: Coordina
         client.stop.set()
         await client.running
         store = Store(config.store)
-        assert [record.state for record in store.devices()] == [DeviceState.OFFLINE]
+        assert [record.state for record in store.load().devices] == [DeviceState.OFFLINE]
         store.close()
         assert await agent.call.code() is not grpc.StatusCode.OK, "the agent knows that it was cut off"
 

@@ -35,6 +35,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.flower.errors.PlanningError",  # in Flower's ServerApp
     "coordinator.flower.errors.RefusedError",  # in Flower's ServerApp
     "coordinator.flower.errors.TwoStrategiesError",  # in Flower's ServerApp
+    "coordinator.store.errors.StoreInUseError",  # before the service is up
     "edge_agent.flower.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.disturbance.DisturbedError",  # while profiling

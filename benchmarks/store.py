@@ -1,0 +1,153 @@
+"""How long the coordinator's store takes: to be there again after a restart, and to keep what a fleet reports."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import URL
+
+from coordinator.records import (
+    DeviceRecord,
+    NodeRecord,
+    ObservedTraining,
+    RoundObservation,
+    RoundRecord,
+    RunRecord,
+    StoredRecord,
+)
+from coordinator.store.database import database_url
+from coordinator.store.store import Store
+from coordinator.store.writer import Writer
+from wattfleet.front import MAX_POINTS, Front
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
+
+_MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
+
+
+def measure(location: Path | URL, devices: int, rounds: int, runs: int, at_once: int) -> dict[str, float]:
+    """Fill an empty store, and use it.
+
+    Args:
+        location: path of an SQLite file, or a database's URL.
+        devices: in the fleet, each with a front of as many points as one has at most, and half of them in each round.
+        rounds: finished, of the run that the restart interrupts.
+        runs: of as many rounds, which are over.
+        at_once: tasks that report at the same time.
+
+    Returns:
+        Seconds to fill it, and to open and load it again; state reports and observations a second, each acknowledged
+        when it is on disk; seconds to store a round when it is planned, and when it is finished.
+    """
+    fleet = [_device(k) for k in range(devices)]
+    chosen = [record.device_id for record in fleet[: max(1, devices // 2)]]
+    store = Store(location)
+    filled_s = -time.perf_counter()
+    store.save(*fleet, *(NodeRecord(k, f"device-{k}") for k in range(devices)))
+    for run in range(runs + 1):
+        store.save(RunRecord(str(run), "FedAvg", rounds, finished=run < runs))
+        for number in range(1, rounds + 1):
+            observations = {d: ObservedTraining(d, 9.0, 20.0) for d in chosen}
+            store.save(replace(_round(run, number, chosen), observations=observations))
+    filled_s += time.perf_counter()
+    store.close()
+
+    loaded_s = -time.perf_counter()
+    store = Store(location)
+    kept = store.load()
+    loaded_s += time.perf_counter()
+    assert (len(kept.devices), len(kept.rounds)) == (devices, rounds)
+
+    planned = _round(runs, rounds + 1, chosen)
+    planned_s = -time.perf_counter()
+    store.save(planned)
+    planned_s += time.perf_counter()
+    states = [replace(record, detail="training") for record in kept.devices]
+    observed = [RoundObservation(planned.plan_id, ObservedTraining(d, 9.0, 20.0)) for d in chosen]
+    states_s = asyncio.run(_reported(store, states, at_once))
+    observed_s = asyncio.run(_reported(store, observed, at_once))
+    finished_s = -time.perf_counter()
+    store.save(replace(planned, wall_s=9.0, observations={each.observed.device_id: each.observed for each in observed}))
+    finished_s += time.perf_counter()
+    store.close()
+    return {
+        "filled_s": filled_s,
+        "opened_and_loaded_s": loaded_s,
+        "states_per_s": len(states) / states_s,
+        "observations_per_s": len(observed) / observed_s,
+        "round_planned_s": planned_s,
+        "round_finished_s": finished_s,
+    }
+
+
+async def _reported(store: Store, records: Sequence[StoredRecord], at_once: int) -> float:
+    """Seconds until so many tasks have had all records stored, each the next when its last one was."""
+    writer = Writer(store)
+    waiting = iter(records)
+
+    async def report() -> None:
+        for record in waiting:
+            await writer.saved(record)
+
+    began_s = time.perf_counter()
+    await asyncio.gather(*(report() for _ in range(at_once)))
+    took_s = time.perf_counter() - began_s
+    await writer.close()
+    return took_s
+
+
+def _device(number: int) -> DeviceRecord:
+    epoch_s = np.linspace(10.0, 90.0, MAX_POINTS) + number % 7
+    front = Front(
+        modes=as_array([_MODE] * MAX_POINTS),
+        epoch_s=epoch_s,
+        power_w=600.0 / epoch_s,
+        epoch_log_sd=np.full(MAX_POINTS, 0.05),
+        power_log_sd=np.full(MAX_POINTS, 0.03),
+    )
+    return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, front=front, idle_w=5.0)
+
+
+def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:
+    return RoundRecord(
+        plan_id=f"{run}/{number}",
+        run_id=str(run),
+        number=number,
+        epochs=1.0,
+        plan=RoundPlan(
+            assignments=tuple(Assignment(d, _MODE, 10.0, 25.0, 30.0) for d in chosen),
+            decisions=tuple(Decision(d, True, "one of those that together finish soonest") for d in chosen),
+            duration_s=10.0,
+            planned_w=30.0 * len(chosen),
+            site_budget_w=30.0 * len(chosen),
+        ),
+        nodes={device_id: 2**63 + k for k, device_id in enumerate(chosen)},
+        idle_w=0.0,
+    )
+
+
+def main() -> None:
+    """Measure once, and print what came of it as JSON."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
+    parser.add_argument("--devices", type=int, default=10_000, help="in the fleet")
+    parser.add_argument("--rounds", type=int, default=10, help="finished, in each run")
+    parser.add_argument("--runs", type=int, default=5, help="that are over")
+    parser.add_argument("--at-once", type=int, default=1_000, help="reports at the same time")
+    parser.add_argument("--store", help="URL of an empty database, instead of an SQLite file")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="wattfleet-") as folder:
+        location = database_url(arguments.store) if arguments.store else Path(folder, "coordinator.db")
+        figures = measure(location, arguments.devices, arguments.rounds, arguments.runs, arguments.at_once)
+    print(json.dumps({name: round(figure, 3) for name, figure in figures.items()}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What the coordinator keeps across restarts, in an SQLite file or in PostgreSQL, and who may write it."""

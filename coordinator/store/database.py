@@ -1,0 +1,134 @@
+"""Databases that a store can be in: how they are named, opened, and what their errors mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, Connection, create_engine, event, make_url
+from sqlalchemy.engine import Engine
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+
+from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
+from wattfleet.errors import InvalidInputError
+
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+
+_LOCK_WAITED_FOR_S = 5
+
+# Seconds, unless the URL says otherwise. A server that vanished must not hold up the writer for the kernel's quarter of
+# an hour (tcp_user_timeout is in ms).
+_POSTGRESQL_PATIENCE = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "options": f"-c lock_timeout={_LOCK_WAITED_FOR_S}s",
+}
+_DISK_FULL = "53100"
+"""PostgreSQL's SQLSTATE."""
+
+
+def database_url(location: str | Path) -> URL:
+    """The URL of a database: a path is that of an SQLite file.
+
+    Args:
+        location: a path, `sqlite:///PATH` or `postgresql://USER@HOST:PORT/DATABASE`.
+
+    Raises:
+        InvalidInputError: it cannot be used; the text holds nothing of a URL, which may have a password in it.
+    """
+    if isinstance(location, Path) or "://" not in location:
+        if not str(location):
+            raise InvalidInputError("the coordinator's store needs a path or a URL")
+        return URL.create("sqlite", database=str(location))
+    try:
+        url = make_url(location)
+    except (ArgumentError, ValueError):
+        url = None
+    if url is None or url.drivername not in _DRIVERS:
+        raise InvalidInputError(
+            "the coordinator's store is a path, sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE;"
+            " other characters than letters and digits in a user's name or password have to be written as %XX"
+        )
+    url = url.set(drivername=_DRIVERS[url.drivername])
+    if not url.database or url.database == ":memory:":
+        raise InvalidInputError("the URL of the coordinator's store names no database, or one that a restart loses")
+    if url.drivername == "sqlite" and url.query:
+        raise InvalidInputError("the URL of an SQLite file takes no parameters")
+    return url
+
+
+def display_name(url: URL) -> str:
+    """How messages name a database: without users, passwords and parameters."""
+    if url.drivername == "sqlite":
+        return str(url.database)
+    return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
+
+
+def open_engine(url: URL) -> Engine:
+    """An engine whose commits are on disk when they return.
+
+    Raises:
+        InvalidInputError: the database's driver is not installed.
+    """
+    if url.drivername == "sqlite":
+        engine = create_engine(url)
+        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+        return engine
+    defaults = {name: value for name, value in _POSTGRESQL_PATIENCE.items() if name not in url.query}
+    try:
+        return create_engine(url.update_query_dict(defaults), pool_pre_ping=True)
+    except ModuleNotFoundError:
+        raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
+
+
+def _prepare_sqlite(connection: Any, _record: object) -> None:
+    # The driver would begin transactions by itself, and not before it creates tables.
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute(f"PRAGMA busy_timeout={_LOCK_WAITED_FOR_S * 1000}")
+    cursor.execute("PRAGMA journal_mode=WAL")
+    cursor.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    # At once for writing: a transaction that has read first is not let wait for another's lock.
+    connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def typed_errors(name: str) -> Iterator[None]:
+    """Turn what a database says into errors that say what to do.
+
+    Args:
+        name: the database, for people.
+
+    Raises:
+        StoreFullError: there is no room.
+        UnstorableRecordError: a value is the reason.
+        StoreUnavailableError: anything else.
+    """
+    try:
+        yield
+    except (DataError, IntegrityError) as error:
+        raise UnstorableRecordError(f"{name} takes no such value: {reason(error)}") from None
+    except DBAPIError as error:
+        is_full = getattr(error.orig, "sqlstate", None) == _DISK_FULL or "disk is full" in str(error.orig)
+        kind = StoreFullError if is_full else StoreUnavailableError
+        raise kind(f"the coordinator cannot store anything now: {name}: {reason(error)}") from None
+
+
+def reason(error: DBAPIError) -> str:
+    """What the driver says, in one line: what follows may hold whole rows."""
+    return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)

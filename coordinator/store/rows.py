@@ -1,0 +1,128 @@
+"""Rows of the tables from records, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Row
+
+from coordinator.records import (
+    DeviceRecord,
+    DeviceResult,
+    DeviceState,
+    NodeRecord,
+    ObservedTraining,
+    RoundObservation,
+    RoundRecord,
+    RunRecord,
+)
+from wattfleet.front import Front
+from wattfleet_proto.convert import plan_from_message, plan_to_message
+from wattfleet_proto.v1 import planning_pb2
+
+Values = dict[str, Any]
+
+_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd")
+
+
+def device_values(record: DeviceRecord) -> Values:
+    """A device's columns, without its front and its times."""
+    return {
+        "device_id": record.device_id,
+        "board": record.board,
+        "evidence": record.evidence,
+        "mode_count": record.mode_count,
+        "state": record.state.value,
+        "profiled_modes": record.profiled_modes,
+        "detail": record.detail,
+        "idle_w": record.idle_w,
+        "reference_digest": record.reference_digest,
+    }
+
+
+def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
+    """A device from its columns and its front."""
+    return DeviceRecord(
+        device_id=row.device_id,
+        board=row.board,
+        evidence=row.evidence,
+        mode_count=row.mode_count,
+        state=DeviceState(row.state),
+        profiled_modes=row.profiled_modes,
+        detail=row.detail,
+        front=front,
+        idle_w=row.idle_w,
+        reference_digest=row.reference_digest,
+    )
+
+
+def front_bytes(front: Front) -> bytes:
+    """A front as `[k, 8]` little-endian doubles: the mode's four knobs, then the columns that the front has.
+
+    Ten thousand fronts are read at a start, and as messages they would take six times as long.
+    """
+    columns = [front.modes, *(getattr(front, name)[:, None] for name in _FRONT_COLUMNS)]
+    return np.hstack(columns).astype("<f8").tobytes()
+
+
+def front_from_bytes(points: bytes) -> Front:
+    """The front that `front_bytes` was given."""
+    table = np.frombuffer(points, "<f8").reshape(-1, 8).astype(np.float64)
+    return Front(table[:, :4], *table[:, 4:].T)
+
+
+def node_values(record: NodeRecord) -> Values:
+    """A node's columns."""
+    return {"node_id": str(record.node_id), "device_id": record.device_id}
+
+
+def run_values(record: RunRecord) -> Values:
+    """A run's columns, without its times."""
+    return asdict(record)
+
+
+def run_record(row: Row[Any]) -> RunRecord:
+    """A run from its columns."""
+    return RunRecord(row.run_id, row.strategy, row.rounds, row.initial_metrics, row.error, row.finished)
+
+
+def round_values(record: RoundRecord) -> Values:
+    """A round's columns, without its observations and its times."""
+    message = plan_to_message(record.plan_id, record.plan, record.nodes)
+    return {
+        "plan_id": record.plan_id,
+        "run_id": record.run_id,
+        "number": record.number,
+        "epochs": record.epochs,
+        "plan": message.SerializeToString(deterministic=True),
+        "nodes": record.nodes,
+        "idle_w": record.idle_w,
+        "results": [asdict(result) for result in record.results],
+        "metrics": record.metrics,
+        "wall_s": record.wall_s,
+    }
+
+
+def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> RoundRecord:
+    """A round from its columns and its observations."""
+    return RoundRecord(
+        plan_id=row.plan_id,
+        run_id=row.run_id,
+        number=row.number,
+        epochs=row.epochs,
+        plan=plan_from_message(planning_pb2.PlanRoundResponse.FromString(row.plan)),
+        nodes=row.nodes,
+        idle_w=row.idle_w,
+        observations={observed.device_id: observed for observed in observations},
+        results=tuple(DeviceResult(**result) for result in row.results),
+        metrics=row.metrics,
+        wall_s=row.wall_s,
+    )
+
+
+def observation_values(record: RoundObservation) -> Values:
+    """An observation's columns."""
+    return {"plan_id": record.plan_id, **asdict(record.observed)}

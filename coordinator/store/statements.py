@@ -1,0 +1,48 @@
+"""How a row is written in place of the one before, in each database's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Insert, Table, case, func
+from sqlalchemy.dialects import postgresql, sqlite
+
+from coordinator.store.tables import Base, Device, DeviceFront, Node, Observation, Round, Run
+
+_INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+# What is written with the first row of a thing stays.
+_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at"}
+
+
+class Statements:
+    """One statement for each table: it inserts a row, or replaces the one with the same key."""
+
+    def __init__(self, dialect: str) -> None:
+        """Use a database's words.
+
+        Args:
+            dialect: sqlite or postgresql.
+        """
+        self._insert = _INSERT[dialect]
+        self.device = self._replacing(Device, "device_id")
+        self.front = self._replacing(DeviceFront, "device_id")
+        self.node = self._replacing(Node, "node_id")
+        self.run = self._replacing(Run, "run_id")
+        self.round = self._replacing(Round, "plan_id")
+        self.observation = self._replacing(Observation, "plan_id", "device_id")
+
+    def _replacing(self, table_class: type[Base], *key: str) -> Insert:
+        table: Table = table_class.metadata.tables[table_class.__tablename__]
+        statement = self._insert(table)
+        replaced = {
+            column.name: statement.excluded[column.name]
+            for column in table.columns
+            if column.name not in _FIRST_STAYS and column.name not in key
+        }
+        if "finished_at" in replaced:
+            ended = statement.excluded.finished_at
+            # When it ended first, unless it has begun anew since.
+            replaced["finished_at"] = case((ended.is_(None), None), else_=func.coalesce(table.c.finished_at, ended))
+        replacing: Insert = statement.on_conflict_do_update(index_elements=key, set_=replaced)
+        return replacing

@@ -1,0 +1,154 @@
+"""The tables of the store, the same in SQLite and in PostgreSQL. A change here needs a new file in `migrations/`."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import DateTime, Dialect, LargeBinary, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import BigInteger, Integer, TypeDecorator
+
+
+class AnyText(TypeDecorator[str]):
+    """Text of any characters; NUL, which PostgreSQL has no room for, becomes the replacement character."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """To the database."""
+        return None if value is None else value.replace("\x00", "\ufffd")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """From the database."""
+        return value
+
+
+class JsonText(TypeDecorator[Any]):
+    """JSON as text: PostgreSQL's own JSON knows no NaN, which the loss of a run that diverged is."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str:
+        """To the database."""
+        return json.dumps(value)  # escapes NUL and everything else beyond ASCII
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        """From the database."""
+        return None if value is None else json.loads(value)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A moment with its offset, kept in UTC: SQLite's times have no offset of their own."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database."""
+        return None if value is None else value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """From the database."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+# The protocol's numbers are unsigned and of 32 bits, PostgreSQL's integers signed.
+Count = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """What all tables have in common."""
+
+    type_annotation_map = {str: AnyText, int: Count, datetime: UtcTime, bytes: LargeBinary}
+
+
+class Device(Base):
+    """A device in its newest state; the times are None for what was before they were kept."""
+
+    __tablename__ = "device"
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    board: Mapped[str]
+    evidence: Mapped[str]
+    mode_count: Mapped[int]
+    state: Mapped[str]
+    profiled_modes: Mapped[int]
+    detail: Mapped[str]
+    idle_w: Mapped[float | None]
+    reference_digest: Mapped[str]
+    first_seen_at: Mapped[datetime | None]
+    last_seen_at: Mapped[datetime | None]
+
+
+class DeviceFront(Base):
+    """A device's front: apart from the device, whose state changes a hundred times as often."""
+
+    __tablename__ = "front"
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    points: Mapped[bytes]
+
+
+class Node(Base):
+    """Which device a Flower node is."""
+
+    __tablename__ = "node"
+    # Flower's node ids use all 64 bits, the databases' integers are signed.
+    node_id: Mapped[str] = mapped_column(primary_key=True)
+    device_id: Mapped[str]
+
+
+class Run(Base):
+    """A Flower run."""
+
+    __tablename__ = "run"
+    order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    run_id: Mapped[str] = mapped_column(unique=True)
+    strategy: Mapped[str]
+    rounds: Mapped[int]
+    initial_metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
+    error: Mapped[str]
+    finished: Mapped[bool]
+    started_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None] = mapped_column(index=True)
+
+
+class Round(Base):
+    """A planned round, without what its devices observed."""
+
+    __tablename__ = "round"
+    order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
+    plan_id: Mapped[str] = mapped_column(unique=True)
+    run_id: Mapped[str] = mapped_column(index=True)
+    number: Mapped[int]
+    epochs: Mapped[float]
+    plan: Mapped[bytes]
+    nodes: Mapped[dict[str, int]] = mapped_column(JsonText)
+    idle_w: Mapped[float]
+    results: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)
+    metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
+    wall_s: Mapped[float | None]
+    planned_at: Mapped[datetime | None]
+    finished_at: Mapped[datetime | None]
+
+
+class Observation(Base):
+    """What one device observed in one round."""
+
+    __tablename__ = "observation"
+    plan_id: Mapped[str] = mapped_column(primary_key=True)
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    epoch_s: Mapped[float]
+    power_w: Mapped[float]
+
+
+class CoordinatorTerm(Base):
+    """One row: how often the store has changed hands. Only the coordinator that made it what it is may write."""
+
+    __tablename__ = "coordinator_term"
+    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    term: Mapped[int]

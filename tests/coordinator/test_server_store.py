@@ -1,0 +1,361 @@
+"""The coordinator process and its store: who serves, what is kept, and what clients see of a full disk."""
+
+from __future__ import annotations
+
+import asyncio
+import socketserver
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from functools import partialmethod
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import event
+from sqlalchemy.pool import Pool
+
+from coordinator import server as coordinator_server
+from coordinator.fleet import Fleet
+from coordinator.records import RoundRecord, RunRecord
+from coordinator.retention import forget_daily
+from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.site_file import SiteFile
+from coordinator.store import standby
+from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseError
+from coordinator.store.ownership import FileLock
+from coordinator.store.store import Store
+from coordinator.store.writer import Writer
+from tests.coordinator.records_to_store import finished_round, planned_round
+from tests.coordinator.small_fleet import small_fleet
+from wattfleet import cli
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc, view_pb2, view_pb2_grpc
+
+_WITHIN_S = 30.0
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CoordinatorConfig:
+    return CoordinatorConfig(
+        address="127.0.0.1:0",
+        metrics_address="127.0.0.1:0",
+        store=tmp_path / "coordinator.db",
+        reference="agx_orin_resnet18",
+        site=SiteFile.of_site(100.0),
+        policy=Everyone(),
+        profile_modes=20,
+    )
+
+
+@pytest.fixture(autouse=True)
+def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordinator_server, "_STOP_GRACE_S", 0.05)
+    monkeypatch.setattr(standby, "_TRIED_EVERY_S", 0.01)
+    monkeypatch.setattr(
+        socketserver.BaseServer, "serve_forever", partialmethod(socketserver.BaseServer.serve_forever, 0.01)
+    )
+
+
+class Running:
+    """A coordinator in this process."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self.stop = asyncio.Event()
+        self.bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
+        self.task = asyncio.create_task(serve(config, self.bound.set_result, self.stop))
+
+    @asynccontextmanager
+    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
+        await asyncio.wait([self.task, self.bound], return_when=asyncio.FIRST_COMPLETED)
+        if self.task.done():
+            await self.task
+        async with grpc.aio.insecure_channel((await self.bound).address) as channel:
+            yield channel
+
+    async def end(self) -> None:
+        self.stop.set()
+        await self.task
+
+
+def told(story: Callable[[], Awaitable[None]]) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(_WITHIN_S):
+            await story()
+
+    asyncio.run(within())
+
+
+async def start_run(channel: grpc.aio.Channel, run_id: str) -> None:
+    planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+    await planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3))
+
+
+def runs_of(config: CoordinatorConfig) -> list[str]:
+    store = Store(config.store)
+    runs = [record.run_id for record in store.load().runs]
+    store.close()
+    return runs
+
+
+def test_a_second_coordinator_on_one_store_ends_at_once_and_the_first_serves_on(config: CoordinatorConfig) -> None:
+    async def story() -> None:
+        first = Running(config)
+        async with first.channel() as channel:
+            with pytest.raises(StoreInUseError, match="--standby"):
+                await serve(config, lambda _: pytest.fail("it came up"))
+            await start_run(channel, "1")
+        await first.end()
+
+    told(story)
+    assert runs_of(config) == ["1"]
+
+
+def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: CoordinatorConfig) -> None:
+    async def story() -> None:
+        first, second = Running(config), None
+        async with first.channel() as channel:
+            await start_run(channel, "1")
+            second = Running(replace(config, stands_by=True))
+            await asyncio.sleep(0.1)
+            assert not second.bound.done(), "it listens only when it may plan"
+        await first.end()
+        async with second.channel() as channel:
+            view: Any = view_pb2_grpc.ViewServiceStub(channel)
+            assert (await view.ListRounds(view_pb2.ListRoundsRequest())).run_id == "1"
+            await start_run(channel, "2")
+        await second.end()
+
+    told(story)
+    assert runs_of(config) == ["1", "2"]
+
+
+def test_a_coordinator_that_was_taken_over_refuses_and_ends(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        first = Running(config)
+        async with first.channel() as channel:
+            # As if its lock had ended without it.
+            monkeypatch.setattr(FileLock, "take", lambda _: True)
+            second = Store(config.store)
+            with pytest.raises(grpc.aio.AioRpcError, match="another coordinator has taken the store over") as refused:
+                await start_run(channel, "late")
+            assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(NotOwnerError):
+                await first.task
+            assert second.load().runs == []
+            second.close()
+
+    told(story)
+
+
+def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_when_there_is_room(
+    config: CoordinatorConfig,
+) -> None:
+    pages = [1_000_000_000]
+
+    def limit(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA max_page_count={pages[-1]}")
+
+    async def story() -> None:
+        running = Running(config)
+        async with running.channel() as channel:
+            await start_run(channel, "before")
+            view: Any = view_pb2_grpc.ViewServiceStub(channel)
+            pages.append(1)
+            refused: list[grpc.aio.AioRpcError] = []
+            started = 0
+            while not refused:
+                try:
+                    await start_run(channel, "x" * 10_000 + str(started))
+                    started += 1
+                except grpc.aio.AioRpcError as error:
+                    refused.append(error)
+            assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "database or disk is full" in str(refused[0].details())
+            assert (await view.GetFleet(view_pb2.GetFleetRequest())).site_budget_w == 100.0
+            pages.append(1_000_000_000)
+            await start_run(channel, "after")
+        await running.end()
+        assert len(runs_of(config)) == started + 3, "the one that was refused is stored as well"
+
+    event.listen(Pool, "checkout", limit)
+    try:
+        told(story)
+    finally:
+        event.remove(Pool, "checkout", limit)
+
+
+# --- history ------------------------------------------------------------------------------------------------------
+
+
+def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are_asked_for(
+    config: CoordinatorConfig,
+) -> None:
+    store = Store(config.store)
+    old, newest = finished_round(1, "old"), finished_round(1, "newest")
+    store.save(RunRecord("old", "FedAvg", 1, finished=True), old)
+    store.save(RunRecord("newest", "FedAvg", 1, finished=True), newest)
+    store.close()
+
+    async def story() -> None:
+        running = Running(config)
+        async with running.channel() as channel:
+            view: Any = view_pb2_grpc.ViewServiceStub(channel)
+            planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+            assert (await view.ListRounds(view_pb2.ListRoundsRequest())).run_id == "newest"
+            [listed] = (await view.ListRounds(view_pb2.ListRoundsRequest(run_id="old"))).rounds
+            assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)
+            # No device is there, so that a plan can only be the one that was made.
+            again = planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0)
+            assert (await planning.PlanRound(again)).assignments == listed.plan.assignments
+            await planning.ReportMetrics(
+                planning_pb2.ReportMetricsRequest(run_id="old", round=1, metrics={"accuracy": 0.75})
+            )
+        await running.end()
+
+    told(story)
+    after = Store(config.store)
+    assert after.rounds_of("old") == [replace(old, metrics={"accuracy": 0.75})]
+    assert (after.load().rounds, after.load().archived) == ([newest], {"old"})
+    after.close()
+
+
+@pytest.mark.parametrize("first", ["plan", "start_run", "finish_round"])
+def test_no_round_of_an_archived_run_is_planned_twice(config: CoordinatorConfig, first: str) -> None:
+    store = Store(config.store)
+    old = planned_round(1, "old")
+    store.save(RunRecord("old", "FedAvg", 1, finished=True), old, RunRecord("newest", "FedAvg", 1))
+    store.close()
+
+    async def story() -> None:
+        running = Running(config)
+        async with running.channel() as channel:
+            planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
+            if first == "start_run":
+                await start_run(channel, "old")
+            elif first == "finish_round":
+                await planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id="old/1", wall_s=3.0))
+            plan = await planning.PlanRound(planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0))
+            assert plan.plan_id == "old/1" and len(plan.assignments) == 2
+        await running.end()
+
+    told(story)
+    after = Store(config.store)
+    assert [replace(record, wall_s=None) for record in after.rounds_of("old")] == [old]
+    after.close()
+
+
+def test_old_runs_are_forgotten_at_the_start(config: CoordinatorConfig) -> None:
+    long_ago = Store(config.store, lambda: datetime.now(timezone.utc) - timedelta(days=31))
+    long_ago.save(RunRecord("old", "FedAvg", 1, finished=True), finished_round(1, "old"))
+    long_ago.save(RunRecord("unfinished", "FedAvg", 1))
+    long_ago.close()
+
+    async def story(keep: timedelta | None) -> list[str]:
+        running = Running(replace(config, keep=keep))
+        async with running.channel():
+            pass
+        await running.end()
+        return runs_of(config)
+
+    assert asyncio.run(story(None)) == ["old", "unfinished"]
+    assert asyncio.run(story(timedelta(days=32))) == ["old", "unfinished"]
+    assert asyncio.run(story(timedelta(days=30))) == ["unfinished"]
+
+
+def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
+    config: CoordinatorConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
+    store = Store(config.store, lambda: now[0])
+    fleet = small_fleet()
+    fleet.start_run("old", "FedAvg", 1)
+    planned = fleet.plan("old", 1, list(fleet.nodes), 1.0)
+    store.save(fleet.finish_run("old", ""), planned, fleet.run("4711"))
+    days: list[float] = []
+
+    async def a_day(seconds: float) -> None:
+        if len(days) == 3:
+            raise asyncio.CancelledError
+        assert ("old" in fleet.runs) == (len(days) < 3)
+        days.append(seconds)
+        now[0] += timedelta(seconds=seconds)
+
+    async def story() -> None:
+        writer = Writer(store)
+        with pytest.raises(asyncio.CancelledError):
+            await forget_daily(fleet, writer, timedelta(days=2.5), a_day)
+        await writer.close()
+
+    with caplog.at_level("INFO"):
+        asyncio.run(story())
+    assert days == [86_400.0] * 3
+    assert "1 runs are forgotten" in caplog.text
+    assert (list(fleet.runs), list(fleet.rounds)) == (["4711"], [])
+    kept = store.load()
+    assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [])
+    store.close()
+    # What was set aside for its devices is free again, and their next round is planned as if it had never been.
+    anew = small_fleet()
+    assert fleet.plan("4711", 1, list(fleet.nodes), 1.0) == anew.plan("4711", 1, list(anew.nodes), 1.0)
+
+
+def test_what_cannot_be_forgotten_today_is_tomorrow(caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        asked = 0
+
+        def save(self, *_: object) -> None:
+            pytest.fail("nothing to save")
+
+        def rounds_of(self, _: str) -> list[RoundRecord]:
+            pytest.fail("nobody asked")
+
+        def forget(self, _: timedelta) -> list[str]:
+            self.asked += 1
+            raise StoreFullError("the disk is full")
+
+    full, days = Full(), [0, 0]
+
+    async def a_day(_: float) -> None:
+        if not days:
+            raise asyncio.CancelledError
+        days.pop()
+
+    async def story() -> None:
+        writer = Writer(full)
+        with pytest.raises(asyncio.CancelledError):
+            await forget_daily(Fleet(small_fleet().allowance, Everyone()), writer, timedelta(days=1), a_day)
+        await writer.close()
+
+    asyncio.run(story())
+    assert full.asked == 2
+    assert "no old runs are removed today: the disk is full" in caplog.text
+
+
+# --- options ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--store", "mysql://fleet:hunter2@db/watts"), "sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE"),
+        (("--store", "postgresql://fleet:hunter2@127.0.0.1:1/watts"), "postgresql://127.0.0.1:1/watts: cannot be used"),
+        (("--keep-days", "0"), "have to be kept for some time"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_refused_without_its_password(options: tuple[str, str], text: str) -> None:
+    serve_on = ("coordinator", "serve", "--site-budget-w", "60", "--address", "127.0.0.1:0", "--metrics-address")
+    ran = CliRunner().invoke(cli.wattfleet, [*serve_on, "127.0.0.1:0", *options])
+    assert ran.exception is not None and text in str(ran.exception)
+    assert "hunter2" not in f"{ran.output} {ran.exception}"
+
+
+def test_a_store_cannot_keep_runs_for_no_time(config: CoordinatorConfig) -> None:
+    with pytest.raises(InvalidInputError, match="for some time"):
+        replace(config, keep=timedelta(0))
