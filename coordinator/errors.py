@@ -7,6 +7,7 @@ import grpc
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import StatusTable
+from wattfleet_proto.version import ProtocolVersionError
 
 
 class UnknownRecordError(WattfleetError):
@@ -19,6 +20,10 @@ class DuplicateSessionError(WattfleetError):
 
 class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or look at the devices' states."""
+
+
+class FleetReturningError(WattfleetError):
+    """The coordinator has just restarted, and waits for its devices: ask again."""
 
 
 class BudgetSourceError(WattfleetError):
@@ -60,6 +65,9 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
+    FleetReturningError: grpc.StatusCode.UNAVAILABLE,
+    # As of a method that is not there: repeating the request is of no use to either side.
+    ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
     StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     # The same request may be answered by the coordinator that took over.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
-from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
+from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.placement import OnlySite, Placement
 from coordinator.records import (
     DeviceRecord,
@@ -32,6 +32,10 @@ from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet.planning.trimming import trimmed
+
+# What devices say of themselves is kept for all of them, so that its size has to be bounded.
+_LONGEST_NAME = 200
+_LONGEST_DETAIL = 2_000
 
 
 class Fleet:
@@ -124,16 +128,17 @@ class Fleet:
     # --- agents -------------------------------------------------------------------------------------------------
 
     def connect(self, device_id: str, board: str, evidence: str, mode_count: int) -> DeviceRecord:
-        """A device's session begins.
+        """A device's session begins, or another takes its place.
 
         Raises:
             InvalidInputError: no id, or the id was enrolled as another kind of board.
-            DuplicateSessionError: a device of this id is connected.
         """
         if not device_id or not board or mode_count < 1:
             raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
-        if device_id in self._connected:
-            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
+        if not (len(device_id) <= _LONGEST_NAME >= len(board) and (device_id + board).isprintable()):
+            raise InvalidInputError(
+                f"a device's id and its kind of board are up to {_LONGEST_NAME} printable characters each"
+            )
         known = self.devices.get(device_id)
         if known and (known.board, known.evidence) != (board, evidence):
             raise InvalidInputError(
@@ -152,6 +157,7 @@ class Fleet:
 
     def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
         """A device says what it is doing."""
+        detail = detail[:_LONGEST_DETAIL]
         return self._put(replace(self.device(device_id), state=state, profiled_modes=profiled_modes, detail=detail))
 
     def report_front(
@@ -163,15 +169,13 @@ class Fleet:
             InvalidInputError: the idle watts are no watts.
         """
         Offer(device_id, front, idle_w)  # the planner's own conditions, checked where the report comes in
-        return self._put(
-            replace(
-                self.device(device_id),
-                front=front,
-                idle_w=idle_w,
-                profiled_modes=profiled_modes,
-                reference_digest=reference_digest,
-            )
+        before = self.device(device_id)
+        if before.front is not None and before.front.equals(front):
+            front = before.front
+        after = replace(
+            before, front=front, idle_w=idle_w, profiled_modes=profiled_modes, reference_digest=reference_digest
         )
+        return before if front is before.front and after == before else self._put(after)
 
     def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
         """A device reports what a round needed; the same report again changes nothing.
@@ -262,6 +266,10 @@ class Fleet:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(_plan_id(run_id, number))
         return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+
+    def is_planned(self, run_id: str, number: int) -> bool:
+        """Whether a round has its plan already."""
+        return _plan_id(run_id, number) in self.rounds
 
     def is_archived(self, run_id: str) -> bool:
         """Whether the rounds of a run have to be recalled before anything else is done with it."""

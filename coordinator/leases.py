@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from coordinator.errors import DuplicateSessionError
@@ -83,13 +83,22 @@ class Leases:
         Raises:
             DuplicateSessionError: another installation has a session for this device.
         """
+        self.require_free(device_id, installation)
         held = self._held.get(device_id)
-        if held is not None and not (installation and held.installation == installation):
-            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
         lease = Lease(device_id, installation, now_s + _LEASES_MISSED * self.pace.lease_s)
         self._held[device_id] = lease
         self._expected.discard(device_id)
         return lease, held
+
+    def require_free(self, device_id: str, installation: str) -> None:
+        """Make sure that a session may begin.
+
+        Raises:
+            DuplicateSessionError: another installation has a session for this device.
+        """
+        held = self._held.get(device_id)
+        if held is not None and not (installation and held.installation == installation):
+            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
 
     def renew(self, lease: Lease, now_s: float) -> Pace:
         """A device was heard of; the pace from now on."""
@@ -108,8 +117,14 @@ class Leases:
         """Leases that were not renewed in time; the devices count as connected until their sessions end."""
         return [lease for lease in self._held.values() if lease.lapses_s <= now_s]
 
-    def missing(self, now_s: float) -> tuple[int, float]:
-        """How many devices are still expected back since the start, and for how many seconds they are waited for."""
+    def awaited(self, among: Set[str], now_s: float) -> tuple[int, float]:
+        """How many of some devices are still expected back since the start, and for how many seconds.
+
+        Args:
+            among: ids of devices.
+            now_s: now.
+        """
         if now_s >= self._grace_ends_s:
             self._expected.clear()
-        return len(self._expected), max(0.0, self._grace_ends_s - now_s) if self._expected else 0.0
+        count = len(self._expected & among)
+        return count, self._grace_ends_s - now_s if count else 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from coordinator.records import Reassignment
@@ -14,34 +14,68 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 
+class Outlet:
+    """Where messages to one device go: its stream takes one at a time, and as slowly as it is read."""
+
+    def __init__(self, write: Callable[[session_pb2.SessionResponse], Awaitable[None]]) -> None:
+        """Write to a stream."""
+        self._write = write
+        self._turn = asyncio.Lock()
+        self._order: session_pb2.Reassign | None = None
+        self._telling: asyncio.Task[None] | None = None
+
+    async def write(self, response: session_pb2.SessionResponse) -> None:
+        """Write a message when those before it are written."""
+        async with self._turn:
+            await self._write(response)
+
+    def tell(self, order: session_pb2.Reassign) -> None:
+        """Write an order soon; of those that a slow reader has not taken yet the newest counts."""
+        self._order = order
+        if self._telling is None or self._telling.done():
+            self._telling = asyncio.create_task(self._tell())
+
+    async def _tell(self) -> None:
+        async with self._turn:
+            while self._order is not None:
+                order, self._order = self._order, None
+                await self._write(session_pb2.SessionResponse(reassign=order))
+
+    def close(self) -> None:
+        """The session is over."""
+        if self._telling is not None:
+            self._telling.cancel()
+
+
 class Orders:
-    """One queue for each session; a device without a session cannot be told anything."""
+    """The outlets of all sessions; a device without a session cannot be told anything."""
 
     def __init__(self) -> None:
         """No session yet."""
-        self._queues: dict[str, asyncio.Queue[session_pb2.Reassign]] = {}
+        self._outlets: dict[str, Outlet] = {}
 
     @contextmanager
-    def session(self, device_id: str) -> Iterator[asyncio.Queue[session_pb2.Reassign]]:
-        """The queue of a device while its session lasts."""
-        queue: asyncio.Queue[session_pb2.Reassign] = asyncio.Queue()
-        self._queues[device_id] = queue
+    def session(self, device_id: str, outlet: Outlet) -> Iterator[None]:
+        """Send a device's orders to an outlet while its session lasts."""
+        self._outlets[device_id] = outlet
         try:
-            yield queue
+            yield
         finally:
-            del self._queues[device_id]
+            outlet.close()
+            if self._outlets.get(device_id) is outlet:  # else a newer session has begun
+                del self._outlets[device_id]
 
     def send(self, reassignments: Sequence[Reassignment]) -> None:
         """Tell devices what they are to go on with."""
         for reassignment in reassignments:
-            queue = self._queues.get(reassignment.device_id)
-            if queue is None:
+            outlet = self._outlets.get(reassignment.device_id)
+            if outlet is None:
                 _log.warning("%s has no session and cannot be told that the watts fell", reassignment.device_id)
                 continue
             new = reassignment.assignment
             told = "stop" if new is None else f"go on at {new.power_limit_w:.1f} W"
             _log.info("%s: %s", reassignment.device_id, told)
-            queue.put_nowait(
+            outlet.tell(
                 session_pb2.Reassign(
                     plan_id=reassignment.plan_id,
                     mode=None if new is None else mode_to_message(new.mode),

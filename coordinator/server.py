@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -23,15 +24,19 @@ from sqlalchemy import URL
 from coordinator.budget_watch import BudgetWatch
 from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
+from coordinator.leases import Leases
 from coordinator.metrics import serve_metrics
 from coordinator.orders import Orders
+from coordinator.planning import PlanningServicer
+from coordinator.records import DeviceState
 from coordinator.references import open_reference
 from coordinator.retention import forget_daily
-from coordinator.service import register
+from coordinator.sessions import SessionServicer
 from coordinator.site_file import SiteFile
 from coordinator.store.errors import NotOwnerError
 from coordinator.store.standby import open_store
 from coordinator.store.writer import Writer
+from coordinator.views import ViewServicer
 from wattfleet.addresses import split_address
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
@@ -39,6 +44,7 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.error_boundary import ErrorInterceptor
+from wattfleet_proto.v1 import planning_pb2_grpc, session_pb2_grpc, view_pb2_grpc
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
@@ -128,6 +134,8 @@ async def serve(
             config.site,
             config.selection,
         )
+        expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
+        leases = Leases(time.monotonic(), expected)
         writer = Writer(store)
         held.push_async_callback(writer.close)
         orders = Orders()
@@ -144,7 +152,11 @@ async def serve(
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
-        register(server, fleet, writer, orders, reference, config.profile_modes)
+        sessions = SessionServicer(fleet, writer, leases, orders, reference, config.profile_modes)
+        held.push_async_callback(sessions.close)
+        session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, writer, leases), server)
+        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         try:
@@ -158,7 +170,7 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
+        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait(), sessions.sweep()]
         if config.keep is not None:
             background.append(forget_daily(fleet, writer, config.keep))
         await _first_of(background)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,6 +78,10 @@ class Front:
     def planned_w(self) -> Values:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
         return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
+
+    def equals(self, other: Front) -> bool:
+        """Whether another front says the same in every column."""
+        return all(np.array_equal(getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from coordinator.errors import DuplicateSessionError, NoDevicesError, UnknownRecordError
+from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.records import DeviceRecord, DeviceState, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fronts import fronts
@@ -49,12 +49,8 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(device=devices)
     def connect(self, device: str) -> None:
-        if device in self.connected:
-            with pytest.raises(DuplicateSessionError):
-                self.fleet.connect(device, "orin-nx", "simulated", 5_824)
-        else:
-            self.keep(self.fleet.connect(device, "orin-nx", "simulated", 5_824))
-            self.connected.add(device)
+        self.keep(self.fleet.connect(device, "orin-nx", "simulated", 5_824))
+        self.connected.add(device)
 
     @rule(device=devices)
     def disconnect(self, device: str) -> None:

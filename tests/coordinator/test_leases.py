@@ -69,14 +69,16 @@ def test_another_agent_of_the_same_id_is_refused_while_the_first_is_there(first:
 def test_devices_that_were_there_before_a_restart_are_waited_for_within_the_grace() -> None:
     leases = Leases(100.0, expected=["a", "b", "c"])
     leases.begin("a", "x", 101.0)
-    assert leases.missing(110.0) == (2, GRACE_S - 10.0)
+    fleet = {"a", "b", "c", "never seen"}
+    assert leases.awaited(fleet, 110.0) == (2, GRACE_S - 10.0)
+    assert leases.awaited({"a", "c"}, 110.0) == (1, GRACE_S - 10.0)
     leases.begin("b", "x", 111.0)
     leases.begin("never seen", "x", 111.0)
     leases.begin("c", "x", 112.0)
-    assert leases.missing(113.0) == (0, 0.0)
+    assert leases.awaited(fleet, 113.0) == (0, 0.0)
 
 
 def test_after_the_grace_nobody_is_waited_for() -> None:
     leases = Leases(100.0, expected=["gone"])
-    assert leases.missing(100.0 + GRACE_S) == (0, 0.0)
+    assert leases.awaited({"gone"}, 100.0 + GRACE_S) == (0, 0.0)
     assert leases.pace.reconnect_s == 0.0

@@ -1,0 +1,121 @@
+"""The Flower server's side of the coordinator: its runs, their rounds, and a plan for each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from coordinator.archive import recalled
+from coordinator.errors import FleetReturningError
+from coordinator.fleet import Fleet, run_of
+from coordinator.leases import Leases
+from coordinator.records import DeviceResult
+from coordinator.store.writer import Writer
+from wattfleet_proto.convert import plan_to_message
+from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
+
+
+class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
+    """The Flower server's side."""
+
+    def __init__(
+        self, fleet: Fleet, writer: Writer, leases: Leases, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Serve one fleet.
+
+        Args:
+            fleet: what is known.
+            writer: keeps what changed.
+            leases: the sessions.
+            now_s: the clock of the leases.
+        """
+        self._fleet = fleet
+        self._writer = writer
+        self._leases = leases
+        self._now_s = now_s
+
+    async def StartRun(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.StartRunRequest, context: Any
+    ) -> planning_pb2.StartRunResponse:
+        """A Flower run begins."""
+        await recalled(self._fleet, self._writer, request.run_id)
+        await self._writer.saved(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
+        return planning_pb2.StartRunResponse()
+
+    async def ResolveNodes(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.ResolveNodesRequest, context: Any
+    ) -> planning_pb2.ResolveNodesResponse:
+        """Which nodes are tied to a device."""
+        known = {node: self._fleet.nodes[node] for node in request.node_ids if node in self._fleet.nodes}
+        return planning_pb2.ResolveNodesResponse(
+            bindings=[planning_pb2.NodeBinding(node_id=n, device_id=d) for n, d in known.items()],
+            unknown_node_ids=[node for node in request.node_ids if node not in known],
+        )
+
+    async def BindNodes(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.BindNodesRequest, context: Any
+    ) -> planning_pb2.BindNodesResponse:
+        """Tie nodes to devices."""
+        bound = [self._fleet.bind_node(binding.node_id, binding.device_id) for binding in request.bindings]
+        await self._writer.saved(*bound)
+        return planning_pb2.BindNodesResponse()
+
+    async def PlanRound(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.PlanRoundRequest, context: Any
+    ) -> planning_pb2.PlanRoundResponse:
+        """Plan a round."""
+        await recalled(self._fleet, self._writer, request.run_id)
+        if not self._fleet.is_planned(request.run_id, request.round):
+            self._require_back(request.node_ids)
+        record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
+        await self._writer.saved(record)
+        return plan_to_message(record.plan_id, record.plan, record.nodes)
+
+    async def FinishRound(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.FinishRoundRequest, context: Any
+    ) -> planning_pb2.FinishRoundResponse:
+        """A round has all the replies it will get."""
+        await recalled(self._fleet, self._writer, run_of(request.plan_id))
+        results = [_result(message) for message in request.results]
+        await self._writer.saved(self._fleet.finish_round(request.plan_id, results, request.wall_s))
+        return planning_pb2.FinishRoundResponse()
+
+    async def ReportMetrics(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.ReportMetricsRequest, context: Any
+    ) -> planning_pb2.ReportMetricsResponse:
+        """What the strategy evaluated."""
+        await recalled(self._fleet, self._writer, request.run_id)
+        await self._writer.saved(self._fleet.report_metrics(request.run_id, request.round, dict(request.metrics)))
+        return planning_pb2.ReportMetricsResponse()
+
+    async def FinishRun(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.FinishRunRequest, context: Any
+    ) -> planning_pb2.FinishRunResponse:
+        """A Flower run is over."""
+        await self._writer.saved(self._fleet.finish_run(request.run_id, request.error))
+        return planning_pb2.FinishRunResponse()
+
+    def _require_back(self, node_ids: Sequence[int]) -> None:
+        """Make sure that a plan after a restart is not made for the few devices that came back first.
+
+        Raises:
+            FleetReturningError: some are waited for still.
+        """
+        device_ids = {self._fleet.nodes[node] for node in node_ids if node in self._fleet.nodes}
+        awaited, left_s = self._leases.awaited(device_ids, self._now_s())
+        if awaited:
+            raise FleetReturningError(
+                f"the coordinator has restarted: {awaited} of the devices that it had are not back yet; they are waited"
+                f" for another {left_s:.0f} s"
+            )
+
+
+def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
+    return DeviceResult(
+        device_id=message.device_id,
+        failure=message.failure,
+        num_examples=message.num_examples if message.HasField("num_examples") else None,
+        loss=message.loss if message.HasField("loss") else None,
+        share=message.share,
+    )

@@ -1,0 +1,229 @@
+"""The agents' side of the coordinator: one stream per device, from its Hello until it goes silent."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+
+from coordinator.archive import recalled
+from coordinator.errors import UnknownRecordError
+from coordinator.fleet import Fleet, run_of
+from coordinator.leases import LEASE_S, Lease, Leases
+from coordinator.orders import Orders, Outlet
+from coordinator.records import DeviceState, ObservedTraining
+from coordinator.references import Reference
+from coordinator.store.writer import Writer
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.convert import evidence_from_message, front_from_message
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.version import common_version
+
+_log = logging.getLogger(__name__)
+
+_SWEPT_EVERY_S = 1.0
+_CHUNK_BYTES = 64 * 1024
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+
+STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
+_STATE = {message: state for state, message in STATE_MESSAGE.items() if state is not DeviceState.OFFLINE}
+
+
+class SessionServicer(session_pb2_grpc.SessionServiceServicer):
+    """Takes what agents report, and tells them what they are to do."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        writer: Writer,
+        leases: Leases,
+        orders: Orders,
+        reference: Reference,
+        profile_modes: int,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Serve one fleet.
+
+        Args:
+            fleet: what is known.
+            writer: keeps what changed.
+            leases: the sessions.
+            orders: what devices are to be told.
+            reference: the predictor that agents transfer from.
+            profile_modes: modes that each agent measures at most.
+            now_s: the clock of the leases.
+        """
+        self._fleet = fleet
+        self._writer = writer
+        self._leases = leases
+        self._orders = orders
+        self._reference = reference
+        self._profile_modes = profile_modes
+        self._now_s = now_s
+        self._handlers: dict[Lease, asyncio.Task[Any]] = {}
+        self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
+        self._is_closing = False
+
+    async def Session(  # type: ignore[override]  # noqa: N802 - named by the protocol; it writes to its context
+        self, request_iterator: Any, context: Any
+    ) -> None:
+        """One agent's session, from its Hello until it goes silent."""
+        try:
+            async with asyncio.timeout(LEASE_S):
+                first = await context.read()
+        except TimeoutError:
+            return  # it never began
+        if first is _EOF:
+            return
+        hello = first.hello
+        lease, known = self._begin(hello)
+        try:
+            if known:
+                self._writer.save_soon(self._fleet.device(lease.device_id))
+            else:
+                await self._writer.saved(self._fleet.device(lease.device_id))
+            outlet = Outlet(context.write)
+            await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(hello)))
+            with self._orders.session(lease.device_id, outlet):
+                await self._serve(lease, context, outlet)
+        except asyncio.CancelledError:
+            ended = self._ended.pop(lease, None)
+            if ended is None:
+                raise  # the agent hung up
+            this = asyncio.current_task()
+            assert this is not None, "a handler is a task"
+            this.uncancel()
+            await context.abort(*ended)
+        finally:
+            self._over(lease)
+
+    def _begin(self, hello: session_pb2.Hello) -> tuple[Lease, bool]:
+        """Take a Hello; the new session's lease, and whether the device was known as it is.
+
+        Raises:
+            ProtocolVersionError: the agent speaks another protocol.
+            InvalidInputError: it cannot be a device, or is enrolled as another kind of board.
+            DuplicateSessionError: another agent has a session for this device.
+        """
+        common_version(hello.protocol)
+        evidence = evidence_from_message(hello.evidence)
+        self._leases.require_free(hello.device_id, hello.installation)
+        before = self._fleet.devices.get(hello.device_id)
+        now = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
+        lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
+        if replaced is not None:
+            self._end(
+                replaced,
+                grpc.StatusCode.ABORTED,
+                f"{hello.device_id}: a newer session of the same installation has begun. If two agents run, one from a"
+                " copy of the other's disk: give each device an id of its own, and remove the file 'installation' from"
+                " its state directory",
+            )
+        this = asyncio.current_task()
+        assert this is not None, "a handler is a task"
+        self._handlers[lease] = this
+        _log.info("%s connected", lease.device_id)
+        return lease, before is not None and before.mode_count == now.mode_count
+
+    def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
+        pace = self._leases.pace
+        return session_pb2.Welcome(
+            reference_digest=self._reference.digest,
+            profile_modes=self._profile_modes,
+            lease_s=pace.lease_s,
+            reconnect_s=pace.reconnect_s,
+            protocol=common_version(hello.protocol),
+        )
+
+    async def _serve(self, lease: Lease, context: Any, outlet: Outlet) -> None:
+        """Acknowledge what comes up until nothing does."""
+        sequence = 0
+        while (request := await context.read()) is not _EOF:
+            pace = self._leases.renew(lease, self._now_s())
+            # What came before is there already; leases have no number.
+            if request.sequence > sequence:
+                await self._take(lease.device_id, request)
+                sequence = request.sequence
+            ack = session_pb2.Ack(sequence=request.sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
+            await outlet.write(session_pb2.SessionResponse(ack=ack))
+
+    async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
+        """Take one report; of a kind that only newer agents know, nothing."""
+        body = request.WhichOneof("body")
+        if body == "state":
+            if request.state.state not in _STATE:
+                raise InvalidInputError(f"{device_id}: no state that a device can report")
+            state = _STATE[request.state.state]
+            await self._writer.saved(
+                self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
+            )
+        elif body == "front":
+            report = request.front
+            before = self._fleet.device(device_id)
+            after = self._fleet.report_front(
+                device_id,
+                front_from_message(report.front),
+                report.idle_w,
+                report.profiled_modes,
+                report.reference_digest,
+            )
+            if after is not before:  # each new session tells it anew
+                await self._writer.saved(after)
+        elif body == "observation":
+            seen = request.observation
+            observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
+            try:
+                await recalled(self._fleet, self._writer, run_of(seen.plan_id))
+                await self._writer.saved(self._fleet.observe(seen.plan_id, observed))
+            except UnknownRecordError as error:
+                # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.
+                _log.warning("%s: an observation is let go: %s", device_id, error)
+        elif body == "hello":
+            raise InvalidInputError(f"{device_id}: a session has one Hello")
+
+    def _over(self, lease: Lease) -> None:
+        """Note the end of a session's handler."""
+        self._handlers.pop(lease, None)
+        self._ended.pop(lease, None)
+        # One that only this coordinator's end has ended is expected back after its restart.
+        if self._leases.end(lease) and not self._is_closing:
+            # Nobody waits for it, and a device that is known to be connected no more is so after a restart anyway.
+            self._writer.save_soon(self._fleet.disconnect(lease.device_id))
+            _log.info("%s disconnected", lease.device_id)
+
+    def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
+        handler = self._handlers.get(lease)
+        if handler is not None and lease not in self._ended:
+            self._ended[lease] = code, details
+            handler.cancel()
+
+    async def sweep(self) -> None:
+        """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
+        while True:
+            await asyncio.sleep(_SWEPT_EVERY_S)
+            for lease in self._leases.lapsed(self._now_s()):
+                self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: nothing was heard any more")
+
+    async def close(self) -> None:
+        """End all sessions, since the coordinator stops; their devices come back to it, or to the next one."""
+        self._is_closing = True
+        handlers = list(self._handlers.values())
+        for lease in list(self._handlers):
+            self._end(lease, grpc.StatusCode.UNAVAILABLE, "the coordinator stops")
+        await asyncio.gather(*handlers, return_exceptions=True)
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, context: Any
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        """The reference predictor, manifest first."""
+        artefact = self._reference.of_digest(request.digest)
+        begin = request.weights_offset
+        if begin > len(artefact.weights):
+            raise InvalidInputError(f"the weights have {len(artefact.weights)} bytes, none from {begin} on")
+        yield session_pb2.FetchReferenceResponse(manifest=artefact.manifest, weights_offset=begin)
+        for offset in range(begin, len(artefact.weights), _CHUNK_BYTES):
+            yield session_pb2.FetchReferenceResponse(weights_chunk=artefact.weights[offset : offset + _CHUNK_BYTES])
