@@ -21,10 +21,6 @@ class AnyText(TypeDecorator[str]):
         """To the database."""
         return None if value is None else value.replace("\x00", "\ufffd")
 
-    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
-        """From the database."""
-        return value
-
 
 class JsonText(TypeDecorator[Any]):
     """JSON as text: PostgreSQL's own JSON knows no NaN, which the loss of a run that diverged is."""
