@@ -48,6 +48,16 @@ from wattfleet_proto.v1 import planning_pb2_grpc, session_pb2_grpc, view_pb2_grp
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
+_OPTIONS = [
+    # Without it a second coordinator would share the port instead of failing.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
+    # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.server_max_unrequested_time_in_server", 120),
+]
 
 
 @dataclass(frozen=True)
@@ -147,8 +157,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS)],
-            # Without it a second coordinator would share the port instead of failing.
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
+            options=_OPTIONS,
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
