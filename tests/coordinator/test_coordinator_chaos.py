@@ -195,11 +195,10 @@ def test_whenever_it_is_killed_nothing_that_was_acknowledged_is_lost(tmp_path: P
             await flower.channel.close()
             with suppress(ProcessLookupError):
                 assert coordinator.stop() == 0
-        print(
-            f"back after {max(restarts_s):.2f} s at most, {sorted(restarts_s)[len(restarts_s) // 2]:.2f} s in the median"
-        )
+        restarts_s.sort()
+        print(f"back within {restarts_s[-1]:.2f} s, {restarts_s[len(restarts_s) // 2]:.2f} s in the median")
         if KILLS > 10:  # the short form runs beside other tests
-            assert max(restarts_s) <= BACK_WITHIN_S
+            assert restarts_s[-1] <= BACK_WITHIN_S
         assert len(acknowledged.finished) > KILLS // 2
 
     told(story)
