@@ -33,6 +33,7 @@ _encoder, _decoder = Encoder(), Decoder()
 _encoder.header_table_size = 0
 _decoder.max_allowed_table_size = 0
 _encoder.encode([])
+_decoder.decode(b"\x20")  # its table is empty now, even where a server need not say so
 
 _PREFACE = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
