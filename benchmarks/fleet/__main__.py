@@ -5,7 +5,7 @@
 The real coordinator runs with a store in a temporary folder; every simulated agent has a connection of its own and says
 what the real one says, when it says it. All processes share two cores, the load generator, which is this process,
 included. Everything is done with a bare server as well, of the same options and message sizes, which shows what is
-gRPC's and the generator's own share. docs/fleet-size.md has the figures.
+gRPC's and the generator's own share.
 """
 
 from __future__ import annotations

@@ -1,45 +1,38 @@
-"""A bare grpc.aio server with the coordinator's methods, options and message sizes, and nothing behind them."""
+"""A bare grpc.aio server: it answers every message of a stream, or streams chunks, and there is nothing behind it.
+
+It imports nothing of Wattfleet, so that its memory is gRPC's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from benchmarks.fleet import requests
-from benchmarks.fleet.servers import HOST
-from coordinator.server import BoundAddresses
-from wattfleet.artefact import read_directory
-from wattfleet_proto.v1 import session_pb2
 
-ACK_BYTES = len(session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=1)).SerializeToString())
-_CHUNK_BYTES = 64 * 1024
-
-
-async def serve(reference: Path, announce: Path) -> None:
+async def serve(service: str, answer_bytes: int, chunks: int, chunk_bytes: int, announce: Path) -> None:
     """Serve until ended.
 
     Args:
-        reference: the predictor that is handed out.
+        service: whose methods it has.
+        answer_bytes: size of an answer in a session: so much of the message is sent back.
+        chunks: messages of a download.
+        chunk_bytes: size of each.
         announce: where the address is written.
     """
-    artefact = read_directory(reference)
-    offsets = range(0, len(artefact.weights), _CHUNK_BYTES)
-    chunks = [
-        session_pb2.FetchReferenceResponse(weights_chunk=artefact.weights[at : at + _CHUNK_BYTES]).SerializeToString()
-        for at in offsets
-    ]
+    chunk = bytes(chunk_bytes)
 
     async def session(said: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
         async for message in said:
-            yield message[:ACK_BYTES]
+            yield message[:answer_bytes]
 
     async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
-        for chunk in chunks:
+        for _ in range(chunks):
             yield chunk
 
     methods = {
@@ -47,20 +40,25 @@ async def serve(reference: Path, announce: Path) -> None:
         "FetchReference": grpc.unary_stream_rpc_method_handler(fetch),
     }
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1024 * 1024)])
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(requests.SERVICE[1:], methods),))
-    port = server.add_insecure_port(f"{HOST}:0")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    BoundAddresses(f"{HOST}:{port}", "").announce(announce)
+    draft = announce.with_suffix(".tmp")
+    draft.write_text(json.dumps({"address": f"127.0.0.1:{port}"}))
+    draft.replace(announce)
     await server.wait_for_termination()
 
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.bare", description=__doc__)
-    parser.add_argument("--reference", type=Path, required=True, help="directory of a reference predictor")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.bare", description=__doc__.split("\n")[0])
+    parser.add_argument("--service", required=True, help="whose methods it has")
+    parser.add_argument("--answer-bytes", type=int, required=True, help="size of an answer in a session")
+    parser.add_argument("--chunks", type=int, required=True, help="messages of a download")
+    parser.add_argument("--chunk-bytes", type=int, required=True, help="size of each")
     parser.add_argument("--announce", type=Path, required=True, help="file to write the address to")
-    arguments = parser.parse_args()
-    asyncio.run(serve(arguments.reference, arguments.announce))
+    options = parser.parse_args()
+    asyncio.run(serve(options.service, options.answer_bytes, options.chunks, options.chunk_bytes, options.announce))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
     reference = folder / "reference"
     write_directory(artefact, reference)
     with Parts(folder / "logs") as parts:
-        ours, other = coordinator(parts, folder, reference), bare(parts, folder, reference)
+        ours, other = coordinator(parts, folder, reference), bare(parts, folder, len(artefact.weights))
         await ours.start()
         swarm = Swarm(count, ours.address)
         try:

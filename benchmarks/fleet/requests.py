@@ -19,6 +19,8 @@ STATE = session_pb2.SessionRequest(
     ),
 ).SerializeToString()
 
+ACK_BYTES = len(session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=1)).SerializeToString())
+
 
 def hello(number: int) -> bytes:
     """Who one agent is."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 
 import reference_models
+from benchmarks.fleet import requests
 from simulation.processes import Part, PartFailedError, Parts, program
 from wattfleet.artefact import WEIGHTS_FILE, Artefact
 
@@ -19,6 +21,7 @@ HOST = "127.0.0.1"
 _READY_WITHIN_S = 60.0
 _POLL_S = 0.05
 _REFERENCE = "agx_orin_resnet18"
+_CHUNK_BYTES = 64 * 1024
 
 
 class Server:
@@ -111,10 +114,20 @@ def coordinator(parts: Parts, folder: Path, reference: Path) -> Server:
     return Server(parts, "coordinator", command, folder)
 
 
-def bare(parts: Parts, folder: Path, reference: Path) -> Server:
-    """A server that does nothing of its own with what it gets."""
-    command = [sys.executable, "-m", "benchmarks.fleet.bare"]
-    return Server(parts, "bare", [*command, "--reference", str(reference), "--announce", "{announce}"], folder)
+def bare(parts: Parts, folder: Path, reference_bytes: int) -> Server:
+    """A server that does nothing of its own with what it gets.
+
+    Args:
+        parts: the run's children.
+        folder: where it announces its address.
+        reference_bytes: size of what it hands out, in chunks as the coordinator's.
+    """
+    command = [
+        *(sys.executable, "-m", "benchmarks.fleet.bare", "--service", requests.SERVICE[1:]),
+        *("--answer-bytes", str(requests.ACK_BYTES), "--announce", "{announce}"),
+        *("--chunks", str(math.ceil(reference_bytes / _CHUNK_BYTES)), "--chunk-bytes", str(_CHUNK_BYTES)),
+    ]
+    return Server(parts, "bare", command, folder)
 
 
 def reference_of_size(size: int) -> Artefact:
