@@ -29,11 +29,12 @@ OK, UNAVAILABLE = 0, 14
 _LINGER_NOT = b"\x01\0\0\0\0\0\0\0"
 
 # Without dynamic tables a block means the same on every connection: one coder of each kind serves them all.
+_NO_TABLE = b"\x20"
 _encoder, _decoder = Encoder(), Decoder()
 _encoder.header_table_size = 0
-_decoder.max_allowed_table_size = 0
 _encoder.encode([])
-_decoder.decode(b"\x20")  # its table is empty now, even where a server need not say so
+_decoder.max_allowed_table_size = 0
+_decoder.decode(_NO_TABLE)  # a server whose own table is empty need not say so
 
 _PREFACE = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -57,7 +58,7 @@ def request_headers(path: str) -> bytes:
         ("te", "trailers"),
         ("content-type", "application/grpc"),
     ]
-    return bytes(_encoder.encode(headers))
+    return _NO_TABLE + bytes(_encoder.encode(headers))
 
 
 class ProtocolError(Exception):
