@@ -80,10 +80,10 @@ def _counts(text: str) -> list[int]:
 def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
     """Let this process and its children have a descriptor for every agent."""
     needed = count + _DESCRIPTORS_BESIDE
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < needed:
         parser.error(f"{count} agents need {needed} open files, and this process may have {most} (ulimit -Hn)")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, needed), most))
 
 
 async def _all(counts: Sequence[int], settings: Settings, reference_bytes: int, cores: int) -> Result:

@@ -24,7 +24,7 @@ class Settings:
     Attributes:
         rate_per_s: agents that connect in a second during the ramp.
         steady_s: how long leases are measured, s.
-        limit_s: the longest that the ramp (beyond its own rate), or a storm, is waited for, s.
+        limit_s: the longest that is waited until all are there, after the last has come or been cut off, s.
         streams: agents that report in a closed loop.
         downloads: downloads of the reference at once.
         window_s: how long each turn of reports or downloads is measured, s.

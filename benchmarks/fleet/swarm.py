@@ -44,6 +44,10 @@ class Swarm:
     async def ramp(self, rate_per_s: float, limit_s: float) -> float | None:
         """Let all connect, evenly spread.
 
+        Args:
+            rate_per_s: how many a second.
+            limit_s: the longest to wait after the last one, s.
+
         Returns:
             Seconds until all were settled; None if they were not within the limit.
         """
@@ -57,7 +61,9 @@ class Swarm:
                 next(waiting).start()
             started = due
             await asyncio.sleep(_TICK_S)
-        return await self._settle(begun_s, limit_s)
+        ramped_s = loop.time() - begun_s
+        settled_s = await self.settle(limit_s)
+        return None if settled_s is None else ramped_s + settled_s
 
     def cut(self) -> None:
         """Cut all connections; every agent comes back with its backoff."""
@@ -74,12 +80,10 @@ class Swarm:
 
     async def settle(self, limit_s: float) -> float | None:
         """Seconds from now until all are settled; None if they are not within the limit."""
-        return await self._settle(asyncio.get_running_loop().time(), limit_s)
-
-    async def _settle(self, begun_s: float, limit_s: float) -> float | None:
         loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         try:
-            await asyncio.wait_for(self._all_settled.wait(), begun_s + limit_s - loop.time())
+            await asyncio.wait_for(self._all_settled.wait(), limit_s)
         except asyncio.TimeoutError:
             return None
         return loop.time() - begun_s
