@@ -126,7 +126,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        _log.info("%s connected", lease.device_id)
+        _log.debug("%s connected", lease.device_id)
         return lease, before is not None and before.mode_count == now.mode_count
 
     def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
@@ -193,7 +193,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for it, and a device that is known to be connected no more is so after a restart anyway.
             self._writer.save_soon(self._fleet.disconnect(lease.device_id))
-            _log.info("%s disconnected", lease.device_id)
+            _log.debug("%s disconnected", lease.device_id)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)
