@@ -49,7 +49,7 @@ from wattfleet_proto.v1 import planning_pb2_grpc, session_pb2_grpc, view_pb2_grp
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
-_OPTIONS = [
+OPTIONS = [
     # Without it a second coordinator would share the port instead of failing.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
@@ -161,7 +161,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS)],
-            options=_OPTIONS,
+            options=OPTIONS,
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)

@@ -10,15 +10,18 @@ from typing import Protocol
 
 from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, request_headers
+from coordinator.leases import Pace
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 30.0
+WELCOMED_WITHIN_S = 60.0
 SILENCE_BORNE_S = 15.0
 LEASES_UNANSWERED = 3
 """Those of `edge_agent.link`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _FRONT = requests.front()
-_JITTER = 0.1
+_STATE = requests.state(1)
+_LEASE_SHARES = (0.5, 0.8)
 
 
 class Observer(Protocol):
@@ -37,7 +40,7 @@ class Agent:
     Args:
         number: which one.
         address: host and port of the server.
-        lease_s: the server's lease, s; None where its Welcome tells.
+        pace: the server's; None where it tells.
         observer: what is told.
 
     Attributes:
@@ -45,19 +48,19 @@ class Agent:
     """
 
     __slots__ = (
-        "_address", "_attempt", "_backoff_s", "_connection", "_heard_s", "_hello", "_lease_s", "_loop", "_observer",
-        "_send", "_sent", "_stated_lease_s", "_timer", "_welcomed", "settled",
+        "_address", "_attempt", "_backoff_s", "_connection", "_heard_s", "_hello", "_loop", "_observer", "_pace",
+        "_send", "_sent", "_stated_pace", "_timer", "_welcomed", "settled",
     )  # fmt: skip
 
-    def __init__(self, number: int, address: tuple[str, int], lease_s: float | None, observer: Observer) -> None:
+    def __init__(self, number: int, address: tuple[str, int], pace: Pace | None, observer: Observer) -> None:
         self._address = address
         self._hello = requests.hello(number)
-        self._stated_lease_s = lease_s
+        self._stated_pace = pace
+        self._pace = Pace(0.0, 0.0)
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[float, bool]] = deque()
         self._backoff_s = FIRST_BACKOFF_S
-        self._lease_s = 0.0
         self._heard_s = 0.0
         self._welcomed = False
         self.settled = False
@@ -68,7 +71,7 @@ class Agent:
 
     def start(self) -> None:
         """Open a connection, and a session on it."""
-        self._timer = self._loop.call_later(SILENCE_BORNE_S, self._fail, "no answer")
+        self._timer = self._loop.call_later(WELCOMED_WITHIN_S, self._fail, "no answer")
         self._attempt = self._loop.create_task(self._open())
 
     def stop(self) -> None:
@@ -88,7 +91,7 @@ class Agent:
         self.stop()
         # Full jitter, as the agent's.
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
-        self._backoff_s = min(LONGEST_BACKOFF_S, 2 * self._backoff_s)
+        self._backoff_s = max(self._pace.reconnect_s, min(LONGEST_BACKOFF_S, 2 * self._backoff_s))
 
     async def _open(self) -> None:
         try:
@@ -102,17 +105,18 @@ class Agent:
 
     def _take(self, response: bytes) -> None:
         self._heard_s = self._loop.time()
+        # What the bare server sends back says nothing of a pace.
+        self._pace = self._stated_pace or requests.pace_of(response)
         if not self._welcomed:
             self._welcomed = True
-            self._lease_s = self._stated_lease_s or requests.lease_s_of(response)
-            self._say(requests.STATE)
+            self._say(_STATE)
             self._say(_FRONT)
             # At once, where the real agent takes its time: how long a server needs to settle all is not to be that.
             self._say(requests.LEASE, is_lease=True)
             self._next_lease()
             return
         sent_s, is_lease = self._sent.popleft()
-        self._backoff_s = FIRST_BACKOFF_S
+        self._backoff_s = max(FIRST_BACKOFF_S, self._pace.reconnect_s)
         if is_lease:
             self._observer.leased(self, self._heard_s - sent_s)
 
@@ -132,12 +136,11 @@ class Agent:
     def _next_lease(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        # The real agent sends one after half the lease without a report.
-        every_s = self._lease_s / 2 * random.uniform(1 - _JITTER, 1 + _JITTER)
+        every_s = self._pace.lease_s * random.uniform(*_LEASE_SHARES)
         self._timer = self._loop.call_later(every_s, self._lease)
 
     def _lease(self) -> None:
-        if self._loop.time() - self._heard_s > max(SILENCE_BORNE_S, LEASES_UNANSWERED * self._lease_s):
+        if self._loop.time() - self._heard_s > max(SILENCE_BORNE_S, LEASES_UNANSWERED * self._pace.lease_s):
             return self._fail("no answer any more")
         self._say(requests.LEASE, is_lease=True)
         self._next_lease()

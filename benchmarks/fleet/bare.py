@@ -15,7 +15,9 @@ from typing import Any
 import grpc
 
 
-async def serve(service: str, answer_bytes: int, chunks: int, chunk_bytes: int, announce: Path) -> None:
+async def serve(
+    service: str, answer_bytes: int, chunks: int, chunk_bytes: int, options: list[tuple[str, int]], announce: Path
+) -> None:
     """Serve until ended.
 
     Args:
@@ -23,6 +25,7 @@ async def serve(service: str, answer_bytes: int, chunks: int, chunk_bytes: int, 
         answer_bytes: size of an answer in a session: so much of the message is sent back.
         chunks: messages of a download.
         chunk_bytes: size of each.
+        options: of the server.
         announce: where the address is written.
     """
     chunk = bytes(chunk_bytes)
@@ -39,7 +42,7 @@ async def serve(service: str, answer_bytes: int, chunks: int, chunk_bytes: int, 
         "Session": grpc.stream_stream_rpc_method_handler(session),
         "FetchReference": grpc.unary_stream_rpc_method_handler(fetch),
     }
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 1024 * 1024)])
+    server = grpc.aio.server(options=options)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -56,9 +59,11 @@ def main() -> None:
     parser.add_argument("--answer-bytes", type=int, required=True, help="size of an answer in a session")
     parser.add_argument("--chunks", type=int, required=True, help="messages of a download")
     parser.add_argument("--chunk-bytes", type=int, required=True, help="size of each")
+    parser.add_argument("--options", type=json.loads, required=True, help="of the server, as a JSON object")
     parser.add_argument("--announce", type=Path, required=True, help="file to write the address to")
     options = parser.parse_args()
-    asyncio.run(serve(options.service, options.answer_bytes, options.chunks, options.chunk_bytes, options.announce))
+    sizes = options.answer_bytes, options.chunks, options.chunk_bytes
+    asyncio.run(serve(options.service, *sizes, list(options.options.items()), options.announce))
 
 
 if __name__ == "__main__":

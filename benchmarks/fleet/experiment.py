@@ -12,7 +12,7 @@ from benchmarks.fleet.load import Load, percentiles_ms
 from benchmarks.fleet.servers import Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports
-from coordinator.service import LEASE_S
+from coordinator.leases import pace_of
 from simulation.processes import Parts
 from wattfleet.artefact import Artefact, write_directory
 
@@ -65,7 +65,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         found["ended"] = dict(swarm.ended)
         await ours.quiet(settings.limit_s)
         await other.start()
-        swarm = Swarm(count, other.address, LEASE_S)
+        swarm = Swarm(count, other.address, pace_of(count))
         try:
             beside = await _live(swarm, other, settings)
             beside |= await _storm(swarm, settings)

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from coordinator.leases import LEASE_S, Pace
 from wattfleet.front import MAX_POINTS, Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
+from wattfleet_proto.version import own_version
 
 SERVICE = "/wattfleet.v1.SessionService"
 
 LEASE = session_pb2.SessionRequest(lease=session_pb2.Lease()).SerializeToString()
 
-STATE = session_pb2.SessionRequest(
-    sequence=1,
-    state=session_pb2.StateReport(
-        state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="ready: 50 modes measured"
-    ),
-).SerializeToString()
+ACK_BYTES = len(
+    session_pb2.SessionResponse(
+        ack=session_pb2.Ack(sequence=1000, lease_s=LEASE_S, reconnect_s=1.0)
+    ).SerializeToString()
+)
 
-ACK_BYTES = len(session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=1)).SerializeToString())
+
+def state(sequence: int) -> bytes:
+    """What one agent is doing, another thing with every number."""
+    return session_pb2.SessionRequest(
+        sequence=sequence,
+        state=session_pb2.StateReport(
+            state=session_pb2.DEVICE_STATE_READY, profiled_modes=sequence, detail=f"ready: {sequence} modes measured"
+        ),
+    ).SerializeToString()
 
 
 def hello(number: int) -> bytes:
@@ -30,6 +39,8 @@ def hello(number: int) -> bytes:
             board="agx-orin",
             evidence=power_pb2.EVIDENCE_SIMULATED,
             mode_count=18_096,
+            protocol=own_version(),
+            installation=f"{number:032x}",
         )
     ).SerializeToString()
 
@@ -48,6 +59,8 @@ def front() -> bytes:
     ).SerializeToString()
 
 
-def lease_s_of(response: bytes) -> float:
-    """How often a Welcome asks for a word, s."""
-    return session_pb2.SessionResponse.FromString(response).welcome.lease_s
+def pace_of(response: bytes) -> Pace:
+    """What a Welcome or an acknowledgement asks for."""
+    parsed = session_pb2.SessionResponse.FromString(response)
+    asked = parsed.welcome if parsed.HasField("welcome") else parsed.ack
+    return Pace(asked.lease_s, asked.reconnect_s)

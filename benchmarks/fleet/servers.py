@@ -14,6 +14,7 @@ import psutil
 
 import reference_models
 from benchmarks.fleet import requests
+from coordinator.server import OPTIONS
 from simulation.processes import Part, PartFailedError, Parts, program
 from wattfleet.artefact import WEIGHTS_FILE, Artefact
 
@@ -125,6 +126,7 @@ def bare(parts: Parts, folder: Path, reference_bytes: int) -> Server:
     command = [
         *(sys.executable, "-m", "benchmarks.fleet.bare", "--service", requests.SERVICE[1:]),
         *("--answer-bytes", str(requests.ACK_BYTES), "--announce", "{announce}"),
+        *("--options", json.dumps(dict(OPTIONS)).replace("{", "{{").replace("}", "}}")),
         *("--chunks", str(math.ceil(reference_bytes / _CHUNK_BYTES)), "--chunk-bytes", str(_CHUNK_BYTES)),
     ]
     return Server(parts, "bare", command, folder)

@@ -8,6 +8,7 @@ from array import array
 from collections import Counter
 
 from benchmarks.fleet.agent import Agent
+from coordinator.leases import Pace
 
 _TICK_S = 0.01
 
@@ -18,15 +19,15 @@ class Swarm:
     Args:
         count: how many.
         address: host and port of the server.
-        lease_s: the server's lease, s; None where its Welcome tells.
+        pace: the server's; None where it tells.
 
     Attributes:
         latencies_s: of leases, send to acknowledgement, since `measure_anew`.
         ended: how many sessions and attempts ended, by the reason.
     """
 
-    def __init__(self, count: int, address: tuple[str, int], lease_s: float | None = None) -> None:
-        self._agents = [Agent(number, address, lease_s, self) for number in range(count)]
+    def __init__(self, count: int, address: tuple[str, int], pace: Pace | None = None) -> None:
+        self._agents = [Agent(number, address, pace, self) for number in range(count)]
         self._unsettled = count
         self._all_settled = asyncio.Event()
         self.latencies_s = array("d")

@@ -53,12 +53,14 @@ class Reporter:
 
     def __init__(self, connection: Connection, number: int, tally: Tally) -> None:
         self._tally = tally
+        self._sequence = 0
         self._call = connection.call(_SESSION, self._answered, tally.ended)
         self._call.send(requests.hello(number))
 
     def _answered(self, response: bytes) -> None:
         self._tally.taken += 1
-        self._call.send(requests.STATE)
+        self._sequence += 1
+        self._call.send(requests.state(self._sequence))
 
 
 class Downloader:

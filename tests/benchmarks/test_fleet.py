@@ -18,7 +18,13 @@ import pytest
 
 from benchmarks.fleet import requests
 from benchmarks.fleet.__main__ import main
-from benchmarks.fleet.agent import FIRST_BACKOFF_S, LEASES_UNANSWERED, LONGEST_BACKOFF_S, SILENCE_BORNE_S
+from benchmarks.fleet.agent import (
+    FIRST_BACKOFF_S,
+    LEASES_UNANSWERED,
+    LONGEST_BACKOFF_S,
+    SILENCE_BORNE_S,
+    WELCOMED_WITHIN_S,
+)
 from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
 from benchmarks.fleet.result import figure
 from edge_agent import link
@@ -80,8 +86,8 @@ def test_interrupted_it_ends_its_servers() -> None:
 def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     front = session_pb2.SessionRequest.FromString(requests.front())
     assert len(front_from_message(front.front.front)) == 64
-    own = (FIRST_BACKOFF_S, LONGEST_BACKOFF_S, SILENCE_BORNE_S, LEASES_UNANSWERED)
-    names = ("_FIRST_BACKOFF_S", "_LONGEST_BACKOFF_S", "_SILENCE_BORNE_S", "_LEASES_UNANSWERED")
+    own = (FIRST_BACKOFF_S, LONGEST_BACKOFF_S, WELCOMED_WITHIN_S, SILENCE_BORNE_S, LEASES_UNANSWERED)
+    names = ("_FIRST_BACKOFF_S", "_LONGEST_BACKOFF_S", "_WELCOMED_WITHIN_S", "_SILENCE_BORNE_S", "_LEASES_UNANSWERED")
     assert own == tuple(vars(link)[name] for name in names)
 
 
