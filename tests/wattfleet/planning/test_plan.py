@@ -95,10 +95,11 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
         offer, point = by_id[assignment.device_id], points[assignment.device_id]
         assert point in modes_within_limit(offer)
         assert assignment.epoch_s == offer.front.epoch_s[point]
+        assert assignment.start_s == offer.front.start_s[point]
         assert assignment.power_w == offer.front.power_w[point]
         assert assignment.power_limit_w == pytest.approx(planned_w(offer, point))
-    slowest_s = max(done_s(by_id[device_id], point) for device_id, point in points.items())
-    assert epochs * slowest_s <= plan.duration_s * (1 + 1e-12)
+    slowest_s = max(done_s(by_id[device_id], point, epochs) for device_id, point in points.items())
+    assert slowest_s <= plan.duration_s * (1 + 1e-12)
     if isinstance(policy, Deadline):
         assert plan.deadline_s == policy.deadline_s
         assert plan.duration_s <= policy.deadline_s * (1 + 1e-12)
@@ -134,7 +135,7 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> No
     for decision in plan.decisions:
         offer = by_id[decision.device_id]
         modes = modes_within_limit(offer)
-        in_time = [k for k in modes if epochs * done_s(offer, k) <= plan.duration_s * (1 + 1e-12)]
+        in_time = [k for k in modes if done_s(offer, k, epochs) <= plan.duration_s * (1 + 1e-12)]
         if decision.selected:
             said = [float(number) for number in re.findall(r"-?\d+\.\d", decision.reason)]
             assert said == pytest.approx([plan.duration_s, chosen_w[offer.device_id]], abs=0.051)
@@ -194,14 +195,14 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
 def test_fastest_k_is_the_best_of_all_plans(fleet: Fleet, count: int | None, epochs: float) -> None:
     able = [offer for offer in fleet.offers if modes_within_limit(offer)]
     assume(able)
-    expected = best(fleet, min(len(able), count or math.ceil(len(able) / 2)))
+    expected = best(fleet, min(len(able), count or math.ceil(len(able) / 2)), epochs=epochs)
     if expected is None:
         with pytest.raises(InfeasibleBudgetError):
             plan_of(fleet, FastestK(count), epochs)
         return
     plan = plan_of(fleet, FastestK(count), epochs)
     assert len(plan.assignments) == expected[1]
-    assert plan.duration_s == pytest.approx(epochs * expected[2], rel=1e-12)
+    assert plan.duration_s == pytest.approx(expected[2], rel=1e-12)
 
 
 @settings(max_examples=40)
