@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from tests.wattfleet.planning.fleets import (
     tree,
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.front import predicted_front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part
 from wattfleet.planning.offers import Offer
@@ -39,6 +41,7 @@ from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 from wattfleet.planning.round_plan import RoundPlan
 from wattfleet.planning.selection import Selection
+from wattfleet.predictor import Prediction
 
 sizes = st.none() | st.integers(1, 5)
 seeds = st.integers(0, 9)
@@ -339,6 +342,32 @@ def test_a_round_lasts_as_long_as_its_devices_may_take_not_their_median() -> Non
 def test_a_thriftier_mode_that_is_surely_done_before_a_faster_uncertain_one_is_taken() -> None:
     either = Offer("either", front((10, 40), (12, 20), epoch_log_sd=[0.5, 0.0]), 1.0)
     assert modes_of(plan_round([either], FastestK(1), site(500.0), 1.0, 1)) == {"either": (12, 20)}
+
+
+def test_a_short_training_has_a_high_cpu_clock_and_a_long_one_a_thrifty_mode() -> None:
+    # At the low clock a first minibatch takes 17 s, at the high one 3.5 s; minibatches are nearly as fast.
+    modes = np.array([[4, 2_000_000, 6e8, 2e9], [4, 400_000, 6e8, 2e9]])
+    prediction = Prediction(np.array([100.0, 110.0]), np.array([20_000.0, 12_000.0]), np.zeros(2), np.zeros(2))
+    offer = Offer("board", predicted_front(modes, prediction, 100, first_gcycles=7.0), 2.0)
+    rival = Offer("rival", front((30, 10)), 2.0)
+
+    def clock(epochs: float) -> int:
+        plan = plan_round([offer, rival], Everyone(), site(500.0), epochs, 1)
+        return {assignment.device_id: assignment.mode.cpu_khz for assignment in plan.assignments}["board"]
+
+    assert [clock(epochs) for epochs in (0.5, 10.0)] == [2_000_000, 400_000]
+
+
+def test_the_seconds_in_a_plans_words_and_its_duration_hold_the_start() -> None:
+    quick, late = Offer("quick", front((10, 20), start_s=5), 1.0), Offer("late", front((30, 20), start_s=7), 1.0)
+    plan = plan_round([quick, late], FastestK(1), site(500.0), 2.0, 1)
+    assert plan.duration_s == 5 + 2 * 10
+    [assignment] = plan.assignments
+    assert (assignment.start_s, assignment.epoch_s) == (5, 10)
+    assert reason_of(plan, "quick").endswith("done within 25.0 s for 19.0 W above idling")
+    assert reason_of(plan, "late") == "too slow: 67.0 s in its fastest mode, the round lasts 25.0 s"
+    with pytest.raises(InfeasibleBudgetError, match="within 24 s: allow at least 25 s"):
+        plan_round([quick, late], Deadline(24.0), site(500.0), 2.0, 1)
 
 
 def test_watts_that_add_up_to_the_budget_in_decimals_are_used() -> None:
