@@ -87,14 +87,13 @@ def _print(view: FrontView) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("mode", no_wrap=True)
     table.add_column("to apply it", no_wrap=True)
-    for name in ("s to start", "s/epoch", "W", "W planned"):
+    for name in ("s/epoch", "W", "W planned"):
         table.add_column(name, justify="right", no_wrap=True)
     for index in shown.tolist():
         mode = front.mode(index)
         table.add_row(
             mode.label(),
             written(mode),
-            f"{front.start_s[index]:.1f}",
             f"{front.epoch_s[index]:.1f}",
             f"{front.power_w[index]:.1f}",
             f"{front.planned_w[index]:.1f}",
