@@ -39,8 +39,6 @@ class Fair:
         floor = wish.count / n / 2 if self.floor is None else self.floor
         done = situation.history.times_done
         behind = np.array([floor * situation.server_round - done.get(o.device_id, 0) for o in situation.offers])
-        # Whom its supplies cannot carry even alone would keep a seat for ever.
-        behind[situation.curves.least_w > situation.headroom.alone_w] = 0.0
         seats = min(wish.count, math.ceil(floor * n))
         owed = [int(k) for k in np.argsort(-behind, kind="stable")[:seats] if behind[k] > 0]
         wish.first[owed] = True
