@@ -227,8 +227,8 @@ class PlannedRounds:
     def _planned(self, grid: Grid, number: int, node_ids: list[int], waits: bool) -> planning_pb2.PlanRoundResponse:
         """The plan, once there is one: devices may have to get ready, or the budget to rise."""
         assert self._run is not None, "it was started"
-        began_s = self._clock.now_s()
-        said_s = -float("inf")
+        refusal = None
+        began_s = said_s = -float("inf")
         is_known = True
         while True:
             request = planning_pb2.PlanRoundRequest(
@@ -248,6 +248,9 @@ class PlannedRounds:
                     continue
                 patience_s, poll_s = self._waiting_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
+                if refused.code is not refusal:
+                    # Watts that are back after a night find devices that still have to get ready.
+                    refusal, began_s, said_s = refused.code, now_s, -float("inf")
                 if now_s - began_s >= patience_s:
                     raise
                 if now_s - said_s >= _SAID_AGAIN_AFTER_S:

@@ -426,6 +426,21 @@ def test_a_budget_that_falls_at_night_is_waited_out() -> None:
     assert sum(grid.clock.slept) == pytest.approx(8 * 3600)
 
 
+def test_devices_that_get_ready_after_a_night_are_waited_for_as_ever(warnings: _Warnings) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub()
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, patience_s=60.0)
+    nights = {1: [*[LOW] * 360, *[NOT_READY] * 59], 2: [*[LOW] * 360, *[NOT_READY] * 61]}
+
+    def night(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        planner.refusals = nights.get(server_round, [])
+        return None
+
+    with pytest.raises(PlanningError, match="no device is ready"):
+        strategy.start(grid, ARRAYS, num_rounds=3, evaluate_fn=night)
+    assert len(grid.trainings()) == 8, "the second night leaves devices away for longer than is waited"
+    assert sum(grid.clock.slept) == 2 * 3600 + 59 + 60
+
+
 # --- two at once --------------------------------------------------------------------------------------------------
 
 
