@@ -136,7 +136,7 @@ def _beyond_supplies(
     if len(beyond) == len(offers):
         return {}  # the plan then says what the watts lack
     found = {}
-    for k in beyond:
+    for k in map(int, beyond):
         path = headroom.above[:, k]
         scarcest = min(path[path >= 0], key=lambda supply: float(headroom.spare_w[supply]))
         found[offers[k].device_id] = (

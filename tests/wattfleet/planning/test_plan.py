@@ -37,6 +37,7 @@ from wattfleet.planning.policies.fair import Fair
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 from wattfleet.planning.round_plan import RoundPlan
@@ -50,6 +51,7 @@ policies = (
     | st.builds(Everyone)
     | st.builds(Fair, sizes, st.none() | st.floats(0, 1))
     | st.builds(Deadline, st.integers(1, 40).map(float), st.sampled_from(["equal", "loss"]))
+    | st.builds(Progress, sizes, st.sampled_from([0.5, 3.0]), st.sampled_from([0.0, 10.0]))
     | draws
 )
 parts = st.builds(Part, st.booleans(), st.none() | st.integers(0, 500), st.none() | st.floats(0, 10))

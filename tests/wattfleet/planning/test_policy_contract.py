@@ -22,6 +22,7 @@ from wattfleet.planning.policies.registry import POLICIES, policy
 from wattfleet.planning.selection import Selection
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
+# Those that take the number they are given, or half; `progress` takes no more than that.
 COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progress")]
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -129,7 +130,13 @@ def test_over_selection_takes_more_than_that_number(name: str, share: float, tak
     assert len(plan.assignments) == taken
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@every_policy
+def test_over_selection_adds_to_a_number_only(name: str) -> None:
+    assert made(name).counts == (name in COUNTED)
+    assert name in ("all", "deadline") or made(name, count=3).counts
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "progress"])
 def test_a_count_below_one_is_refused(name: str) -> None:
     for count in (0, -1):
         with pytest.raises(InvalidInputError, match=f"1 device or more, not {count}"):

@@ -17,6 +17,7 @@ from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning.selection import Selection
 
 PLENTY_W = 1_000.0
 
@@ -102,11 +103,21 @@ def test_the_dearer_a_round_is_beside_its_training_the_more_devices_it_takes() -
     assert sizes[0] < sizes[-1] == 12
 
 
-def test_a_count_is_the_most_that_are_taken_and_over_selection_adds_to_it() -> None:
-    plan = plan_round(many(9), Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1)
-    assert 1 <= len(plan.assignments) <= 4
-    offers = twins(9, (10, 12))
-    assert len(plan_round(offers, Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 4
+@pytest.mark.parametrize("count", [1, 4, 9, 50])
+def test_a_count_is_the_most_that_are_taken(count: int) -> None:
+    for watts in (40.0, 150.0, PLENTY_W):
+        plan = plan_round(many(9), Progress(count=count), Allowance.of_site(watts), 1.0, 1)
+        assert 1 <= len(plan.assignments) <= count
+    # Of equals on plenty of watts all are of use.
+    plan = plan_round(twins(9, (10, 12)), Progress(count=count), Allowance.of_site(PLENTY_W), 1.0, 1)
+    assert len(plan.assignments) == min(count, 9)
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.0, 4), (0.25, 5), (0.3, 6), (5.0, 9)])
+def test_over_selection_adds_to_a_count(share: float, taken: int) -> None:
+    more = Selection(over_selection=share)
+    plan = plan_round(twins(9, (10, 12)), Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1, selection=more)
+    assert len(plan.assignments) == taken
 
 
 def test_every_device_left_out_has_its_reason() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Fair:
     count: int | None = None
     floor: float | None = None
     name: str = "fair"
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)

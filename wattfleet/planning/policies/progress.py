@@ -48,6 +48,11 @@ class Progress:
         if not 0 <= self.overhead_s < math.inf:
             raise InvalidInputError(f"a round takes 0 or more seconds beside its training, not {self.overhead_s}")
 
+    @property
+    def counts(self) -> bool:
+        """Only where a number is given: else it takes as many as are of use, and more of them are of less use."""
+        return self.count is not None
+
     def wish(self, situation: Situation) -> Wish:
         """The set that makes the most progress per second, among those of 32 durations."""
         curves, worth = situation.curves, _worth(situation)
