@@ -215,6 +215,20 @@ def test_a_device_that_does_not_answer_is_told_after_its_plans_time() -> None:
     assert (first["a"].failure, first["b"].failure) == ("", "no reply within 50 s")
 
 
+@pytest.mark.parametrize(("trimmed_s", "failure"), [(60.0, ""), (40.0, "no reply within 90 s")])
+def test_a_training_whose_plan_is_trimmed_meanwhile_is_given_the_longer_time(trimmed_s: float, failure: str) -> None:
+    planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0)
+
+    def train(message: Message) -> Message:
+        planner.duration_s = trimmed_s
+        return adds(1.0)(message)
+
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", train, 100.0), Node("c", train, 100.0))
+    planned(grid, planner, steps=13, buffer_size=1, allowance_s=10.0)
+    [first] = [results for results in planner.results() if len(results) == 3]
+    assert [first[device].failure for device in "abc"] == ["", failure, failure]
+
+
 def test_without_a_coordinator_it_trains_on_every_node() -> None:
     grid = grid_of(Node("a", adds(1.0)), Node("b", adds(3.0)))
     assert planned(grid, PlannerStub(away=True), steps=1, buffer_size=2).weights == [0, 2]

@@ -26,7 +26,11 @@ from tests.fronts import front
 from wattfleet.artefact import Artefact
 from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning.policies.deadline import Deadline
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
+from wattfleet.planning.selection import Selection
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     planning_pb2,
@@ -284,6 +288,17 @@ def test_too_few_modes_for_a_predictor_are_refused(config: CoordinatorConfig) ->
     with pytest.raises(InvalidInputError, match="a predictor needs 5 or more measured modes, not 4"):
         replace(config, profile_modes=4)
     assert replace(config, profile_modes=5).profile_modes == 5
+
+
+@pytest.mark.parametrize("policy", [Progress(), Everyone(), Deadline(60.0)])
+def test_over_selection_is_refused_where_there_is_no_number_that_it_could_add_to(
+    config: CoordinatorConfig, policy: Policy
+) -> None:
+    more = Selection(over_selection=0.2)
+    with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' takes as many devices as it finds best"):
+        replace(config, policy=policy, selection=more)
+    for counted in (Progress(count=4), FastestK()):
+        assert replace(config, policy=counted, selection=more).selection == more
 
 
 def test_a_front_of_sixty_four_points_fits_into_a_message(config: CoordinatorConfig) -> None:

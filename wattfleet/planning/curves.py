@@ -123,6 +123,14 @@ def curves_of(offers: Sequence[Offer], epochs: float) -> Curves:
     )
 
 
+def thriftiest_w(offers: Sequence[Offer]) -> Values:
+    """`[n]` watts that each device's thriftiest mode is given, whatever its own limit."""
+    power_w = np.array([offer.front.power_w[-1] for offer in offers])
+    log_sd = np.array([offer.front.power_log_sd[-1] for offer in offers])
+    planned_w = power_w * np.exp(ndtri(POWER_QUANTILE) * log_sd)
+    return np.asarray(np.maximum(planned_w, [offer.idle_w for offer in offers]))
+
+
 def _least_from_here_on(values: Values, sizes: Indices) -> Values:
     """Within each device's stretch, the least of a value and all that follow it."""
     within = np.ones(len(values) - 1, dtype=np.bool_)

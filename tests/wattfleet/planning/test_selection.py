@@ -71,9 +71,9 @@ def test_a_pattern_of_another_form_is_refused(pattern: str) -> None:
             Selection(**selection)
 
 
-@pytest.mark.parametrize("share", [-0.1, math.nan, math.inf])
+@pytest.mark.parametrize("share", [-0.1, 10.1, 1e308, math.nan, math.inf])
 def test_a_share_of_over_selection_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(InvalidInputError, match="over-selection is 0 or more"):
+    with pytest.raises(InvalidInputError, match="over-selection is 0 to 10"):
         Selection(over_selection=share)
 
 
