@@ -65,7 +65,7 @@ def artefact() -> Artefact:
 
 
 @pytest.fixture
-def config(tmp_path: Path, artefact: Artefact) -> CoordinatorConfig:
+def config(tmp_path: Path, artefact: Artefact, quick_to_stop: None) -> CoordinatorConfig:
     write_directory(artefact, tmp_path / "small-reference")
     return CoordinatorConfig(
         address="127.0.0.1:0",
@@ -78,7 +78,7 @@ def config(tmp_path: Path, artefact: Artefact) -> CoordinatorConfig:
     )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test needs the time that open sessions are given, or that an HTTP server takes to look up from its work."""
     monkeypatch.setattr(coordinator_server, "_STOP_GRACE_S", 0.05)
