@@ -118,10 +118,11 @@ class Fleet:
         self.may_exceed = False
         flying: dict[str, list[Offer]] = {}
         for device_id, promise in self._promises.awaited():
-            device = self.devices[device_id]
+            device = self.devices.get(device_id)
             # One that measures itself does as it has to.
-            is_tellable = promise.assignment is not None and device.state is not DeviceState.PROFILING
-            if is_tellable and (offer := self._offer(device)) is not None:
+            if promise.assignment is None or device is None or device.state is DeviceState.PROFILING:
+                continue
+            if (offer := self._offer(device)) is not None:
                 flying.setdefault(promise.plan_id, []).append(offer)
         if not flying:
             return [], []

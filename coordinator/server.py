@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -47,6 +48,18 @@ from wattfleet_proto.v1 import planning_pb2_grpc, session_pb2_grpc, view_pb2_grp
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
+OPTIONS = [
+    # Without it a second coordinator would share the port instead of failing.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
+    ("grpc.http2.bdp_probe", 0),
+    # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
+    # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.server_max_unrequested_time_in_server", 120),
+]
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,7 @@ async def serve(
     """
     host, port = split_address(config.address)
     metrics_host, metrics_port = split_address(config.metrics_address)
+    _allow_connections()
     reference = open_reference(config.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
     _require_free(host, port)
@@ -147,8 +161,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS)],
-            # Without it a second coordinator would share the port instead of failing.
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
+            options=OPTIONS,
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -191,6 +204,12 @@ async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
+
+
+def _allow_connections() -> None:
+    """Let this process hold as many connections as the system allows it; most shells begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _require_free(host: str, port: int) -> None:

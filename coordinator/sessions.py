@@ -14,7 +14,7 @@ from coordinator.archive import recalled
 from coordinator.errors import UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.leases import LEASE_S, Lease, Leases
-from coordinator.orders import Orders, Outlet
+from coordinator.orders import Orders, Outlet, order_message
 from coordinator.records import DeviceState, ObservedTraining, run_of
 from coordinator.references import Reference
 from coordinator.store.writer import Writer
@@ -80,17 +80,13 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         hello = first.hello
-        lease, known = self._begin(hello)
+        lease = self._begin(hello)
         try:
-            if known:
-                self._writer.save_soon(self._fleet.device(lease.device_id))
-            else:
-                await self._writer.saved(self._fleet.device(lease.device_id))
             outlet = Outlet(context.write)
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(hello)))
             with self._orders.session(lease.device_id, outlet):
                 if (order := self._fleet.standing_order(lease.device_id)) is not None:
-                    self._orders.send([order])
+                    outlet.tell(order_message(order))
                 await self._serve(lease, context, outlet)
         except asyncio.CancelledError:
             ended = self._ended.pop(lease, None)
@@ -103,8 +99,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         finally:
             self._over(lease)
 
-    def _begin(self, hello: session_pb2.Hello) -> tuple[Lease, bool]:
-        """Take a Hello; the new session's lease, and whether the device was known as it is.
+    def _begin(self, hello: session_pb2.Hello) -> Lease:
+        """Take a Hello; the new session's lease.
 
         Raises:
             ProtocolVersionError: the agent speaks another protocol.
@@ -114,8 +110,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         common_version(hello.protocol)
         evidence = evidence_from_message(hello.evidence)
         self._leases.require_free(hello.device_id, hello.installation)
-        before = self._fleet.devices.get(hello.device_id)
-        now = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
+        connected = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
         if replaced is not None:
             self._end(
@@ -128,8 +123,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        _log.info("%s connected", lease.device_id)
-        return lease, before is not None and before.mode_count == now.mode_count
+        _log.debug("%s connected", lease.device_id)
+        # A Welcome acknowledges nothing that would have to last: a full disk keeps no agent out.
+        self._writer.save_soon(connected)
+        return lease
 
     def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
         pace = self._leases.pace
@@ -195,7 +192,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for it, and a device that is known to be connected no more is so after a restart anyway.
             self._writer.save_soon(self._fleet.disconnect(lease.device_id))
-            _log.info("%s disconnected", lease.device_id)
+            _log.debug("%s disconnected", lease.device_id)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)

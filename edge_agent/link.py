@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 30.0
+# A coordinator to which a large fleet comes back may take a while to welcome each.
+_WELCOMED_WITHIN_S = 60.0
 # Each lease is answered. A network that loses everything without a word would otherwise be noticed after minutes.
 _SILENCE_BORNE_S = 15.0
 _LEASES_UNANSWERED = 3
@@ -160,6 +162,8 @@ class Link:
 
     @property
     def _silence_borne_s(self) -> float:
+        if not self.connected:
+            return _WELCOMED_WITHIN_S
         return max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * self._lease_s)
 
     def _paced(self, lease_s: float, reconnect_s: float) -> None:

@@ -171,8 +171,8 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
 
 def test_names_that_need_escaping_arrive_as_they_are() -> None:
     fleet = Fleet(Allowance.of_site(90.0), FastestK())
-    fleet.connect('a "b"\\\nc', "agx-orin", "simulated", 1)
-    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\\nc',): 0}
+    fleet.connect('a "b"\\c', "agx-orin", "simulated", 1)
+    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\c',): 0}
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------
