@@ -70,9 +70,7 @@ class Orders:
         for reassignment in reassignments:
             outlet = self._outlets.get(reassignment.device_id)
             if outlet is None:
-                _log.warning(
-                    "%s has no session, and is told that the watts fell when it has", reassignment.device_id
-                )
+                _log.warning("%s has no session, and is told that the watts fell when it has", reassignment.device_id)
                 continue
             new = reassignment.assignment
             told = "stop" if new is None else f"go on at {new.power_limit_w:.1f} W"

@@ -330,6 +330,15 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
     assert fleet.rounds[plan_id].results == tuple(results), "nothing of it was taken"
 
 
+@pytest.mark.parametrize("wall_s", [-1.0, math.nan, math.inf])
+def test_a_round_cannot_have_taken_any_time(wall_s: float) -> None:
+    fleet = small_fleet()
+    record = fleet.plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(InvalidInputError, match="a round takes 0 s or more"):
+        fleet.finish_round(record.plan_id, [], wall_s)
+    assert fleet.rounds_of(RUN) == [record]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"num_examples": -1.0}, {"num_examples": math.nan}, {"loss": math.inf}, {"share": 1.1}, {"share": math.nan}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -77,6 +78,54 @@ def test_no_watts_at_all_end_everybody() -> None:
     trim = trimmed_alone(planned(75.0), [ORIN, NANO], allowed(0.0), 2.0)
     assert trim is not None
     assert (trim.plan.assignments, set(trim.ended)) == ((), {"orin", "nano"})
+
+
+def test_decimal_watts_that_the_planner_allows_trim_nothing() -> None:
+    offers = [
+        Offer(name, front((10, w)), idle_w) for name, w, idle_w in (("a", 6, 1.1), ("b", 7.5, 1.3), ("c", 6, 1.7))
+    ]
+    plan = plan_round(offers, Everyone(), Allowance.of_site(19.5), 1.0, 1)
+    assert len(plan.assignments) == 3 and plan.planned_w > 19.5, "in binary"
+    assert trimmed_alone(plan, offers, Allowance.of_site(19.5), 1.0) is None
+
+
+def apart(epochs: tuple[float, float] = (2.0, 2.0)) -> list[InFlight]:
+    """A round of the Orin in the rack, and one of the Nano on the roof."""
+    return [
+        InFlight(plan_round([offer], Everyone(), allowed(75.0), passes, 1), passes, [offer])
+        for offer, passes in zip((ORIN, NANO), epochs, strict=True)
+    ]
+
+
+def test_a_round_that_does_not_hang_behind_what_fell_stays() -> None:
+    orin, nano = trimmed(apart(), allowed(75.0, roof_w=12.0))
+    assert orin is None
+    assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
+    # With the Orin's 50 W.
+    assert (nano.plan.planned_w, nano.plan.duration_s) == (60.0, 120.0)
+
+
+def test_all_rounds_behind_what_fell_pay_for_it() -> None:
+    orin, nano = trimmed(apart(), allowed(47.0))
+    assert orin is not None and nano is not None
+    assert (modes_of(orin.plan), modes_of(nano.plan)) == ({"orin": (20, 30)}, {"nano": (35, 15)})
+    assert (orin.plan.duration_s, nano.plan.duration_s) == (40.0, 70.0)
+    assert orin.plan.planned_w == nano.plan.planned_w == 45.0
+
+
+def test_rounds_of_more_epochs_are_longer() -> None:
+    # Eight of the Orin's epochs last as long as two of the Nano's do in its thriftiest mode and more.
+    orin, nano = trimmed(apart((8.0, 2.0)), allowed(60.0))
+    assert orin is None or modes_of(orin.plan) == {"orin": (10, 50)}
+    assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
+
+
+def test_a_device_of_a_round_that_cannot_be_told_keeps_what_it_has() -> None:
+    plan = planned(75.0)
+    [trim] = trimmed([InFlight(plan, 2.0, [NANO])], replace(allowed(75.0, roof_w=12.0), elsewhere_w={"rack": 50.0}))
+    assert trim is not None
+    assert modes_of(trim.plan) == {"orin": (10, 50), "nano": (60, 10)}
+    assert (trim.changed, trim.ended, trim.plan.planned_w) == (("nano",), (), 60.0)
 
 
 @given(
