@@ -54,8 +54,11 @@ class Sent:
 class FleetMachine(RuleBasedStateMachine):
     """A fleet, a store that keeps only what the fleet hands out, and a plain account of what was done to it."""
 
-    @initialize(policy=st.sampled_from([FastestK(2), Everyone(), RandomK(2, seed=3)]))
-    def begin(self, policy: Policy) -> None:
+    @initialize(
+        policy=st.sampled_from([FastestK(2), Everyone(), RandomK(2, seed=3)]),
+        ready=st.lists(st.tuples(devices, fronts()), unique_by=lambda pair: pair[0]),
+    )
+    def begin(self, policy: Policy, ready: list[tuple[str, Front]]) -> None:
         self.policy = policy
         self.budget_w = BUDGET_W
         self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy)
@@ -65,6 +68,8 @@ class FleetMachine(RuleBasedStateMachine):
         self.connected: set[str] = set()
         self.nodes: dict[int, str] = {}
         self.sent: dict[str, Sent] = {}
+        for device, device_front in ready:
+            self.become_ready(device, device_front)
 
     def keep(self, record: DeviceRecord) -> None:
         self.stored_devices[record.device_id] = record
@@ -120,9 +125,16 @@ class FleetMachine(RuleBasedStateMachine):
     def plan(self, run: str, number: int, nodes: list[int]) -> None:
         self.plan_over(run, number, nodes)
 
-    @rule(run=runs, number=numbers)
-    def plan_all(self, run: str, number: int) -> None:
-        self.plan_over(run, number, [*self.nodes])
+    @rule(run=runs, some=st.sets(devices, min_size=1))
+    def plan_next(self, run: str, some: set[str]) -> None:
+        """A run's next round over the nodes of some devices, so that several are in flight."""
+        nodes = {device: node for node, device in self.nodes.items() if device in some}
+        self.plan_over(run, 5 + len(self.stored_rounds), [*nodes.values()])
+
+    @rule(run=runs, some=st.sets(devices, min_size=1), watts=st.integers(0, 60))
+    def plan_and_set_budget(self, run: str, some: set[str], watts: int) -> None:
+        self.plan_next(run, some)
+        self.set_budget(watts)
 
     def plan_over(self, run: str, number: int, nodes: list[int]) -> None:
         known = self.stored_rounds.get(f"{run}/{number}")
@@ -312,5 +324,5 @@ class FleetMachine(RuleBasedStateMachine):
                 assert record.observed_site_w is None
 
 
-FleetMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30)
+FleetMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=30)
 TestFleet = FleetMachine.TestCase
