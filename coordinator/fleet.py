@@ -176,10 +176,8 @@ class Fleet:
         """
         if not device_id or not board or mode_count < 1:
             raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
-        if not (len(device_id) <= _LONGEST_NAME >= len(board) and (device_id + board).isprintable()):
-            raise InvalidInputError(
-                f"a device's id and its kind of board are up to {_LONGEST_NAME} printable characters each"
-            )
+        if max(len(device_id), len(board)) > _LONGEST_NAME:
+            raise InvalidInputError(f"a device's id and its kind of board have {_LONGEST_NAME} characters at most")
         known = self.devices.get(device_id)
         if known and (known.board, known.evidence) != (board, evidence):
             raise InvalidInputError(

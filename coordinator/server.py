@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
 from sqlalchemy import URL
 
 from coordinator.budget_watch import BudgetWatch
@@ -44,10 +45,15 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.error_boundary import ErrorInterceptor
-from wattfleet_proto.v1 import planning_pb2_grpc, session_pb2_grpc, view_pb2_grpc
+from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc, session_pb2, session_pb2_grpc, view_pb2, view_pb2_grpc
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
+_SERVICES = [
+    service.full_name
+    for module in (session_pb2, planning_pb2, view_pb2, health_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
 OPTIONS = [
     # Without it a second coordinator would share the port instead of failing.
     ("grpc.so_reuseport", 0),
@@ -172,6 +178,7 @@ async def serve(
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         try:
             bound = server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:

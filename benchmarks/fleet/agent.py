@@ -12,7 +12,7 @@ from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, request_headers
 from coordinator.leases import Pace
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.2, 30.0
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOMED_WITHIN_S = 60.0
 SILENCE_BORNE_S = 15.0
 LEASES_UNANSWERED = 3
@@ -91,7 +91,8 @@ class Agent:
         self.stop()
         # Full jitter, as the agent's.
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
-        self._backoff_s = max(self._pace.reconnect_s, min(LONGEST_BACKOFF_S, 2 * self._backoff_s))
+        longest_s = LONGEST_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else LONGEST_BACKOFF_S
+        self._backoff_s = max(self._pace.reconnect_s, min(longest_s, 2 * self._backoff_s))
 
     async def _open(self) -> None:
         try:

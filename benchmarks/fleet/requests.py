@@ -50,7 +50,7 @@ def front() -> bytes:
     slowdown = np.linspace(1.0, 6.0, MAX_POINTS)
     modes = np.tile([12.0, 2_201_600, 1_300.5e6, 3_199e6], (MAX_POINTS, 1))
     spread = np.full(MAX_POINTS, 0.03)
-    reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread)
+    reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_POINTS, 4.0))
     return session_pb2.SessionRequest(
         sequence=2,
         front=session_pb2.FrontReport(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, curves_of
+from wattfleet.planning.curves import curves_of
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import assigned
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
@@ -93,7 +93,7 @@ class _Replanned:
         """Plan the devices of rounds anew."""
         epochs = {offer.device_id: each.epochs for each in rounds for offer in each.offers}
         offers = sorted((offer for each in rounds for offer in each.offers), key=lambda offer: offer.device_id)
-        curves = _of_trainings(curves_of(offers), [epochs[offer.device_id] for offer in offers])
+        curves = curves_of(offers, np.array([epochs[offer.device_id] for offer in offers]))
         everyone = np.ones(len(offers), dtype=np.bool_)
         allocation = soonest(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
         step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
@@ -156,11 +156,6 @@ def _with_drawn(rounds: Sequence[InFlight], allowance: Allowance) -> Allowance:
     for offer in (offer for each in rounds for offer in each.offers):
         elsewhere_w[offer.supply] = elsewhere_w.get(offer.supply, 0.0) + assignments[offer.device_id].power_limit_w
     return replace(allowance, elsewhere_w=elsewhere_w)
-
-
-def _of_trainings(curves: Curves, epochs: Sequence[float]) -> Curves:
-    """Curves over the seconds of whole trainings, of so many epochs each, which differ from run to run."""
-    return replace(curves, time_s=curves.time_s * np.repeat(epochs, np.diff(curves.start)))
 
 
 def _said(decision: Decision, changed: Sequence[str], ended: Sequence[str]) -> Decision:
