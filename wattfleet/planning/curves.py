@@ -88,18 +88,18 @@ class Curves:
         return found
 
 
-def curves_of(offers: Sequence[Offer], epochs: float) -> Curves:
+def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     """The curves of some devices, of which each may draw its own limit at most.
 
     A device that is done before the round is parks and idles, so that no mode is given fewer watts than idling takes.
 
     Args:
         offers: the devices.
-        epochs: local epochs that each trains; how many there are decides how much a start weighs.
+        epochs: local epochs that each trains, or `[n]` of each; how many there are decides how much a start weighs.
     """
     fronts = [offer.front for offer in offers]
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
-    time_s = epochs * np.concatenate([front.epoch_s for front in fronts])
+    time_s = np.repeat(np.broadcast_to(epochs, len(fronts)), sizes) * np.concatenate([f.epoch_s for f in fronts])
     time_s *= np.exp(ndtri(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
     time_s += np.concatenate([front.start_s for front in fronts])
     planned_w = np.concatenate([front.power_w for front in fronts])

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
 from wattfleet.planning.headroom import Headroom
@@ -47,8 +47,8 @@ def plan_round(
         selection: the operator's own say.
 
     Raises:
-        InvalidInputError: no offers, a device twice, an unknown supply, nobody left to choose, or a number of epochs
-            that is not above zero.
+        InvalidInputError: no offers, a device twice, an unknown supply, or a number of epochs that is not above zero.
+        NoCandidatesError: none of the devices may be chosen; the text says why not.
         InfeasibleBudgetError: the watts cannot carry one device, or none is done by a deadline; the text says what
             would do.
     """
@@ -59,7 +59,7 @@ def plan_round(
     refused = _refused(offers, allowance, headroom, selection, history, server_round)
     open_ = [offer for offer in offers if offer.device_id not in refused]
     if not open_:
-        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
+        raise NoCandidatesError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
     situation = Situation(
         server_round, open_, curves_of(open_, epochs), headroom.of(kept), history, selection.over_selection

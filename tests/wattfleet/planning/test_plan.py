@@ -28,7 +28,7 @@ from tests.wattfleet.planning.fleets import (
     planned_w,
     tree,
 )
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.front import predicted_front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part
@@ -92,7 +92,7 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
 ) -> None:
     try:
         plan = plan_of(fleet, policy, epochs, history, Selection(over_selection=over_selection))
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     by_id = {offer.device_id: offer for offer in fleet.offers}
     ids = [assignment.device_id for assignment in plan.assignments]
@@ -130,7 +130,7 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
 def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> None:
     try:
         plan = plan_of(fleet, policy, epochs)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     points = points_of(plan, fleet)
     open_ = able(fleet)
@@ -177,7 +177,7 @@ def test_the_order_of_the_devices_does_not_matter_and_the_same_round_is_planned_
     shuffled = Fleet(random.Random(shuffle).sample(fleet.offers, len(fleet.offers)), fleet.allowance)
     try:
         plan = plan_of(fleet, policy, history=history)
-    except InvalidInputError as refusal:
+    except (InvalidInputError, NoCandidatesError) as refusal:
         with pytest.raises(type(refusal), match=re.escape(str(refusal))):
             plan_of(shuffled, policy, history=history)
     else:
@@ -194,7 +194,7 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
     assume(able(richer) == able(fleet) or (isinstance(policy, (FastestK, Everyone)) and not history.rounds))
     try:
         poor = plan_of(fleet, policy, history=history)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     rich = plan_of(richer, policy, history=history)
     assert len(rich.assignments) >= len(poor.assignments)
@@ -243,7 +243,7 @@ def test_watts_drawn_elsewhere_are_watts_less(fleet: Fleet, policy: Policy, else
     supplies, budget_w = fleet.allowance.supplies, fleet.allowance.budget_w
     try:
         alone = plan_of(Fleet(fleet.offers, Allowance(supplies, budget_w)), policy)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     root = supplies.roots[0]
     beside = plan_of(
@@ -446,7 +446,7 @@ def test_the_circuit_that_carries_nobody_is_named() -> None:
 
 
 def test_a_round_whose_every_device_is_left_out_says_why_for_each() -> None:
-    with pytest.raises(InvalidInputError, match=r"nano: excluded as id:nano; orin: over its own limit of 6 W"):
+    with pytest.raises(NoCandidatesError, match=r"nano: excluded as id:nano; orin: over its own limit of 6 W"):
         plan_round(
             [NANO, replace(ORIN, limit_w=6.0)],
             Everyone(),

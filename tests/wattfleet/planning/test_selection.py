@@ -8,7 +8,7 @@ import pytest
 
 from tests.fronts import front
 from tests.wattfleet.planning.fleets import history_of, many, tree
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import Part
 from wattfleet.planning.offers import Offer
@@ -60,7 +60,7 @@ def test_whoever_is_left_out_is_told_by_which_pattern() -> None:
 
 
 def test_patterns_match_the_whole_name_and_its_case() -> None:
-    with pytest.raises(InvalidInputError, match="no device may be chosen"):
+    with pytest.raises(NoCandidatesError, match="no device may be chosen"):
         chosen(Selection(include=("id:orin", "id:ORIN-1", "tag:la")))
 
 
