@@ -200,12 +200,14 @@ def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: Coor
     before: dict[str, Any] = {}
 
     async def first(client: Client) -> None:
-        orin, _ = await client.two_ready()
+        orin, nano = await client.two_ready()
         plan = await client.plan()
         await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.0, power_w=31.0))
         await client.planning.ReportMetrics(metrics(1, accuracy=0.5))
         await client.plan(2)
         before["plan"], before["rounds"] = plan, await client.rounds()
+        for agent in (orin, nano):
+            await agent.goodbye()  # else they would be waited for
 
     async def second(client: Client) -> None:
         assert await client.rounds() == before["rounds"]
