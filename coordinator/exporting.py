@@ -179,7 +179,7 @@ def _mode(mode: Any) -> tuple[int, ...]:
 
 
 def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
-    """One table as a data frame; what is not known is NA, and a loss that is no number stays one that is none."""
+    """One table as a data frame; what is not known is NA, as is a metric that is reported as no number."""
     import pandas as pd
 
     types = COLUMNS[name]

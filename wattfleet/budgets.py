@@ -82,11 +82,9 @@ class Override:
 
     def in_force(self, now: datetime) -> InForce | None:
         """The watts; None once they are over."""
-        if self.until is None:
-            return InForce(self.watts, "operator", False, "set by the operator until it is cleared")
-        if now >= self.until:
+        if self.until is not None and now >= self.until:
             return None
-        return InForce(self.watts, "operator", False, f"set by the operator until {self.until:%Y-%m-%d %H:%M:%S %Z}")
+        return InForce(self.watts, "operator", False, "set by the operator")
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,9 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
     if watch:
         try:
             _watch(console, found, content, table, json_)
-        except KeyboardInterrupt:
-            return  # the usual way to end it
+        except KeyboardInterrupt:  # the usual way to end it
+            if not console.is_terminal and not json_:
+                console.line()  # what is shown last has no end of line there
     elif json_:
         print_json(found)
     else:

@@ -94,7 +94,8 @@ def _print(content: dict[str, Any]) -> None:
     console = Console(highlight=False)
     run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
     chosen = [each for each in content["devices"] if each["selected"]]
-    console.print(Text(f"round {content['round']} of {run}, {content['epochs']:g} epochs, if it were planned now:"))
+    epochs = "1 epoch" if content["epochs"] == 1 else f"{content['epochs']:g} epochs"
+    console.print(Text(f"round {content['round']} of {run}, {epochs}, if it were planned now:"))
     console.print(
         Text(
             f"{len(chosen)} of {len(content['devices'])} devices, done within {duration(content['duration_s'])},"
@@ -130,8 +131,8 @@ def _print(content: dict[str, Any]) -> None:
         console.print()
         console.print(supplies)
     if content["only_devices_with_a_node"]:
-        text = "devices that are not ready, or have no SuperNode, are not looked at; --all-devices looks at the latter"
+        text = "looked at: devices that are ready and have a SuperNode; --all-devices: without one, too"
     else:
-        text = "devices that are not ready are not looked at"
+        text = "looked at: devices that are ready"
     console.print()
     console.print(text, style="dim")

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from wattfleet_proto.v1 import view_pb2
 
+_SHOWN_METRICS = 3
+
 RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest]")]
 
 
@@ -97,19 +99,24 @@ def _table(content: dict[str, Any]) -> RenderableType:
     if content["error"]:
         lines.append(Text(content["error"], style="red"))
     table = Table(box=None, pad_edge=False)
-    for name in ("round", "devices", "failed", "W allowed", "planned", "observed", "planned", "observed"):
+    for name in ("round", "devices", "failed", "W allowed", "W planned", "W observed", "planned", "observed"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("metrics", ratio=1, overflow="fold")
+    names = sorted({name for each in content["rounds"] for name in each["metrics"]})
+    for name in names[:_SHOWN_METRICS]:
+        table.add_column(Text(name), justify="right")
     for each in content["rounds"]:
         table.add_row(
             str(each["round"]),
             f"{each['devices']:,}",
             Text(str(len(each["failed"])), style="bold red") if each["failed"] else "0",
             number(each["site_budget_w"]),
-            f"{number(each['planned_w'])} W",
-            "-" if each["observed_site_w"] is None else f"{number(each['observed_site_w'])} W",
+            number(each["planned_w"]),
+            number(each["observed_site_w"]),
             duration(each["planned_s"]),
             duration(each["observed_s"]) if each["wall_s"] is not None or each["observed_s"] else "running",
-            ", ".join(f"{name} {value:.3f}" for name, value in each["metrics"].items()) or "-",
+            *(number(each["metrics"].get(name), 3) for name in names[:_SHOWN_METRICS]),
         )
-    return Group(*lines, table if content["rounds"] else Text("no round was planned yet"))
+    lines.append(table if content["rounds"] else Text("no round was planned yet"))
+    if names[_SHOWN_METRICS:]:
+        lines.append(Text(f"--json has {', '.join(names[_SHOWN_METRICS:])}, too", style="dim"))
+    return Group(*lines)
