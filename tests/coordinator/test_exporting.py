@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,12 +15,10 @@ import pytest
 from coordinator.exporting import COLUMNS
 from coordinator.server import CoordinatorConfig
 from tests.coordinator.served import Client, with_coordinator
+from tests.coordinator.shell import Shell, a_round, asked, command, rack_and_roof, told
 from tests.coordinator.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
-from tests.coordinator.test_operator_commands import Shell, a_round, asked, site, told
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import planning_pb2
-
-__all__ = ["site"]  # a fixture
 
 _NEEDS_PYARROW = pytest.mark.skipif(find_spec("pyarrow") is None, reason="the extra `parquet` is not installed")
 FORMATS = ["csv", pytest.param("parquet", marks=_NEEDS_PYARROW)]
@@ -40,7 +39,7 @@ def read(folder: Path, form: str) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_exported_is_what_is_known(site: CoordinatorConfig, tmp_path: Path, form: str) -> None:
+def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: Path, form: str) -> None:
     out = tmp_path / "a folder" / "tables"
 
     async def story(client: Client, shell: Shell) -> None:
@@ -97,7 +96,7 @@ def test_what_is_exported_is_what_is_known(site: CoordinatorConfig, tmp_path: Pa
             "roof": 40.0,
         }
 
-    told(site, story)
+    told(replace(config, site=rack_and_roof(tmp_path)), story)
 
 
 def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
@@ -141,15 +140,13 @@ def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorConf
         with pytest.raises(InvalidInputError, match=r"notes.txt: cannot be written"):
             await shell("export", "--out", str(tmp_path / "out" / "notes.txt"))
 
-    told(replace(config), story)
+    told(config, story)
 
 
 def test_parquet_without_its_library_is_refused_before_anything_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.coordinator.test_operator_commands import command
-
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(InvalidInputError, match=r"Parquet needs pyarrow: pip install 'wattfleet\[parquet\]'"):
         command("export", "--out", str(tmp_path / "out"), "--format", "parquet", "--coordinator", "127.0.0.1:1")
     assert not (tmp_path / "out").exists()

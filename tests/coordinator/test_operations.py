@@ -20,13 +20,6 @@ from wattfleet.planning.selection import Selection
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
 
 
-def another(artefact: Artefact, note: str = "another") -> Artefact:
-    """The same predictor by another digest."""
-    content = json.loads(artefact.manifest)
-    content["provenance"]["note"] = note
-    return Artefact(json.dumps(content).encode(), artefact.weights)
-
-
 async def budgets(client: Client) -> dict[str, operator_pb2.SupplyBudget]:
     answer = await client.operator.GetBudgets(operator_pb2.GetBudgetsRequest())
     return {budget.supply: budget for budget in answer.supplies}
@@ -247,27 +240,26 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
 
 
 def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
-    config: CoordinatorConfig, artefact: Artefact
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact
 ) -> None:
-    new = another(artefact)
 
     async def first(client: Client) -> None:
         assert set(await references(client)) == {artefact.digest}
-        published = await publish(client, new)
-        assert (published.digest, published.known) == (new.digest, False)
-        assert (await publish(client, new, 100_000)).known
+        published = await publish(client, another)
+        assert (published.digest, published.known) == (another.digest, False)
+        assert (await publish(client, another, 100_000)).known
         listed = await references(client)
         assert listed[artefact.digest].in_force and listed[artefact.digest].from_start
-        view = listed[new.digest]
+        view = listed[another.digest]
         assert (view.in_force, view.pinned, view.from_start, view.device_count) == (False, False, False, 0)
         assert (view.workload, view.board, view.predictor) == ("resnet18-imagenet", "agx-orin", "roofline")
-        assert view.size_bytes == len(new.manifest) + len(new.weights)
+        assert view.size_bytes == len(another.manifest) + len(another.weights)
 
     async def second(client: Client) -> None:
-        parts = [part async for part in client.sessions.FetchReference(fetch(new.digest))]
-        assert parts[0].manifest == new.manifest
-        assert b"".join(part.weights_chunk for part in parts) == new.weights
-        assert (await publish(client, new)).known
+        parts = [part async for part in client.sessions.FetchReference(fetch(another.digest))]
+        assert parts[0].manifest == another.manifest
+        assert b"".join(part.weights_chunk for part in parts) == another.weights
+        assert (await publish(client, another)).known
 
     with_coordinator(config, first)
     with_coordinator(config, second)
@@ -307,34 +299,33 @@ def test_a_damaged_reference_is_refused(
 
 
 def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
-    config: CoordinatorConfig, artefact: Artefact
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact
 ) -> None:
-    new = another(artefact)
 
     async def first(client: Client) -> None:
         agent = client.agent()
         await agent.become_ready("orin", ORIN_FRONT, 5.0)
-        await publish(client, new)
-        pinned = await pin(client, new.digest[:8].upper())
-        assert (pinned.digest, pinned.ended_sessions) == (new.digest, 1)
+        await publish(client, another)
+        pinned = await pin(client, another.digest[:8].upper())
+        assert (pinned.digest, pinned.ended_sessions) == (another.digest, 1)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await agent.call.read()
         assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "come back for it" in status(ended)[1]
         back = client.agent()
-        assert (await back.hello("orin")).reference_digest == new.digest
+        assert (await back.hello("orin")).reference_digest == another.digest
         report = session_pb2.FrontReport(
-            front=(await client.devices())["orin"].front, idle_w=5.0, reference_digest=new.digest
+            front=(await client.devices())["orin"].front, idle_w=5.0, reference_digest=another.digest
         )
         await back.send(front=report)
         listed = await references(client)
-        assert (listed[new.digest].device_count, listed[artefact.digest].device_count) == (1, 0)
-        assert (await pin(client, new.digest)).ended_sessions == 0, "it counted already"
+        assert (listed[another.digest].device_count, listed[artefact.digest].device_count) == (1, 0)
+        assert (await pin(client, another.digest)).ended_sessions == 0, "it counted already"
         await back.send(lease=session_pb2.Lease())
 
     async def second(client: Client) -> None:
         agent = client.agent()
-        assert (await agent.hello("orin")).reference_digest == new.digest
-        view = (await references(client))[new.digest]
+        assert (await agent.hello("orin")).reference_digest == another.digest
+        view = (await references(client))[another.digest]
         assert view.pinned and view.in_force
         assert (await pin(client, "")).digest == artefact.digest
 

@@ -7,91 +7,23 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from coordinator.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
 from coordinator.command_line.budget import seconds
 from coordinator.server import CoordinatorConfig
-from coordinator.site_file import read_site_file
-from tests.coordinator.served import Client, serving, with_coordinator
+from tests.coordinator.served import Client, serving
+from tests.coordinator.shell import Shell, a_round, asked, command, rack_and_roof, told
 from tests.coordinator.small_fleet import RUN
-from tests.coordinator.test_operations import another
-from wattfleet import cli
 from wattfleet.artefact import Artefact, write_directory
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
-SITE = """
-[supplies.site]
-budget = { watts = 100.0 }
-[supplies.rack]
-parent = "site"
-budget = { query = "watts", url = "http://127.0.0.1:9", fallback_w = 60.0 }
-devices = ["orin*"]
-[supplies.roof]
-parent = "site"
-budget = { watts = 40.0 }
-devices = ["nano*"]
-[devices.nano]
-limit_w = 20.0
-tags = ["lab"]
-"""
-
-Shell = Callable[..., Awaitable[Result]]
-Story = Callable[[Client, Shell], Awaitable[None]]
-
-
-def command(*arguments: str) -> Result:
-    """A command in a terminal of 100 columns; what it raises is raised."""
-    result = CliRunner().invoke(
-        cli.wattfleet, ["coordinator", *arguments], prog_name="wattfleet", env={"COLUMNS": "100"}
-    )
-    if isinstance(result.exception, WattfleetError):
-        raise result.exception
-    return result
-
-
-def told(config: CoordinatorConfig, story: Story) -> None:
-    """Tell a story of a coordinator and a shell."""
-
-    async def with_shell(client: Client) -> None:
-        async def shell(*arguments: str) -> Result:
-            result = await asyncio.to_thread(command, *arguments, "--coordinator", client.bound.address)
-            assert result.exit_code == 0, result.output
-            assert max(map(len, result.stdout.splitlines()), default=0) <= 100 or "--json" in arguments
-            return result
-
-        await story(client, shell)
-
-    with_coordinator(config, with_shell)
-
-
-async def asked(shell: Shell, *arguments: str) -> Any:
-    return json.loads((await shell(*arguments, "--json")).stdout)
-
-
-async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:
-    """One that the Orin finished and the Nano did not."""
-    plan = await client.plan(number)
-    await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
-    results = [
-        planning_pb2.DeviceResult(device_id="orin", num_examples=96, loss=0.125, share=1.0),
-        planning_pb2.DeviceResult(device_id="nano", failure="the node, is gone\nfor good", share=0.0),
-    ]
-    request = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
-    await client.planning.FinishRound(request)
-    metrics = {"accuracy": 2 / 3, "loss": 1.5, "f1": 0.5, "recall": 0.25}
-    await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=metrics))
-    return plan
-
 
 @pytest.fixture
 def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
-    (tmp_path / "site.toml").write_text(SITE)
-    return replace(config, site=read_site_file(tmp_path / "site.toml"))
+    return replace(config, site=rack_and_roof(tmp_path))
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
@@ -280,29 +212,28 @@ def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
 
 
 def test_a_reference_is_published_pinned_and_unpinned(
-    config: CoordinatorConfig, artefact: Artefact, tmp_path: Path
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
 ) -> None:
-    new = another(artefact)
-    write_directory(new, tmp_path / "new")
+    write_directory(another, tmp_path / "new")
 
     async def story(client: Client, shell: Shell) -> None:
         await client.agent().hello("orin")
-        assert f"{new.digest} is published" in (await shell("reference", "publish", str(tmp_path / "new"))).stdout
+        assert f"{another.digest} is published" in (await shell("reference", "publish", str(tmp_path / "new"))).stdout
         assert await asked(shell, "reference", "publish", str(tmp_path / "new")) == {
-            "digest": new.digest,
+            "digest": another.digest,
             "known": True,
         }
-        assert (await shell("reference", "pin", new.digest[:12])).stdout.splitlines() == [
-            f"agents transfer from {new.digest}",
+        assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
+            f"agents transfer from {another.digest}",
             "1 connected agent comes back to be told",
         ]
         head, *lines = (await shell("reference", "list")).stdout.splitlines()
         assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {
             artefact.digest[:12]: "of serve --reference",
-            new.digest[:12]: "in force, pinned",
+            another.digest[:12]: "in force, pinned",
         }
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
-        weights = bytearray(new.weights)
+        weights = bytearray(another.weights)
         weights[-1] ^= 1
         (tmp_path / "new" / "weights.safetensors").write_bytes(weights)
         with pytest.raises(WattfleetError, match="has the SHA-256") as refused:
