@@ -93,6 +93,7 @@ def _front(chance: np.random.Generator, points: int) -> Front:
         power_w=chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6),
         epoch_log_sd=chance.uniform(0.02, 0.1, points),
         power_log_sd=np.full(points, chance.uniform(0.01, 0.05)),
+        start_s=np.zeros(points),
     )
 
 
@@ -136,7 +137,7 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
     fleet = random_fleet(chance, devices, points)
     offers, allowance = fleet.offers, fleet.allowance
     half, everyone, nobody = (devices + 1) // 2, np.ones(devices, dtype=np.bool_), np.zeros(devices, dtype=np.bool_)
-    curves, curves_ms = _least(lambda: curves_of(offers), repeats)
+    curves, curves_ms = _least(lambda: curves_of(offers, 1.0), repeats)
     headroom = allowance.headroom(offers)
     found, ms = _least(lambda: soonest(curves, headroom, half, everyone, nobody), repeats)
     _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
@@ -173,7 +174,7 @@ def _gaps(seed: int) -> tuple[float, float]:
     chance = np.random.default_rng([seed, 1])
     devices = int(chance.integers(8, 25))
     fleet = random_fleet(chance, devices, int(chance.integers(2, 9)), _SMALL_RACK)
-    curves, headroom = curves_of(fleet.offers), fleet.allowance.headroom(fleet.offers)
+    curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     feeds = (headroom.above[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
     everyone = np.ones(devices, dtype=np.bool_)
     found = soonest(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)

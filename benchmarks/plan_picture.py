@@ -31,6 +31,7 @@ def _offer(name: str, fastest_s: float, most_w: float) -> Offer:
             power_w=_IDLE_W + (most_w - _IDLE_W) * share**1.4,
             epoch_log_sd=np.full(9, 0.02),
             power_log_sd=np.full(9, 0.02),
+            start_s=np.zeros(9),
         ),
         _IDLE_W,
     )
@@ -40,7 +41,7 @@ def draw(path: Path) -> None:
     """Write the picture."""
     offers = [_offer(name, *shape) for name, shape in _SHAPES.items()]
     plan = plan_round(offers, FastestK(3), Allowance.of_site(_SPARE_W + _IDLE_W * len(offers)), 1.0, 1)
-    curves = curves_of(offers)
+    curves = curves_of(offers, 1.0)
     chosen = {assignment.device_id: assignment.power_limit_w - _IDLE_W for assignment in plan.assignments}
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     axes = figure.subplots()

@@ -112,6 +112,7 @@ def _device(number: int) -> DeviceRecord:
         power_w=600.0 / epoch_s,
         epoch_log_sd=np.full(MAX_POINTS, 0.05),
         power_log_sd=np.full(MAX_POINTS, 0.03),
+        start_s=np.full(MAX_POINTS, 4.0),
     )
     return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, front=front, idle_w=5.0)
 
@@ -123,7 +124,7 @@ def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:
         number=number,
         epochs=1.0,
         plan=RoundPlan(
-            assignments=tuple(Assignment(d, _MODE, 10.0, 25.0, 30.0) for d in chosen),
+            assignments=tuple(Assignment(d, _MODE, 10.0, 25.0, 30.0, 4.0) for d in chosen),
             decisions=tuple(Decision(d, True, "one of those that together finish soonest") for d in chosen),
             duration_s=10.0,
             planned_w=30.0 * len(chosen),

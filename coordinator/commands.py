@@ -117,6 +117,7 @@ def serve(
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is no directory")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # the store says itself what is done to its tables
     config = CoordinatorConfig(
         address=address,
         metrics_address=metrics_address,

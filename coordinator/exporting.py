@@ -47,6 +47,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "power_w": _NUMBER,
         "epoch_log_sd": _NUMBER,
         "power_log_sd": _NUMBER,
+        "start_s": _NUMBER,
     },
     "runs": {"run_id": _TEXT, "strategy": _TEXT, "rounds": _COUNT, "finished": _FLAG, "error": _TEXT},
     "rounds": {
@@ -74,6 +75,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "epoch_s": _NUMBER,
         "power_w": _NUMBER,
         "power_limit_w": _NUMBER,
+        "start_s": _NUMBER,
     },
     "decisions": {**_ROUND, "device_id": _TEXT, "selected": _FLAG, "reason": _TEXT},
     "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER},
@@ -123,7 +125,7 @@ class Tables:
                 )
             )
             self.rows["fronts"] += [
-                (view.device_id, *_mode(p.mode), p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd)
+                (view.device_id, *_mode(p.mode), p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.start_s)
                 for p in view.front.points
             ]
 
@@ -156,7 +158,16 @@ class Tables:
         self._add_metrics(key, view.metrics)
         self.rows["supplies"] += [(*key, each.supply, each.budget_w, each.planned_w) for each in plan.supplies]
         self.rows["assignments"] += [
-            (*key, each.device_id, each.node_id, *_mode(each.mode), each.epoch_s, each.power_w, each.power_limit_w)
+            (
+                *key,
+                each.device_id,
+                each.node_id,
+                *_mode(each.mode),
+                each.epoch_s,
+                each.power_w,
+                each.power_limit_w,
+                each.start_s,
+            )
             for each in plan.assignments
         ]
         self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]

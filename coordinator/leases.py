@@ -35,6 +35,11 @@ class Pace:
     reconnect_s: float
 
 
+def pace_of(devices: int) -> Pace:
+    """The pace of a fleet of some size."""
+    return Pace(max(LEASE_S, devices / RENEWALS_PER_S), devices / WELCOMES_PER_S)
+
+
 @dataclass(eq=False)
 class Lease:
     """One device's session, for as long as it is renewed.
@@ -70,8 +75,7 @@ class Leases:
     @property
     def pace(self) -> Pace:
         """What agents are asked for, at the size that the fleet has now; those that are expected back included."""
-        size = len(self._held) + len(self._expected)
-        return Pace(max(LEASE_S, size / RENEWALS_PER_S), size / WELCOMES_PER_S)
+        return pace_of(len(self._held) + len(self._expected))
 
     def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
         """A session begins.

@@ -224,10 +224,17 @@ class RoundRecord:
 
     @property
     def observed_duration_s(self) -> float | None:
-        """Observed seconds of the slowest chosen device; None until every chosen one was observed."""
+        """Observed seconds of the slowest chosen device; None until every chosen one was observed.
+
+        The start of a training is not observed: it counts as it was predicted.
+        """
         if len(self.observations) < len(self.plan.assignments):
             return None
-        return self.epochs * max(observed.epoch_s for observed in self.observations.values())
+        start_s = {assignment.device_id: assignment.start_s for assignment in self.plan.assignments}
+        return max(
+            start_s.get(observed.device_id, 0.0) + self.epochs * observed.epoch_s
+            for observed in self.observations.values()
+        )
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -19,6 +20,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
 from sqlalchemy import URL
 
 from coordinator.budget_watch import BudgetWatch
@@ -45,10 +47,36 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.error_boundary import ErrorInterceptor
-from wattfleet_proto.v1 import operator_pb2_grpc, planning_pb2_grpc, session_pb2_grpc, view_pb2_grpc
+from wattfleet_proto.v1 import (
+    operator_pb2,
+    operator_pb2_grpc,
+    planning_pb2,
+    planning_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    view_pb2,
+    view_pb2_grpc,
+)
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
+_SERVICES = [
+    service.full_name
+    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+]
+OPTIONS = [
+    # Without it a second coordinator would share the port instead of failing.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
+    ("grpc.http2.bdp_probe", 0),
+    # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
+    # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
+    ("grpc.server.max_pending_requests", 20_000),
+    ("grpc.server.max_pending_requests_hard_limit", 40_000),
+    ("grpc.server_max_unrequested_time_in_server", 120),
+]
 
 
 @dataclass(frozen=True)
@@ -113,6 +141,7 @@ async def serve(
     """
     host, port = split_address(config.address)
     metrics_host, metrics_port = split_address(config.metrics_address)
+    _allow_connections()
     reference = open_reference(config.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
     _require_free(host, port)
@@ -152,8 +181,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS)],
-            # Without it a second coordinator would share the port instead of failing.
-            options=[("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)],
+            options=OPTIONS,
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
@@ -166,6 +194,7 @@ async def serve(
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+        reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)
         try:
             bound = server.add_insecure_port(f"{host}:{port}")
         except RuntimeError:
@@ -203,6 +232,12 @@ def _budget_changed(fleet: Fleet, writer: Writer, orders: Orders, supply: str, i
     changed, told = fleet.set_budget(supply, in_force)
     writer.save_soon(*changed)
     orders.send(told)  # whether or not it can be stored: the watts have fallen
+
+
+def _allow_connections() -> None:
+    """Let this process hold as many connections as the system allows it; most shells begin with 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _require_free(host: str, port: int) -> None:

@@ -80,12 +80,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         hello = first.hello
-        lease, known = self._begin(hello)
+        lease = self._begin(hello)
         try:
-            if known:
-                self._writer.save_soon(self._fleet.device(lease.device_id))
-            else:
-                await self._writer.saved(self._fleet.device(lease.device_id))
             outlet = Outlet(context.write)
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(hello)))
             with self._orders.session(lease.device_id, outlet):
@@ -101,8 +97,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         finally:
             self._over(lease)
 
-    def _begin(self, hello: session_pb2.Hello) -> tuple[Lease, bool]:
-        """Take a Hello; the new session's lease, and whether the device was known as it is.
+    def _begin(self, hello: session_pb2.Hello) -> Lease:
+        """Take a Hello; the new session's lease.
 
         Raises:
             ProtocolVersionError: the agent speaks another protocol.
@@ -112,8 +108,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         common_version(hello.protocol)
         evidence = evidence_from_message(hello.evidence)
         self._leases.require_free(hello.device_id, hello.installation)
-        before = self._fleet.devices.get(hello.device_id)
-        now = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
+        connected = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
         if replaced is not None:
             self._end(
@@ -126,8 +121,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         this = asyncio.current_task()
         assert this is not None, "a handler is a task"
         self._handlers[lease] = this
-        _log.info("%s connected", lease.device_id)
-        return lease, before is not None and before.mode_count == now.mode_count
+        _log.debug("%s connected", lease.device_id)
+        # A Welcome acknowledges nothing that would have to last: a full disk keeps no agent out.
+        self._writer.save_soon(connected)
+        return lease
 
     def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
         pace = self._leases.pace
@@ -193,7 +190,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if self._leases.end(lease) and not self._is_closing:
             # Nobody waits for it, and a device that is known to be connected no more is so after a restart anyway.
             self._writer.save_soon(self._fleet.disconnect(lease.device_id))
-            _log.info("%s disconnected", lease.device_id)
+            _log.debug("%s disconnected", lease.device_id)
 
     def _end(self, lease: Lease, code: grpc.StatusCode, details: str) -> None:
         handler = self._handlers.get(lease)

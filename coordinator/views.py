@@ -107,7 +107,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             idle_w=record.idle_w,
             front=front_to_message(front) if front is not None and with_front else None,
             reference_digest=record.reference_digest,
-            fastest_epoch_s=None if front is None else float(front.epoch_s[0]),
+            fastest_epoch_s=None if front is None else float(front.epoch_s.min()),
             supply=supply,
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),

@@ -16,12 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from edge_agent.devices.device import Evidence
 from edge_agent.durable_files import sync_folder
 from edge_agent.records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, as_array
 from wattfleet.profile import Measurement
+from wattfleet.start import first_minibatch_gcycles
 
 _FORMAT = 1
 
@@ -139,6 +142,12 @@ class Journal:
             entry.mode: entry.measurement for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))
         }
         return tuple(known.values())
+
+    @property
+    def first_gcycles(self) -> float:
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 where no current record tells."""
+        told = {entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None}
+        return first_minibatch_gcycles(as_array(told), np.array(list(told.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
         """Those of `modes` of which nothing is known yet, in order."""

@@ -91,7 +91,9 @@ class OnlineLearner:
     def front(self) -> Front:
         """The front by what is known now, of the modes that the board bears."""
         borne = Bearing.of(self._journal).bears(self._device.modes)
-        return predicted_front(self._device.modes[borne], self._prediction.among(borne), self._minibatches_per_epoch)
+        modes = self._device.modes[borne]
+        prediction, first_gcycles = self._prediction.among(borne), self._journal.first_gcycles
+        return predicted_front(modes, prediction, self._minibatches_per_epoch, first_gcycles)
 
     def observe(self, observed: Observed) -> str | None:
         """Let what a round showed join the profile, and fit the predictor anew.

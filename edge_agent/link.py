@@ -21,6 +21,9 @@ _log = logging.getLogger(__name__)
 
 _FIRST_BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 30.0
+_LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 5.0
+# A coordinator to which a large fleet comes back may take a while to welcome each.
+_WELCOMED_WITHIN_S = 60.0
 # Each lease is answered. A network that loses everything without a word would otherwise be noticed after minutes.
 _SILENCE_BORNE_S = 15.0
 _LEASES_UNANSWERED = 3
@@ -119,7 +122,7 @@ class Link:
             self.away.set()
             # Full jitter, so that a fleet does not come back all at once.
             await asyncio.sleep(random.uniform(0, backoff_s))
-            backoff_s = max(self._reconnect_s, min(_LONGEST_BACKOFF_S, backoff_s * 2))
+            backoff_s = max(self._reconnect_s, min(self._longest_backoff_s, backoff_s * 2))
 
     async def _session(self) -> AsyncIterator[bool]:
         """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound.
@@ -160,7 +163,14 @@ class Link:
 
     @property
     def _silence_borne_s(self) -> float:
+        if not self.connected:
+            return _WELCOMED_WITHIN_S
         return max(_SILENCE_BORNE_S, _LEASES_UNANSWERED * self._lease_s)
+
+    @property
+    def _longest_backoff_s(self) -> float:
+        # A coordinator that never told how large its fleet is may have a very large one.
+        return _LONGEST_BACKOFF_S if self._reconnect_s == 0.0 else _LONGEST_BACKOFF_OF_A_SMALL_FLEET_S
 
     def _paced(self, lease_s: float, reconnect_s: float) -> None:
         """Take over how often the coordinator wants to hear something; zeros say nothing."""

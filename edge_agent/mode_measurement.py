@@ -130,7 +130,8 @@ class ModeMeasurement:
             return None
         self.stop()
         require_in_force(self._device, self.mode)
-        time = settled_minibatch_ms(np.diff(self._end_s) * 1e3)
+        all_ms = np.diff(self._end_s) * 1e3
+        time = settled_minibatch_ms(all_ms)
         known = [times for times in self._times[1:] if times is not None]
         return ModeRecord(
             mode=self.mode,
@@ -143,6 +144,7 @@ class ModeMeasurement:
             seconds=self.seconds,
             fetch_stall_ms=float(np.median([times.fetch_stall_ms for times in known])) if known else None,
             compute_ms=float(np.median([times.compute_ms for times in known])) if known else None,
+            first_minibatch_ms=float(all_ms[0]),
         )
 
     def stop(self) -> None:

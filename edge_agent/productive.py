@@ -6,6 +6,7 @@ import logging
 import sys
 from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TypeVar
 
 from edge_agent.devices.device import Device, ModeNotAppliedError, SoftDevice
@@ -140,7 +141,8 @@ class ProductiveProfiler:
             return True
         if record is None:
             return False
-        self._journal.append(record)
+        # The app's process began to train long before: its first minibatch in this mode is not that of a start.
+        self._journal.append(replace(record, first_minibatch_ms=None))
         self._leave()
         self._measure_next()
         return True

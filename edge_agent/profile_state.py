@@ -36,6 +36,7 @@ class MeasuredProfile:
         seconds: what measuring took, device-clock seconds.
         renewed: why it was begun anew; None where it never was.
         bearing: which modes the board does not bear.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known.
     """
 
     header: JournalHeader
@@ -45,6 +46,7 @@ class MeasuredProfile:
     seconds: float
     renewed: str | None
     bearing: Bearing
+    first_gcycles: float
 
     @classmethod
     def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
@@ -57,6 +59,7 @@ class MeasuredProfile:
             journal.seconds,
             journal.renewal.reason if journal.renewal else None,
             Bearing.of(journal),
+            journal.first_gcycles,
         )
 
 
@@ -87,7 +90,9 @@ class FittedDevice:
     def front(self) -> Front:
         """The predicted front of the modes that the board bears, as the agent reports it."""
         borne = self._borne
-        return predicted_front(self.known.modes[borne], self.prediction.among(borne), self.minibatches_per_epoch)
+        modes = self.known.modes[borne]
+        prediction, first_gcycles = self.prediction.among(borne), self.measured.first_gcycles
+        return predicted_front(modes, prediction, self.minibatches_per_epoch, first_gcycles)
 
     @property
     def minibatches_per_epoch(self) -> int:

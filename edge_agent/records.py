@@ -37,6 +37,8 @@ class ModeRecord:
         seconds: what measuring took, device-clock seconds.
         fetch_stall_ms: median time that a minibatch waited for its data, ms; None where the workload does not say.
         compute_ms: median time that it computed, ms; None where the workload does not say.
+        first_minibatch_ms: time of the first minibatch, ms; None where it was no training's first, or in a line of an
+            earlier version.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0, or another figure not finite and 0 or more.
@@ -52,10 +54,18 @@ class ModeRecord:
     seconds: float
     fetch_stall_ms: float | None = None
     compute_ms: float | None = None
+    first_minibatch_ms: float | None = None
 
     def __post_init__(self) -> None:
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
-        for name in ("minibatch_spread", "power_spread", "seconds", "fetch_stall_ms", "compute_ms"):
+        for name in (
+            "minibatch_spread",
+            "power_spread",
+            "seconds",
+            "fetch_stall_ms",
+            "compute_ms",
+            "first_minibatch_ms",
+        ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise InvalidInputError(f"{name} has to be finite and 0 or more, not {value}")

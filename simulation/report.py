@@ -14,15 +14,18 @@ import numpy as np
 
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.paths import PREDICTOR_DIRECTORY
+from edge_agent.profile_state import read_profile
 from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.modes import ModeArray
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.fastest_k import FastestK
-from wattfleet.predictor import Values
+from wattfleet.predictor import Prediction
+from wattfleet.start import start_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
 
@@ -82,6 +85,8 @@ def _device(view: view_pb2.DeviceView, board: SoftBoard, state: Path, minibatche
     """One device: its profile, its front, and how far its predictors are from its truth."""
     predicted = restore(read_directory(state / PREDICTOR_DIRECTORY)).predict(board.modes)
     true_ms, true_mw = board.truth(board.modes)
+    profile = read_profile(state)
+    first_gcycles = 0.0 if profile is None else profile.first_gcycles
     return {
         "board": view.board,
         "evidence": board.evidence,
@@ -96,6 +101,7 @@ def _device(view: view_pb2.DeviceView, board: SoftBoard, state: Path, minibatche
         "front": [
             {
                 "mode": mode_from_message(point.mode)._asdict(),
+                "start_s": point.start_s,
                 "epoch_s": point.epoch_s,
                 "power_w": point.power_w,
                 "epoch_log_sd": point.epoch_log_sd,
@@ -104,17 +110,18 @@ def _device(view: view_pb2.DeviceView, board: SoftBoard, state: Path, minibatche
             for point in view.front.points
         ],
         # A thinned cloud of the whole space, so that a plot can show what the front is the edge of.
-        "space_sample": _space_sample(board, predicted.minibatch_ms, predicted.power_mw, minibatches_per_epoch),
+        "space_sample": _space_sample(board.modes, predicted, first_gcycles, minibatches_per_epoch),
     }
 
 
 def _space_sample(
-    board: SoftBoard, minibatch_ms: Values, power_mw: Values, minibatches_per_epoch: int
+    modes: ModeArray, predicted: Prediction, first_gcycles: float, minibatches_per_epoch: int
 ) -> dict[str, list[float]]:
-    rows = np.random.default_rng(0).choice(len(board.modes), min(400, len(board.modes)), replace=False)
+    rows = np.random.default_rng(0).choice(len(modes), min(400, len(modes)), replace=False)
     return {
-        "epoch_s": (minibatch_ms[rows] * minibatches_per_epoch / 1e3).round(2).tolist(),
-        "power_w": (power_mw[rows] / 1e3).round(3).tolist(),
+        "start_s": start_s(modes[rows], predicted.minibatch_ms[rows], first_gcycles).round(2).tolist(),
+        "epoch_s": (predicted.minibatch_ms[rows] * minibatches_per_epoch / 1e3).round(2).tolist(),
+        "power_w": (predicted.power_mw[rows] / 1e3).round(3).tolist(),
     }
 
 
@@ -129,6 +136,7 @@ def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: Simu
             {
                 "device": assignment.device_id,
                 "mode": mode_from_message(assignment.mode)._asdict(),
+                "predicted_start_s": assignment.start_s,
                 "predicted_epoch_s": assignment.epoch_s,
                 "observed_epoch_s": seen[assignment.device_id].epoch_s if assignment.device_id in seen else None,
                 "predicted_power_w": assignment.power_w,

@@ -12,6 +12,7 @@ from wattfleet.modes import PowerMode
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
+Points = Sequence[Report] | Mapping[str, Sequence[float]]  # row by row, or column by column
 
 _INK = "@ink"  # Becomes what contrasts with the page.
 _GREY = "#8a8f98"
@@ -62,13 +63,16 @@ def _front(report: Report, device: str, style: Style) -> Figure:
     cloud, front = report["devices"][device]["space_sample"], report["devices"][device]["front"]
     rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
     for one, part in _parts(report, device):
-        rounds[mode_label(part["mode"]), part["predicted_epoch_s"], part["predicted_power_w"]].append(one["round"])
+        seconds = part["predicted_start_s"] + part["predicted_epoch_s"]
+        rounds[mode_label(part["mode"]), seconds, part["predicted_power_w"]].append(one["round"])
     data = [
         _points(
-            cloud["epoch_s"], cloud["power_w"], marker={"size": 3, "color": _GREY, "opacity": 0.4}, hoverinfo="skip"
+            *(_one_epoch_s(cloud), cloud["power_w"]),
+            marker={"size": 3, "color": _GREY, "opacity": 0.4},
+            hoverinfo="skip",
         ),
         _points(
-            *(_column(front, "epoch_s"), _column(front, "power_w")),
+            *(_one_epoch_s(front), _column(front, "power_w")),
             mode="lines+markers",
             line={"color": style.colour, "width": 1.5},
             marker={"size": 3, "color": style.colour},
@@ -88,9 +92,13 @@ def _front(report: Report, device: str, style: Style) -> Figure:
         ),
     ]
     # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
-    seconds = _axis("seconds per epoch", type="log", range=_log_range(report, "epoch_s"), dtick=1, tickformat=",d")
-    watts = _axis("watts", type="log", range=_log_range(report, "power_w"), tickvals=_WATT_TICKS)
-    return {"data": data, "layout": {"xaxis": seconds, "yaxis": watts, "height": 270}}
+    shown = [each[kind] for each in report["devices"].values() for kind in ("space_sample", "front")]
+    reach_s = [seconds for points in shown for seconds in _one_epoch_s(points)]
+    reach_w = [watts for points in shown for watts in _column(points, "power_w")]
+    title = "seconds of an epoch, its start included"
+    time_axis = _axis(title, type="log", range=_log_range(reach_s), dtick=1, tickformat=",d")
+    watts_axis = _axis("watts", type="log", range=_log_range(reach_w), tickvals=_WATT_TICKS)
+    return {"data": data, "layout": {"xaxis": time_axis, "yaxis": watts_axis, "height": 270}}
 
 
 def _agreement(report: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
@@ -135,8 +143,10 @@ def _timeline(report: Report, styles: Mapping[str, Style]) -> Figure:
         for row, (device, style) in enumerate(styles.items()):
             busy_s = 0.0
             if part := parts.get(device):
-                predicted_s, observed_s = epochs * part["predicted_epoch_s"], part["observed_epoch_s"]
-                busy_s = predicted_s if observed_s is None else epochs * observed_s
+                begin_s, observed_s = part["predicted_start_s"], part["observed_epoch_s"]
+                predicted_s = begin_s + epochs * part["predicted_epoch_s"]
+                # A start is not observed.
+                busy_s = predicted_s if observed_s is None else begin_s + epochs * observed_s
                 (unseen if observed_s is None else trained).add(row, start_s, busy_s, style.colour)
                 expected.add(row, start_s + predicted_s, predicted_s, _INK)
             if busy_s < length_s:
@@ -271,10 +281,14 @@ def _round_axis(report: Report, start: float = 0.4) -> Figure:
     return _axis("round", range=[start, last + 0.6], showgrid=False, **ticks)
 
 
-def _log_range(report: Report, quantity: str) -> list[float]:
-    """Ends of a logarithmic axis that holds every device."""
-    devices = report["devices"].values()
-    values = [value for d in devices for value in (*d["space_sample"][quantity], *_column(d["front"], quantity))]
+def _one_epoch_s(points: Points) -> list[float]:
+    """Seconds of trainings of one epoch."""
+    both = zip(_column(points, "start_s"), _column(points, "epoch_s"), strict=True)
+    return [start_s + epoch_s for start_s, epoch_s in both]
+
+
+def _log_range(values: Sequence[float]) -> list[float]:
+    """Ends of a logarithmic axis that holds all values."""
     return [math.log10(min(values)) - 0.08, math.log10(max(values)) + 0.08]
 
 
@@ -286,8 +300,8 @@ def _parts(report: Report, device: str) -> Iterator[tuple[Report, Report]]:
                 yield one, part
 
 
-def _column(rows: Iterable[Report], name: str) -> list[Any]:
-    return [row[name] for row in rows]
+def _column(points: Points, name: str) -> list[Any]:
+    return list(points[name]) if isinstance(points, Mapping) else [point[name] for point in points]
 
 
 def log_sd(report: Report, part: Report, quantity: str) -> float | None:

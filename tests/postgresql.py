@@ -92,11 +92,11 @@ class PostgresServer:
             self._process.wait(_WITHIN_S)
             self._process = None
 
-    def execute(self, sql: str, database: str = "postgres") -> None:
+    def execute(self, sql: str) -> None:
         import psycopg
 
         with psycopg.connect(
-            host="127.0.0.1", port=self.port, user="wattfleet", dbname=database, autocommit=True
+            host="127.0.0.1", port=self.port, user="wattfleet", dbname="postgres", autocommit=True
         ) as connection:
             connection.execute(sql)
 

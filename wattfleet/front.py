@@ -11,6 +11,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, as_modes
 from wattfleet.normal import standard_quantile
 from wattfleet.predictor import Prediction
+from wattfleet.start import start_s
 
 MAX_POINTS = 64
 """Points that a reported front holds at most."""
@@ -40,12 +41,15 @@ def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
 class Front:
     """The predicted Pareto-optimal modes of one device, by ascending time and descending planned watts.
 
+    Time is that of a training of one epoch, its start included. The epoch alone need not rise from point to point.
+
     Attributes:
         modes: `[k, 4]` power modes.
         epoch_s: `[k]` median seconds per epoch.
         power_w: `[k]` median watts while training.
         epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
         power_log_sd: `[k]` standard deviation of the logarithm of the power.
+        start_s: `[k]` seconds that a training takes beyond its epochs, once (`wattfleet.start`); 0 where none is known.
 
     Raises:
         InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
@@ -56,23 +60,29 @@ class Front:
     power_w: Values
     epoch_log_sd: Values
     power_log_sd: Values
+    start_s: Values
 
     def __post_init__(self) -> None:
         k = len(self.modes)
         if not 1 <= k <= MAX_POINTS:
             raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
-        columns = (self.epoch_s, self.power_w, self.epoch_log_sd, self.power_log_sd)
+        columns = (self.epoch_s, self.power_w, self.epoch_log_sd, self.power_log_sd, self.start_s)
         if self.modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
             raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
         if not all(np.isfinite(values).all() and (values > 0).all() for values in (self.modes, *columns[:2])):
             raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
-            raise InvalidInputError("a front's standard deviations must be finite and not negative")
-        if (np.diff(self.epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
+            raise InvalidInputError("a front's standard deviations and starts must be finite and not negative")
+        if (np.diff(self.one_epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
             raise InvalidInputError("a front's times must rise and its planned watts fall from point to point")
 
     def __len__(self) -> int:
         return len(self.modes)
+
+    @property
+    def one_epoch_s(self) -> Values:
+        """`[k]` median seconds of a training of one epoch, by which the points are ordered."""
+        return self.start_s + self.epoch_s
 
     @property
     def planned_w(self) -> Values:
@@ -88,26 +98,32 @@ class Front:
         return as_modes(self.modes[index : index + 1])[0]
 
 
-def predicted_front(modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int) -> Front:
+def predicted_front(
+    modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
+) -> Front:
     """The front of a whole mode space, thinned to `MAX_POINTS` points evenly spread over its watts.
 
-    Optimality is judged on the median time and the planned watts, which is what a round plan trades.
+    Optimality is judged on what a round plan trades: the planned watts, and the median time of a training of one epoch.
 
     Args:
         modes: `[n, 4]` modes.
         prediction: what is predicted for each of them.
         minibatches_per_epoch: minibatches that make an epoch on the device.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known.
     """
+    starts_s = start_s(modes, prediction.minibatch_ms, first_gcycles)
+    epoch_s = prediction.minibatch_ms * minibatches_per_epoch / 1e3
     planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
-    front = pareto_front(prediction.minibatch_ms, planned_mw)
+    front = pareto_front(starts_s + epoch_s, planned_mw)
     if len(front) > MAX_POINTS:
         wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_POINTS)
         nearest = np.abs(planned_mw[front][:, None] - wanted_mw[None, :]).argmin(axis=0)
         front = front[np.unique(nearest)]
     return Front(
         modes=modes[front],
-        epoch_s=prediction.minibatch_ms[front] * minibatches_per_epoch / 1e3,
+        epoch_s=epoch_s[front],
         power_w=prediction.power_mw[front] / 1e3,
         epoch_log_sd=prediction.time_log_sd[front],
         power_log_sd=prediction.power_log_sd[front],
+        start_s=starts_s[front],
     )

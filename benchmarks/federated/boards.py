@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,18 @@ import numpy as np
 
 from edge_agent.config import AgentConfig
 from edge_agent.devices.simulated import SimulatedDevice
+from edge_agent.profile_state import read_fitted
 from edge_agent.profiled_workload import soft_workload
 from edge_agent.readiness import make_ready
 from reference_models import load
 from wattfleet.boards import board
-from wattfleet.front import Front, predicted_front
+from wattfleet.front import POWER_QUANTILE, Front, pareto_front, predicted_front
 from wattfleet.modes import ModeArray, as_array
 from wattfleet.predictor import Prediction
 from wattfleet.strategies.presets import nearest_mode
 
 REFERENCE = "agx_orin_resnet18"
-MINIBATCHES = 1000
-"""Minibatches of the epoch that kept fronts stand for; a front's shape does not depend on it."""
-
-_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd")
+_MINIBATCHES = 1000
 
 
 @dataclass(frozen=True)
@@ -51,24 +49,51 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Candidates:
+    """Modes among which the best are for an epoch of any length, and what is known or true of them.
+
+    Attributes:
+        modes: `[n, 4]` modes.
+        prediction: of each of them.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9.
+    """
+
+    modes: ModeArray
+    prediction: Prediction
+    first_gcycles: float
+
+    @classmethod
+    def of(cls, modes: ModeArray, prediction: Prediction, first_gcycles: float) -> Candidates:
+        """Those of `[n, 4]` modes that no other at the same CPU clock, and so after a like start, beats."""
+        planned_mw, clocks = prediction.power_mw_quantile(POWER_QUANTILE), modes[:, 1]
+        same = [np.flatnonzero(clocks == clock) for clock in np.unique(clocks)]
+        kept = np.concatenate([rows[pareto_front(prediction.minibatch_ms[rows], planned_mw[rows])] for rows in same])
+        return cls(modes[kept], prediction.among(kept), first_gcycles)
+
+    def front(self, minibatches: int) -> Front:
+        """The front for epochs of so many minibatches."""
+        return predicted_front(self.modes, self.prediction, minibatches, self.first_gcycles)
+
+
+@dataclass(frozen=True)
 class BoardFacts:
     """What is known of a board by its agent, and what is true of it.
 
     Attributes:
         idle_w: watts while parked, as its agent measured them.
         profiled_modes: modes that its agent measured.
-        predicted: the front that its agent reports.
-        true: the front of its mean times and its powers without noise.
-        presets: NVIDIA's presets that no other beats, by the same truth.
-        maxn: its highest mode, by the same truth.
+        predicted: what its agent knows.
+        true: its mean times and its powers without noise.
+        presets: the same of NVIDIA's presets.
+        maxn: the same of its highest mode.
     """
 
     idle_w: float
     profiled_modes: int
-    predicted: Front
-    true: Front
-    presets: Front
-    maxn: Front
+    predicted: Candidates
+    true: Candidates
+    presets: Candidates
+    maxn: Candidates
 
 
 def units(fleet: Mapping[str, int], modes: int) -> list[Unit]:
@@ -105,13 +130,7 @@ def keep(unit: Unit, found: BoardFacts, folder: Path) -> None:
 
 
 def _file(unit: Unit, folder: Path) -> Path:
-    return folder / f"{unit.device_id}-{unit.modes}.json"
-
-
-def of_epoch(front: Front, minibatches: int) -> Front:
-    """A kept front for epochs of another length."""
-    stretch = minibatches / MINIBATCHES
-    return Front(front.modes, front.epoch_s * stretch, front.power_w, front.epoch_log_sd, front.power_log_sd)
+    return folder / f"{unit.device_id}-{unit.modes}-candidates.json"
 
 
 def profiled(unit: Unit) -> BoardFacts:
@@ -124,51 +143,53 @@ def profiled(unit: Unit) -> BoardFacts:
             state_directory=Path(state),
             device_folder=Path(state),
             socket=Path(state, "socket"),
-            minibatches_per_epoch=MINIBATCHES,
+            minibatches_per_epoch=_MINIBATCHES,
             seed=unit.seed,
         )
         workload, never = soft_workload(device), threading.Event()
         ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
-    return with_truth(device, ready.idle_w, ready.learner.profiled_modes, ready.learner.front)
+        fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes
+    predicted = Candidates.of(device.modes, fitted.prediction, fitted.measured.first_gcycles)
+    return with_truth(device, ready.idle_w, ready.learner.profiled_modes, predicted)
 
 
-def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Front) -> BoardFacts:
+def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
     """What was found of a board beside its truth."""
     known = board(device.board_kind)
     return BoardFacts(
         idle_w=idle_w,
         profiled_modes=profiled_modes,
         predicted=predicted,
-        true=true_front(device, device.modes),
-        presets=true_front(device, as_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
-        maxn=true_front(device, as_array([known.space.highest])),
+        true=truth(device, device.modes),
+        presets=truth(device, as_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
+        maxn=truth(device, as_array([known.space.highest])),
     )
 
 
-def true_front(device: SimulatedDevice, modes: ModeArray) -> Front:
-    """The front of `[n, 4]` modes by the board's truth."""
+def truth(device: SimulatedDevice, modes: ModeArray) -> Candidates:
+    """What is true of `[n, 4]` modes."""
     none = np.zeros(len(modes))
-    truth = Prediction(device.mean_minibatch_ms(modes), device.truth(modes)[1], none, none)
-    return predicted_front(modes, truth, MINIBATCHES)
+    prediction = Prediction(device.mean_minibatch_ms(modes), device.truth(modes)[1], none, none)
+    return Candidates.of(modes, prediction, device.mean_first_gcycles)
+
+
+_KINDS = ("predicted", "true", "presets", "maxn")
 
 
 def _document(found: BoardFacts) -> dict[str, Any]:
-    fronts = {name: getattr(found, name) for name in ("predicted", "true", "presets", "maxn")}
-    return {
-        "idle_w": found.idle_w,
-        "profiled_modes": found.profiled_modes,
-        **{
-            name: {column: getattr(front, column).tolist() for column in ("modes", *_COLUMNS)}
-            for name, front in fronts.items()
-        },
-    }
+    def columns(kept: Candidates) -> dict[str, Any]:
+        prediction = {column.name: getattr(kept.prediction, column.name).tolist() for column in fields(Prediction)}
+        return {"modes": kept.modes.tolist(), "prediction": prediction, "first_gcycles": kept.first_gcycles}
+
+    known = {"idle_w": found.idle_w, "profiled_modes": found.profiled_modes}
+    return known | {kind: columns(getattr(found, kind)) for kind in _KINDS}
 
 
 def _facts(document: Mapping[str, Any]) -> BoardFacts:
-    def front(name: str) -> Front:
-        columns: Mapping[str, Sequence[Any]] = document[name]
-        return Front(np.array(columns["modes"], dtype=np.float64), *(np.array(columns[name]) for name in _COLUMNS))
+    def candidates(columns: Mapping[str, Any]) -> Candidates:
+        prediction = Prediction(**{name: np.array(values) for name, values in columns["prediction"].items()})
+        return Candidates(np.array(columns["modes"], dtype=np.float64), prediction, columns["first_gcycles"])
 
-    fronts = {name: front(name) for name in ("predicted", "true", "presets", "maxn")}
-    return BoardFacts(idle_w=document["idle_w"], profiled_modes=document["profiled_modes"], **fronts)
+    kinds = {kind: candidates(document[kind]) for kind in _KINDS}
+    return BoardFacts(idle_w=document["idle_w"], profiled_modes=document["profiled_modes"], **kinds)

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.federated.boards import BoardFacts, Unit, facts, of_epoch, open_board, units
+from benchmarks.federated.boards import BoardFacts, Candidates, Unit, facts, open_board, units
 from benchmarks.federated.figures import run_figures, series
 from benchmarks.federated.learning import Federation
-from benchmarks.federated.methods import METHODS, FleetOffers, method
+from benchmarks.federated.methods import METHODS, FleetOffers, method, training_s
 from benchmarks.federated.rounds import LOCAL_EPOCHS, Member, run_rounds
 from edge_agent.readiness import parked_mode
 from reference_models import load
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.front import Front
 from wattfleet.planning.offers import Offer
 
 FLEET: Mapping[str, int] = {"agx-orin": 16, "orin-nano": 16, "orin-nx": 9, "xavier-agx": 9}
@@ -69,7 +68,7 @@ def run_seed(experiment: Experiment, seed: int) -> dict[str, Any]:
     minibatches = minibatches_per_epoch(federation.samples)
     fleet = _fleet(experiment.units, known, minibatches)
     offers = _offers(experiment.units, known, minibatches)
-    deadline_s = LOCAL_EPOCHS * statistics.median(float(offer.front.epoch_s[0]) for offer in offers.predicted)
+    deadline_s = statistics.median(float(training_s(each.front, LOCAL_EPOCHS).min()) for each in offers.predicted)
     found: dict[str, Any] = {"deadline_s": deadline_s, "runs": {}}
     for name in experiment.methods:
         found["runs"][name] = {}
@@ -105,10 +104,10 @@ def _fleet(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Seq
 
 
 def _offers(boards: Sequence[Unit], known: Sequence[BoardFacts], minibatches: Sequence[int]) -> FleetOffers:
-    def offers(fronts: Sequence[Front]) -> list[Offer]:
+    def offers(candidates: Sequence[Candidates]) -> list[Offer]:
         return [
-            Offer(unit.device_id, of_epoch(front, count), each.idle_w)
-            for unit, each, front, count in zip(boards, known, fronts, minibatches, strict=True)
+            Offer(unit.device_id, modes.front(count), each.idle_w)
+            for unit, each, modes, count in zip(boards, known, candidates, minibatches, strict=True)
         ]
 
     return FleetOffers(

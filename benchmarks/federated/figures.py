@@ -20,9 +20,9 @@ TARGETS = (0.90, 0.93)
 Figures = dict[str, Any]
 
 
-def seconds(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S, warm: bool = False) -> np.ndarray:
-    """`[r]` seconds from the start until each round was over."""
-    each_s = [(one.warm_training_s if warm else one.training_s) + overhead_s for one in rounds]
+def seconds(rounds: Sequence[Round], overhead_s: float = OVERHEAD_S, steady: bool = False) -> np.ndarray:
+    """`[r]` seconds from the start until each round was over; `steady` leaves first minibatches out."""
+    each_s = [(one.steady_s if steady else one.training_s) + overhead_s for one in rounds]
     return np.cumsum(each_s)
 
 
@@ -42,7 +42,7 @@ def run_figures(rounds: Sequence[Round], devices: int, idle_w: float, budget_w: 
         "rounds": {target: None if k is None else k + 1 for target, k in first.items()},
         "time_s": at_target(at_s),
         "time_s_by_overhead": {f"{over:g}": at_target(seconds(rounds, over)) for over in OVERHEADS_S},
-        "time_s_with_first_minibatches": at_target(seconds(rounds, warm=True)),
+        "time_s_without_first_minibatches": at_target(seconds(rounds, steady=True)),
         "energy_kj": at_target(energy_kj),
         "final_accuracy": float(np.mean(accuracy[-10:])),
         "training_s": statistics.median(one.training_s for one in rounds),

@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.front import Front, Values
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
@@ -26,6 +27,11 @@ from wattfleet.planning.round_plan import Assignment
 
 OVERHEAD_S = 10.0
 """Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""
+
+
+def training_s(front: Front, epochs: float) -> Values:
+    """`[k]` median seconds of a training in each mode of a front, its start included."""
+    return front.start_s + epochs * front.epoch_s
 
 
 class Method(Protocol):
@@ -87,12 +93,13 @@ class EqualShares:
         for offer in (self.offers[k] for k in drawn):
             front = offer.front
             # Parked as soon as it is done, so that no mode takes fewer watts than idling.
-            within = (np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w).nonzero()[0]
-            if len(within):
-                point = int(within[0])
+            within = np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w
+            if within.any():
+                point = int(np.where(within, training_s(front, epochs), np.inf).argmin())
                 limit_w = max(float(front.planned_w[point]), offer.idle_w)
                 expected = float(front.epoch_s[point]), float(front.power_w[point])
-                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w))
+                start_s = float(front.start_s[point])
+                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w, start_s))
         if not found:
             raise InfeasibleBudgetError(
                 f"{self.site_budget_w:g} W leave {share_w:.1f} W above idling for each, in which none trains"

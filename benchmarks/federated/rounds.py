@@ -46,9 +46,9 @@ class Round:
 
     Attributes:
         chosen: devices that trained, by number.
-        training_s: seconds until the slowest was done, first minibatches left out, as an agent reports them.
-        warm_training_s: the same, first minibatches included.
-        training_kj: what the chosen devices drew above idling.
+        training_s: seconds until the slowest was done.
+        steady_s: the same, had every minibatch taken as long as those after the first.
+        training_kj: what the chosen devices drew above idling; a first minibatch draws little more than that.
         planned_w: watts of the site that the method set aside.
         true_w: watts of the site while all chosen devices train, without noise.
         observed_w: the same as their agents report them.
@@ -57,7 +57,7 @@ class Round:
 
     chosen: tuple[int, ...]
     training_s: float
-    warm_training_s: float
+    steady_s: float
     training_kj: float
     planned_w: float
     true_w: float
@@ -75,17 +75,19 @@ class Station:
 
     def __init__(self, member: Member, noise: str) -> None:
         self._board = member.board.restarted(zlib.crc32(f"{noise}/{member.device_id}".encode()))
+        self._minibatches = member.minibatches
         self._watch = TrainingWatch(self._board, member.parked, member.minibatches, _measure_nothing)
         self._true_w: dict[PowerMode, float] = {}
 
     def train(self, assignment: Assignment) -> tuple[float, float, float]:
-        """Seconds of the first minibatch, seconds of the others, and mean watts while they are trained."""
+        """Seconds of the start, seconds of minibatches at their steady pace, and mean watts during these."""
         begin_s = self._board.clock.now_s()
         self._watch.start(assignment.mode, LOCAL_EPOCHS, assignment.power_limit_w)
-        warm_s = self._board.clock.now_s() - begin_s
+        first_s = self._board.clock.now_s() - begin_s
         observed = self._watch.finish()
         assert observed is not None, "nothing else was measured"
-        return warm_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
+        start_s = max(0.0, first_s - observed.epoch_s / self._minibatches)
+        return start_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
 
     def true_w(self, mode: PowerMode) -> float:
         """Watts of training in a mode, without noise."""
@@ -128,14 +130,14 @@ def _round(
     accuracy: float,
 ) -> Round:
     trained = np.array([stations[k].train(each) for k, each in zip(chosen, assignments, strict=True)])
-    warm_s, train_s, observed_w = trained.T
+    start_s, steady_s, observed_w = trained.T
     own_idle_w = np.array([fleet[k].idle_w for k in chosen])
     others_w = sum(member.idle_w for member in fleet) - float(own_idle_w.sum())
     return Round(
         chosen,
-        training_s=float(train_s.max()),
-        warm_training_s=float((warm_s + train_s).max()),
-        training_kj=float(((observed_w - own_idle_w) * train_s).sum()) / 1e3,
+        training_s=float((start_s + steady_s).max()),
+        steady_s=float(steady_s.max()),
+        training_kj=float(((observed_w - own_idle_w) * steady_s).sum()) / 1e3,
         planned_w=others_w + sum(each.power_limit_w for each in assignments),
         true_w=others_w + sum(stations[k].true_w(each.mode) for k, each in zip(chosen, assignments, strict=True)),
         observed_w=others_w + float(observed_w.sum()),

@@ -103,6 +103,7 @@ def _front_content(view: view_pb2.DeviceView) -> list[dict[str, Any]] | None:
     return [
         {
             "mode": front.mode(k)._asdict(),
+            "start_s": float(front.start_s[k]),
             "epoch_s": float(front.epoch_s[k]),
             "power_w": float(front.power_w[k]),
             "planned_w": float(front.planned_w[k]),

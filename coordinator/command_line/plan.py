@@ -74,6 +74,7 @@ def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
                 "selected": decision.selected,
                 "reason": decision.reason,
                 "mode": part.mode._asdict() if part else None,
+                "start_s": part.start_s if part else None,
                 "epoch_s": part.epoch_s if part else None,
                 "power_w": part.power_w if part else None,
                 "power_limit_w": part.power_limit_w if part else None,

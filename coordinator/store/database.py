@@ -23,7 +23,7 @@ _DRIVERS = {
 
 _LOCK_WAITED_FOR_S = 5
 
-# Seconds, unless the URL says otherwise. A server that vanished must not hold up the writer for the kernel's quarter of
+# Seconds, which the URL may override. A server that vanished must not hold up the writer for the kernel's quarter of
 # an hour (tcp_user_timeout is in ms).
 _POSTGRESQL_PATIENCE = {
     "connect_timeout": "5",
@@ -31,7 +31,6 @@ _POSTGRESQL_PATIENCE = {
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
-    "options": f"-c lock_timeout={_LOCK_WAITED_FOR_S}s",
 }
 _DISK_FULL = "53100"
 """PostgreSQL's SQLSTATE."""
@@ -85,9 +84,11 @@ def open_engine(url: URL) -> Engine:
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    defaults = {name: value for name, value in _POSTGRESQL_PATIENCE.items() if name not in url.query}
+    # Of several, the last counts.
+    options = f"-c lock_timeout={_LOCK_WAITED_FOR_S}s {url.normalized_query.get('options', [''])[0]}"
+    patient = url.set(query={**_POSTGRESQL_PATIENCE, **url.query, "options": options})
     try:
-        return create_engine(url.update_query_dict(defaults), pool_pre_ping=True)
+        return create_engine(patient, pool_pre_ping=True)
     except ModuleNotFoundError:
         raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
 

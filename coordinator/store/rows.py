@@ -28,7 +28,7 @@ from wattfleet_proto.v1 import planning_pb2
 
 Values = dict[str, Any]
 
-_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd")
+_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "start_s")
 
 
 def device_values(record: DeviceRecord) -> Values:
@@ -63,7 +63,7 @@ def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
 
 
 def front_bytes(front: Front) -> bytes:
-    """A front as `[k, 8]` little-endian doubles: the mode's four knobs, then the columns that the front has.
+    """A front as `[k, 9]` little-endian doubles: the mode's four knobs, then the columns that the front has.
 
     Ten thousand fronts are read at a start, and as messages they would take six times as long.
     """
@@ -73,7 +73,7 @@ def front_bytes(front: Front) -> bytes:
 
 def front_from_bytes(points: bytes) -> Front:
     """The front that `front_bytes` was given."""
-    table = np.frombuffer(points, "<f8").reshape(-1, 8).astype(np.float64)
+    table = np.frombuffer(points, "<f8").reshape(-1, 9).astype(np.float64)
     return Front(table[:, :4], *table[:, 4:].T)
 
 

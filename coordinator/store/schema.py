@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from wattfleet.errors import InvalidInputError
+
+_log = logging.getLogger(__name__)
 
 
 def migration_config() -> Config:
@@ -46,6 +49,7 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
             f"it was written by a newer version of Wattfleet (its tables are {current}, the newest that this version"
             f" knows are {script.get_current_head()}): install that version again"
         )
+    _log.info("the store's tables are brought from version %s to %s", current or "none", to)
     config.attributes["connection"] = connection
     config.attributes["now"] = now
     command.upgrade(config, to)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Insert, Table, case, func
+from sqlalchemy import Insert, Table, bindparam, case, delete, func
 from sqlalchemy.dialects import postgresql, sqlite
 
 from coordinator.store.tables import (
@@ -28,7 +28,7 @@ _FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at"}
 
 
 class Statements:
-    """One statement for each table: it inserts a row, or replaces the one with the same key."""
+    """For each table one that inserts a row, or replaces the one with the same key; and one that removes a front."""
 
     def __init__(self, dialect: str) -> None:
         """Use a database's words.
@@ -39,6 +39,7 @@ class Statements:
         self._insert = _INSERT[dialect]
         self.device = self._replacing(Device, "device_id")
         self.front = self._replacing(DeviceFront, "device_id")
+        self.no_front = delete(DeviceFront).where(DeviceFront.device_id == bindparam("gone"))
         self.node = self._replacing(Node, "node_id")
         self.run = self._replacing(Run, "run_id")
         self.round = self._replacing(Round, "plan_id")

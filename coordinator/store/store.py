@@ -110,8 +110,8 @@ class Store:
                 self._lock = _lock(url, self._engine)
                 if not self._lock.take():
                     raise StoreInUseError(
-                        f"another coordinator serves from {self.name}: stop it, give this one a store of its own,"
-                        " or start it with --standby, to take over when the other is gone"
+                        f"another coordinator serves from {self.name}: stop it, or have this one wait for its end"
+                        " (--standby)"
                     )
                 undone.callback(self._lock.release)
                 with self._engine.begin() as connection:
@@ -171,6 +171,10 @@ class Store:
             for statement, values in (
                 (self._statements.device, device_rows),
                 (self._statements.front, front_rows),
+                (
+                    self._statements.no_front,
+                    [{"gone": device_id} for device_id, each in fronts.items() if each is None],
+                ),
                 (self._statements.node, nodes),
                 (self._statements.run, runs),
                 (self._statements.round, round_rows),
@@ -182,9 +186,6 @@ class Store:
                     connection.execute(statement, values)
             _save_overrides(connection, self._statements, records)
             _save_pin(connection, self._statements, records)
-            gone = [device_id for device_id, front in fronts.items() if front is None]
-            if gone:
-                connection.execute(delete(DeviceFront).where(DeviceFront.device_id.in_(gone)))
         self._fronts.update(fronts)
 
     def load(self) -> KeptRecords:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -98,6 +99,11 @@ class SoftBoard(ABC):
     @abstractmethod
     def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What measurements scatter around at `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW training."""
+
+    @property
+    def mean_first_gcycles(self) -> float:
+        """CPU cycles that the first minibatch of a training takes on average, in units of 1e9."""
+        return _FIRST_MINIBATCH_GCYCLES * math.exp(_FIRST_MINIBATCH_LOG_SD**2 / 2)
 
     @abstractmethod
     def _load_at(self, mode: PowerMode) -> Load:

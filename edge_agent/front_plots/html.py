@@ -37,7 +37,9 @@ code {{ font-size: .85em; }}
 <p>No mode is predicted to be both slower and hungrier than one of these. Bars are 90 % intervals.</p>
 <div id="plot"></div>
 <table>
-<thead><tr><th>mode</th><th>to apply it</th><th>s per epoch</th><th>W</th><th>W planned</th></tr></thead>
+<thead>
+<tr><th>mode</th><th>to apply it</th><th>s to start</th><th>s per epoch</th><th>W</th><th>W planned</th></tr>
+</thead>
 <tbody>
 {rows}
 </tbody>
@@ -51,11 +53,11 @@ code {{ font-size: .85em; }}
 def front_page(view: FrontView) -> str:
     """The page: the plot, and every mode of the front with what applies it."""
     front = view.front
-    columns = zip(as_modes(front.modes), front.epoch_s, front.power_w, front.planned_w, strict=True)
+    columns = zip(as_modes(front.modes), front.start_s, front.epoch_s, front.power_w, front.planned_w, strict=True)
     rows = [
         f"<tr><td>{mode.label()}</td><td><code>{written(mode)}</code></td>"
-        f"<td>{epoch_s:.1f}</td><td>{power_w:.1f}</td><td>{planned_w:.1f}</td></tr>"
-        for mode, epoch_s, power_w, planned_w in columns
+        f"<td>{start_s:.1f}</td><td>{epoch_s:.1f}</td><td>{power_w:.1f}</td><td>{planned_w:.1f}</td></tr>"
+        for mode, start_s, epoch_s, power_w, planned_w in columns
     ]
     return _PAGE.format(
         title=escape(view.title),
@@ -67,7 +69,8 @@ def front_page(view: FrontView) -> str:
 
 
 def _layout(view: FrontView) -> dict[str, Any]:
-    time_axis = {"title": {"text": "seconds per epoch"}, "type": "log", "tickvals": view.time_ticks()}
+    title = {"text": "seconds of an epoch, its start included"}
+    time_axis = {"title": title, "type": "log", "tickvals": view.time_ticks()}
     return {"xaxis": {**time_axis, "tickformat": "~r", "gridcolor": "#e6e9ed"}, **_LOOK}
 
 
@@ -86,7 +89,7 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
         {
             "name": "measured",
             "mode": "markers",
-            "x": view.measured_epoch_s.tolist(),
+            "x": view.measured_one_epoch_s.tolist(),
             "y": view.measured_w.tolist(),
             "text": [mode.label() for mode in as_modes(view.measured_modes)],
             "marker": {"symbol": "x-thin-open", "size": 8, "color": MEASURED_COLOUR},
@@ -95,7 +98,7 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
         {
             "name": "predicted front",
             "mode": "lines+markers",
-            "x": front.epoch_s.tolist(),
+            "x": front.one_epoch_s.tolist(),
             "y": front.power_w.tolist(),
             "text": view.labels(),
             "line": {"color": FRONT_COLOUR, "width": 1.5},

@@ -27,7 +27,7 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     figure.theme("simple")
     figure.canvas("default")
     # Times by their logarithms: the slowest mode takes many times as long as most.
-    front_at, measured_at = np.log10(view.front.epoch_s), np.log10(view.measured_epoch_s)
+    front_at, measured_at = np.log10(view.front.one_epoch_s), np.log10(view.measured_one_epoch_s)
     predicted = figure.signal(front_at.tolist(), view.front.power_w.tolist(), marker="braille")
     figure.draw(predicted.lines().label("predicted front"))
     if len(measured_at):
@@ -35,7 +35,7 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     figure.legend(x=width - _LEGEND_FROM_RIGHT)
     ticks = view.time_ticks()
     figure.ruler("x").ticks([math.log10(seconds) for seconds in ticks], [f"{seconds:g}" for seconds in ticks])
-    figure.label("seconds per epoch", "x")
+    figure.label("seconds of an epoch, its start included", "x")
     figure.label("watts", "y")
     text: str = figure.build().string(colorless=not colours)
     return text

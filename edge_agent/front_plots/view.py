@@ -14,6 +14,7 @@ from edge_agent.mode_names import written
 from edge_agent.profile_state import FittedDevice
 from wattfleet.front import Front, Values
 from wattfleet.modes import ModeArray, as_modes
+from wattfleet.start import start_s
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
 """Okabe and Ito's blue and vermilion, told apart by whoever sees fewer colours."""
@@ -30,6 +31,7 @@ class FrontView:
         title: whose front it is.
         front: the modes of which none is predicted to be both slower and hungrier than another.
         measured_modes: `[m, 4]` measured modes.
+        measured_start_s: `[m]` seconds of a training's start.
         measured_epoch_s: `[m]` seconds per epoch.
         measured_w: `[m]` watts while training.
     """
@@ -37,6 +39,7 @@ class FrontView:
     title: str
     front: Front
     measured_modes: ModeArray
+    measured_start_s: Values
     measured_epoch_s: Values
     measured_w: Values
 
@@ -45,22 +48,27 @@ class FrontView:
         """The front that the agent reports, by what it has fitted now."""
         details, header = fitted.artefact.details, fitted.measured.header
         measured = fitted.measured.profile
-        per_epoch = fitted.minibatches_per_epoch
         return cls(
             title=f"{header.device_id} ({details.board}, {header.evidence}), {details.workload.name}",
             front=fitted.front,
             measured_modes=measured.modes,
-            measured_epoch_s=measured.minibatch_ms * per_epoch / 1e3,
+            measured_start_s=start_s(measured.modes, measured.minibatch_ms, fitted.measured.first_gcycles),
+            measured_epoch_s=measured.minibatch_ms * fitted.minibatches_per_epoch / 1e3,
             measured_w=measured.power_mw / 1e3,
         )
+
+    @property
+    def measured_one_epoch_s(self) -> Values:
+        """`[m]` seconds of a training of one epoch, as `Front.one_epoch_s` has them."""
+        return self.measured_start_s + self.measured_epoch_s
 
     def labels(self) -> list[str]:
         """The front's modes in short."""
         return [mode.label() for mode in as_modes(self.front.modes)]
 
     def time_ticks(self) -> list[float]:
-        """Round seconds per epoch to mark on an axis: 1, 2 and 5 times powers of ten, within what is shown."""
-        seconds = np.concatenate([self.front.epoch_s, self.measured_epoch_s])
+        """Round seconds to mark on an axis: 1, 2 and 5 times powers of ten, within what is shown."""
+        seconds = np.concatenate([self.front.one_epoch_s, self.measured_one_epoch_s])
         decades = range(math.floor(math.log10(seconds.min())), math.ceil(math.log10(seconds.max())) + 1)
         rounded = (times * 10.0**decade for decade in decades for times in (1, 2, 5))
         return [tick for tick in rounded if seconds.min() <= tick <= seconds.max()]
@@ -70,6 +78,7 @@ class FrontView:
         front = self.front
         columns = zip(
             as_modes(front.modes),
+            front.start_s.tolist(),
             front.epoch_s.tolist(),
             front.power_w.tolist(),
             front.planned_w.tolist(),
@@ -82,16 +91,24 @@ class FrontView:
                     "mode": mode._asdict(),
                     "argument": written(mode),
                     "label": mode.label(),
+                    "start_s": first_s,
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                     "planned_w": planned_w,
                 }
-                for mode, epoch_s, power_w, planned_w in columns
+                for mode, first_s, epoch_s, power_w, planned_w in columns
             ],
             "measured": [
-                {"mode": mode._asdict(), "label": mode.label(), "epoch_s": epoch_s, "power_w": power_w}
-                for mode, epoch_s, power_w in zip(
+                {
+                    "mode": mode._asdict(),
+                    "label": mode.label(),
+                    "start_s": first_s,
+                    "epoch_s": epoch_s,
+                    "power_w": power_w,
+                }
+                for mode, first_s, epoch_s, power_w in zip(
                     as_modes(self.measured_modes),
+                    self.measured_start_s.tolist(),
                     self.measured_epoch_s.tolist(),
                     self.measured_w.tolist(),
                     strict=True,

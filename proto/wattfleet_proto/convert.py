@@ -62,6 +62,7 @@ def front_to_message(front: Front) -> power_pb2.Front:
                 power_w=front.power_w[k],
                 epoch_log_sd=front.epoch_log_sd[k],
                 power_log_sd=front.power_log_sd[k],
+                start_s=front.start_s[k],
             )
             for k in range(len(front))
         ]
@@ -77,8 +78,8 @@ def front_from_message(message: power_pb2.Front) -> Front:
     if len(message.points) > MAX_POINTS:  # before anything is built from them
         raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {len(message.points)}")
     columns = np.array(
-        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd] for p in message.points], dtype=np.float64
-    ).reshape(-1, 4)
+        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.start_s] for p in message.points], dtype=np.float64
+    ).reshape(-1, 5)
     return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
 
 
@@ -100,6 +101,7 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
                 epoch_s=assignment.epoch_s,
                 power_w=assignment.power_w,
                 power_limit_w=assignment.power_limit_w,
+                start_s=assignment.start_s,
             )
             for assignment in plan.assignments
         ],
@@ -121,7 +123,7 @@ def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
     """The round plan that a message holds."""
     return RoundPlan(
         assignments=tuple(
-            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w)
+            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w, a.start_s)
             for a in message.assignments
         ),
         decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),

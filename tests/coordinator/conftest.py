@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import socketserver
 import tempfile
@@ -26,8 +25,6 @@ from wattfleet.profile import Profile
 from wattfleet.roofline import RooflinePredictor
 from wattfleet.workload import Workload
 
-_numbers = itertools.count()
-
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresServer]:
@@ -38,10 +35,14 @@ def postgresql() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgresql_database(postgresql: PostgresServer) -> URL:
-    """An empty database."""
-    name = f"test_{next(_numbers)}"
-    postgresql.execute(f"CREATE DATABASE {name}")
-    return postgresql.url(name)
+    """An empty database, without connections that a failed test has left."""
+    postgresql.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE backend_type = 'client backend' AND pid != pg_backend_pid()"
+    )
+    postgresql.execute("DROP SCHEMA public CASCADE")
+    postgresql.execute("CREATE SCHEMA public")
+    return postgresql.url("postgres")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

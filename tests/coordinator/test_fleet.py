@@ -278,6 +278,16 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     assert (both.observed_site_w, both.observed_duration_s) == (31 + 14.5 + 2.5, 2 * 34)
 
 
+def test_an_observed_round_lasts_as_long_as_its_starts_were_predicted_and_its_epochs_observed() -> None:
+    fleet = small_fleet(policy=FastestK(2))
+    fleet.report_front("orin", front((10, 50), start_s=60), 5.0, 50, "a digest")
+    planned = fleet.plan(RUN, 1, NODES, 2.0)
+    assert planned.plan.duration_s == 60 + 2 * 10
+    fleet.observe(planned.plan_id, ObservedTraining("orin", 11.0, 31.0))
+    fleet.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.5))
+    assert fleet.rounds[planned.plan_id].observed_duration_s == 60 + 2 * 11
+
+
 def test_an_observation_counts_once() -> None:
     fleet = small_fleet()
     plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.records import DeviceState
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
@@ -290,5 +291,17 @@ def test_a_front_of_sixty_four_points_fits_into_a_message(config: CoordinatorCon
         widest = front(*((1.0 + k, 100.0 - k) for k in range(64)), epoch_log_sd=0.1, power_log_sd=0.1)
         await client.agent().become_ready("orin", widest, 5.0)
         assert len((await client.devices())["orin"].front.points) == 64
+
+    with_coordinator(config, story)
+
+
+def test_tools_learn_from_it_what_it_serves(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
+        asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
+        names = {service.name for service in answers[0].list_services_response.service}
+        assert {f"wattfleet.v1.{name}Service" for name in ("Session", "Planning", "View", "Operator")} < names
+        assert "grpc.health.v1.Health" in names
 
     with_coordinator(config, story)

@@ -425,3 +425,37 @@ def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
 
     with_coordinator(config, before)
     with_coordinator(config, after)
+
+
+def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+    sent = 0
+
+    async def flood(agent: Agent, messages: int) -> None:
+        nonlocal sent
+        for k in range(messages):
+            state = session_pb2.StateReport(state=READY.state, detail="x" * 1000)
+            await agent.call.write(session_pb2.SessionRequest(sequence=k + 1, state=state))
+            sent += 1
+
+    async def story(client: Client) -> None:
+        options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0)]
+        async with grpc.aio.insecure_channel(client.bound.address, options=options) as own:
+            slow, other = Agent(session_pb2_grpc.SessionServiceStub(own)), client.agent()
+            await slow.hello("slow")
+            await other.hello("other")
+            flooding = asyncio.create_task(flood(slow, 1_000))
+            before = -1
+            while sent > before:  # until the network's buffers are full
+                before = sent
+                await asyncio.sleep(0.3)
+            assert not flooding.done()
+            await other.send(lease=session_pb2.Lease())
+            reading = asyncio.create_task(flooding_read(slow, 1_000))
+            await flooding
+            assert await reading == list(range(1, 1_001)), "nothing of it was lost"
+            await other.goodbye()
+
+    async def flooding_read(agent: Agent, messages: int) -> list[int]:
+        return [(await agent.call.read()).ack.sequence for _ in range(messages)]
+
+    with_coordinator(config, story)

@@ -91,10 +91,12 @@ def test_a_database_may_have_things_of_others_in_another_schema(postgresql_datab
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE device (something text)"))
         connection.execute(text("CREATE SCHEMA fleet"))
-    engine.dispose()
     with pytest.raises((InvalidInputError, StoreUnavailableError), match="cannot be used as the coordinator's store"):
         Store(postgresql_database)
     store = Store(postgresql_database.update_query_dict({"options": "-c search_path=fleet"}))
     store.save(BLANK)
     assert_devices(store.load(), BLANK)
     store.close()
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA fleet CASCADE"))
+    engine.dispose()

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import signal
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,33 @@ def test_a_full_disk_under_a_file(tmp_path: Path) -> None:
     assert said == f"the coordinator cannot store anything now: {path}: database or disk is full"
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("a small file system can be mounted by root only")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
+    path, rest = small_disk / "coordinator.db", small_disk / "rest"
+
+    def fill() -> None:
+        with open(rest, "wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+
+    said = through_trouble(Store(path), fill, rest.unlink, StoreFullError, status=grpc.StatusCode.RESOURCE_EXHAUSTED)
+    assert said == f"the coordinator cannot store anything now: {path}: database or disk is full"
+
+
 def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
     path = tmp_path / "coordinator.db"
@@ -164,7 +192,8 @@ def test_a_full_disk_under_postgresql(postgresql_database: URL) -> None:
 
 
 def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL) -> None:
-    store = Store(postgresql_database.update_query_dict({"options": "-c lock_timeout=20ms"}))
+    # Beside other options, as those that a schema is chosen with.
+    store = Store(postgresql_database.update_query_dict({"options": "-c search_path=public -c lock_timeout=20ms"}))
     engine = create_engine(postgresql_database)
     with engine.connect() as other:
         said = through_trouble(

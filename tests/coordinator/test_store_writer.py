@@ -185,9 +185,13 @@ def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_state()
         paper, pauses = Paper(), Pauses()
         writer = Writer(paper, pauses)
         paper.fails_with = StoreUnavailableError("locked")
-        with pytest.raises(StoreUnavailableError, match="locked"):
-            await writer.saved(device("orin", "old"), device("nano"))
+        paper.free.clear()
+        refused = asyncio.create_task(writer.saved(device("orin", "old"), device("nano")))
+        await asyncio.sleep(_A_MOMENT_S)
         writer.save_soon(device("orin", "new"))
+        paper.free.set()
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await refused
         await until(lambda: pauses.begun == 1)
         paper.fails_with = None
         pauses.end()

@@ -173,6 +173,18 @@ def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path
     with Journal.open(path, HEADER) as journal:
         assert list(journal.records) == RECORDS[:1]
         assert journal.records[0].fetch_stall_ms is None
+        assert (journal.records[0].first_minibatch_ms, journal.first_gcycles) == (None, 0.0)
+        # A mode that is measured now tells for all.
+        journal.append(replace(RECORDS[1], first_minibatch_ms=6_750.0))
+    with Journal.open(path, HEADER) as journal:
+        assert journal.first_gcycles == pytest.approx(6.75 * 1.0368)
+
+
+def test_a_renewal_forgets_what_a_first_minibatch_took(path):
+    with Journal.open(path, HEADER) as journal:
+        journal.append(replace(RECORDS[0], first_minibatch_ms=6_750.0))
+        journal.append(Renewal("slower", 16))
+        assert journal.first_gcycles == 0
 
 
 def test_what_was_discarded_is_on_disk_and_its_mode_is_still_to_be_measured(path):

@@ -161,7 +161,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
             bench.device, None, journal, lambda: nullcontext(fitting), fitted, LIMIT, PER_EPOCH, 0, lambda kept: None
         ).front
     assert not (left.modes >= hopeless).all(axis=1).any()
-    assert left.planned_w[0] < front.planned_w[0]
+    assert left.one_epoch_s[0] > front.one_epoch_s[0]
     bench.learner.close()
 
 

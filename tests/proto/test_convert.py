@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fronts import front
@@ -36,14 +36,18 @@ spread = st.floats(0, 2)
 def any_front(draw: st.DrawFn) -> Front:
     """A front of any modes and any numbers that are in order."""
     k = draw(st.integers(1, 12))
-    seconds = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)))
+    one_epoch_s = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)))
     watts = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)), reverse=True)
+    epoch_s = np.array(one_epoch_s) * [draw(st.floats(0.1, 1)) for _ in range(k)]
+    start_s = np.array(one_epoch_s) - epoch_s
+    assume((np.diff(start_s + epoch_s) > 0).all())  # rounding may make two equal
     return Front(
         modes=np.array([draw(modes) for _ in range(k)], dtype=np.float64),
-        epoch_s=np.array(seconds),
+        epoch_s=epoch_s,
         power_w=np.array(watts),
         epoch_log_sd=np.array([draw(spread) for _ in range(k)]),
         power_log_sd=np.zeros(k),  # any spread could turn the order of the planned watts round
+        start_s=start_s,
     )
 
 
@@ -82,6 +86,15 @@ def test_a_front_keeps_its_spread() -> None:
     assert received.planned_w.tolist() == sent.planned_w.tolist()
 
 
+def test_points_without_a_start_are_those_of_an_older_agent_and_start_at_once() -> None:
+    sent = front_to_message(front((10, 30), (12, 20), (40, 10), start_s=[5, 4, 0]))
+    for point in sent.points:
+        point.ClearField("start_s")
+    received = front_from_message(as_received(sent))
+    assert (received.start_s == 0).all()
+    assert received.epoch_s.tolist() == [10, 12, 40]
+
+
 def test_the_largest_front_there_may_be_comes_back() -> None:
     sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_POINTS)))
     assert_same(front_from_message(as_received(front_to_message(sent))), sent)
@@ -117,6 +130,9 @@ def test_no_front_is_no_front() -> None:
         ("power_w", 1.0),
         ("epoch_log_sd", -0.1),
         ("power_log_sd", float("nan")),
+        ("start_s", -0.1),
+        ("start_s", float("inf")),
+        ("start_s", 10.0),
     ],
 )
 def test_a_message_that_is_no_front_is_refused(field: str, value: float) -> None:
@@ -134,7 +150,7 @@ def test_a_front_with_an_unset_mode_is_refused() -> None:
 
 
 watts = st.floats(0.1, 1e4)
-assignments = st.builds(Assignment, st.text(min_size=1), modes, positive, watts, watts)
+assignments = st.builds(Assignment, st.text(min_size=1), modes, positive, watts, watts, st.floats(0, 1e9))
 decisions = st.builds(Decision, st.text(), st.booleans(), st.text())
 
 

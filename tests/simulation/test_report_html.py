@@ -28,6 +28,7 @@ FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle
 }
 CHOSEN = ("agx-orin-0", "agx-orin-1", "orin-nx-0")
 LOG_SD = 0.02
+START_S = 4.0
 
 
 def _mode(step: int) -> dict[str, int]:
@@ -49,6 +50,7 @@ def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[s
         "front": [
             {
                 "mode": _mode(k),
+                "start_s": START_S,
                 "epoch_s": epoch_s * 1.6**k,
                 "power_w": idle_w + (power_w - idle_w) * 0.75**k,
                 "epoch_log_sd": LOG_SD,
@@ -57,6 +59,7 @@ def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[s
             for k in range(8)
         ],
         "space_sample": {
+            "start_s": [START_S] * 80,
             "epoch_s": [epoch_s * 1.6 ** (k % 8) * (1.02 + k / 200) for k in range(80)],
             "power_w": [idle_w + (power_w - idle_w) * 0.75 ** (k % 8) * (1 + k / 400) for k in range(80)],
         },
@@ -71,6 +74,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         {
             "device": device,
             "mode": point["mode"],
+            "predicted_start_s": point["start_s"],
             "predicted_epoch_s": point["epoch_s"],
             "observed_epoch_s": point["epoch_s"] * (1.01 + 0.005 * number),
             "predicted_power_w": point["power_w"],
@@ -97,8 +101,8 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         "planned_site_w": idle_w + sum(part["power_limit_w"] for part in assignments),
         "observed_site_w": idle_w + sum(part["observed_power_w"] for part in assignments),
         "site_budget_held": True,
-        "predicted_duration_s": 2 * max(part["predicted_epoch_s"] for part in assignments),
-        "observed_duration_s": 2 * max(part["observed_epoch_s"] for part in assignments),
+        "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
+        "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
         "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
         "wall_s": 13.0,
         "accuracy": 0.25 * number + 0.1,
@@ -200,8 +204,8 @@ def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path
 def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tmp_path: Path) -> None:
     text = _text(_page(report, tmp_path))
 
-    assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were chosen, predicted to take 96.0 s." in text
-    assert "would take 238.5 s on average and 295.7 s at worst: the choice takes 60% less than the average" in text
+    assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were chosen, predicted to take 100.0 s." in text
+    assert "would take 238.5 s on average and 295.7 s at worst: the choice takes 58% less than the average" in text
     assert "2 of 20 sets could not train within 130 W at all" in text
     assert "orin-nano-0, orin-nano-1, xavier-agx-0 never trained, so their data did not enter the model" in text
 
@@ -265,7 +269,7 @@ def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -
 
     assert "None" not in _text(page)
     assert "not observed in round 2" in _text(page)
-    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 96\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
+    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
     assert re.search(r"orin-nx-0 8c \S+ 41\.0 – 29\.8 – 30\.7", _text(page))
 
 

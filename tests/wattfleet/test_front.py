@@ -122,6 +122,11 @@ def test_planned_watts_grow_with_the_spread() -> None:
 GOOD = front((10, 30), (20, 20), (30, 10))
 
 
+def test_a_slower_epoch_after_a_shorter_start_is_no_slower() -> None:
+    shown = front((10, 30), (8, 20), start_s=[1, 4])
+    assert shown.one_epoch_s.tolist() == [11, 12]
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -139,6 +144,11 @@ GOOD = front((10, 30), (20, 20), (30, 10))
         ({"modes": np.zeros((3, 4))}, "finite and above zero"),
         ({"epoch_log_sd": np.array([0.1, -0.1, 0.1])}, "not negative"),
         ({"power_log_sd": np.array([0.1, np.nan, 0.1])}, "not negative"),
+        ({"start_s": np.array([0.0, -1.0, 0.0])}, "not negative"),
+        ({"start_s": np.array([0.0, np.inf, 0.0])}, "not negative"),
+        ({"start_s": np.array([0.0, 0.0])}, r"\[k, 4\] modes"),
+        # The epochs rise, but not the trainings.
+        ({"start_s": np.array([15.0, 0.0, 0.0])}, "times must rise"),
         ({"epoch_s": np.array([10.0, 20.0])}, r"\[k, 4\] modes"),
         ({"power_log_sd": np.zeros((3, 1))}, r"\[k, 4\] modes"),
         ({"modes": np.ones((3, 5))}, r"\[k, 4\] modes"),

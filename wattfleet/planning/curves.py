@@ -29,7 +29,8 @@ class Curves:
 
     Attributes:
         start: `[n + 1]` where each device's steps begin; none where its own limit leaves no mode.
-        time_s: `[m]` seconds per epoch, at `TIME_QUANTILE`; they do not fall from step to step of a device.
+        time_s: `[m]` seconds of the whole training, its start included and its epochs at `TIME_QUANTILE`; they do not
+            fall from step to step of a device.
         extra_w: `[m]` watts above idling that being done by then takes, at `POWER_QUANTILE`; they do not rise.
         point: `[m]` the point of the device's front.
         idle_w: `[n]` watts of each device while parked.
@@ -46,7 +47,7 @@ class Curves:
 
     @property
     def fastest_s(self) -> Values:
-        """`[n]` seconds per epoch in each device's fastest mode; infinite where it has none."""
+        """`[n]` seconds of the training in each device's fastest mode; infinite where it has none."""
         return self._at_step(self.start[:-1], self.time_s)
 
     @property
@@ -64,7 +65,7 @@ class Curves:
         """`[n]` each device's thriftiest step that is done by then; `start - 1` where none is.
 
         Args:
-            limit_s: seconds per epoch.
+            limit_s: seconds of the training.
             low: `[n]` steps known to be done by then.
             high: `[n]` steps that no later one can be done after.
         """
@@ -87,15 +88,20 @@ class Curves:
         return found
 
 
-def curves_of(offers: Sequence[Offer]) -> Curves:
+def curves_of(offers: Sequence[Offer], epochs: float) -> Curves:
     """The curves of some devices, of which each may draw its own limit at most.
 
     A device that is done before the round is parks and idles, so that no mode is given fewer watts than idling takes.
+
+    Args:
+        offers: the devices.
+        epochs: local epochs that each trains; how many there are decides how much a start weighs.
     """
     fronts = [offer.front for offer in offers]
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
-    time_s = np.concatenate([front.epoch_s for front in fronts])
+    time_s = epochs * np.concatenate([front.epoch_s for front in fronts])
     time_s *= np.exp(ndtri(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
+    time_s += np.concatenate([front.start_s for front in fronts])
     planned_w = np.concatenate([front.power_w for front in fronts])
     planned_w *= np.exp(ndtri(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
     idle_w = np.array([offer.idle_w for offer in offers])
@@ -103,7 +109,8 @@ def curves_of(offers: Sequence[Offer]) -> Curves:
     owner = np.repeat(np.arange(len(offers)), sizes)
     begin = np.cumsum(sizes) - sizes
     point = np.arange(len(time_s)) - begin[owner]
-    # Less certain points can be later at the quantile than thriftier ones that follow, which then serve as well.
+    # A less certain point can be later at the quantile than a thriftier one that follows, and one with a short start
+    # and slow minibatches in a training of many epochs; the thriftier one then serves as well.
     time_s = _least_from_here_on(time_s, sizes)
     allowed = (planned_w <= limit_w[owner]) & (idle_w <= limit_w)[owner]
     extra_w = np.maximum(planned_w - idle_w[owner], 0.0)

@@ -61,7 +61,7 @@ def plan_round(
     headroom = allowance.headroom(offers)
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
     situation = Situation(
-        server_round, epochs, open_, curves_of(open_), headroom.of(kept), history, selection.over_selection
+        server_round, open_, curves_of(open_, epochs), headroom.of(kept), history, selection.over_selection
     )
     wish = chosen_policy.wish(situation)
     allocation = soonest(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
@@ -73,7 +73,7 @@ def plan_round(
     return RoundPlan(
         assignments=tuple(assigned(open_[k], situation.curves, int(allocation.step[k])) for k in chosen),
         decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
-        duration_s=epochs * allocation.limit_s,
+        duration_s=allocation.limit_s,
         planned_w=allowance.at_sites_w(use),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
@@ -123,6 +123,7 @@ def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:
         epoch_s=float(offer.front.epoch_s[point]),
         power_w=float(offer.front.power_w[point]),
         power_limit_w=offer.idle_w + float(curves.extra_w[step]),
+        start_s=float(offer.front.start_s[point]),
     )
 
 

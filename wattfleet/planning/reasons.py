@@ -35,7 +35,7 @@ def decisions(
 
 def _chosen(situation: Situation, wish: Wish, allocation: Allocation) -> Iterator[Decision]:
     chosen = np.flatnonzero(allocation.step >= 0)
-    limit_s = situation.epochs * allocation.limit_s
+    limit_s = allocation.limit_s
     short = f" (the watts carry {len(chosen)} devices, not {wish.count})" if len(chosen) < wish.count else ""
     for k in map(int, chosen):
         extra_w = float(situation.curves.extra_w[allocation.step[k]])
@@ -51,9 +51,9 @@ def _not_chosen(
     situation: Situation, wish: Wish, allocation: Allocation, supplies: Sequence[str]
 ) -> Iterator[Decision]:
     curves, headroom = situation.curves, situation.headroom
-    limit_s = situation.epochs * allocation.limit_s
+    limit_s = allocation.limit_s
     extra_w = curves.extra_at(curves.steps_within(allocation.limit_s))
-    fastest_s = situation.epochs * curves.fastest_s
+    fastest_s = curves.fastest_s
     chosen = np.flatnonzero(allocation.step >= 0)
     left_w = headroom.spare_w - headroom.drawn_w(extra_w, chosen)
     dearest_w = float(extra_w[chosen[~wish.first[chosen]]].max(initial=-np.inf))

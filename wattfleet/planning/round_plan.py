@@ -17,6 +17,7 @@ class Assignment:
         epoch_s: predicted median seconds per epoch.
         power_w: predicted median watts.
         power_limit_w: watts set aside for it.
+        start_s: predicted seconds that its training takes beyond its epochs, once.
     """
 
     device_id: str
@@ -24,6 +25,7 @@ class Assignment:
     epoch_s: float
     power_w: float
     power_limit_w: float
+    start_s: float
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class Allocation:
     """Who trains, at which step of its curve.
 
     Attributes:
-        limit_s: seconds per epoch within which all chosen devices are done.
+        limit_s: seconds of training within which all chosen devices are done.
         step: `[n]` the steps of the chosen devices; -1 for all others.
     """
 

@@ -49,7 +49,7 @@ def trimmed(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epoc
     drawn_w = {offer.device_id: old[offer.device_id].power_limit_w - offer.idle_w for offer in offers}
     if all(use.planned_w <= use.budget_w for use in allowance.use(offers, drawn_w)):
         return None
-    curves = curves_of(offers)
+    curves = curves_of(offers, epochs)
     everyone = np.ones(len(offers), dtype=np.bool_)
     allocation = soonest(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
     step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
@@ -67,7 +67,7 @@ def trimmed(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epoc
             plan,
             assignments=tuple(kept.values()),
             decisions=tuple(_said(decision, changed, ended) for decision in plan.decisions),
-            duration_s=plan.duration_s if allocation is None else epochs * allocation.limit_s,
+            duration_s=plan.duration_s if allocation is None else allocation.limit_s,
             planned_w=allowance.at_sites_w(use),
             site_budget_w=allowance.site_budget_w,
             supplies=use,

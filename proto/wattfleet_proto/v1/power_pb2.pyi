@@ -79,6 +79,7 @@ class FrontPoint(_message.Message):
     POWER_W_FIELD_NUMBER: _builtins.int
     EPOCH_LOG_SD_FIELD_NUMBER: _builtins.int
     POWER_LOG_SD_FIELD_NUMBER: _builtins.int
+    START_S_FIELD_NUMBER: _builtins.int
     epoch_s: _builtins.float
     """median prediction, seconds"""
     power_w: _builtins.float
@@ -86,6 +87,8 @@ class FrontPoint(_message.Message):
     epoch_log_sd: _builtins.float
     """standard deviation of the logarithm"""
     power_log_sd: _builtins.float
+    start_s: _builtins.float
+    """what a training takes beyond its epochs, once, seconds; 0: not known"""
     @_builtins.property
     def mode(self) -> Global___PowerMode: ...
     def __init__(
@@ -96,10 +99,11 @@ class FrontPoint(_message.Message):
         power_w: _builtins.float = ...,
         epoch_log_sd: _builtins.float = ...,
         power_log_sd: _builtins.float = ...,
+        start_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "start_s", b"start_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -107,7 +111,7 @@ Global___FrontPoint: _TypeAlias = FrontPoint  # noqa: Y015
 
 @_typing.final
 class Front(_message.Message):
-    """What one device offers to a round: at most 64 points, by ascending time and descending power."""
+    """What one device offers to a round: at most 64 points, by descending power and ascending time of one epoch with its start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

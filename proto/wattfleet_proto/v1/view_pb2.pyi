@@ -51,7 +51,7 @@ class DeviceView(_message.Message):
     idle_w: _builtins.float
     reference_digest: _builtins.str
     fastest_epoch_s: _builtins.float
-    """predicted, in its fastest mode; absent without a front"""
+    """predicted, of all its modes; absent without a front"""
     supply: _builtins.str
     """empty: it cannot be told"""
     limit_w: _builtins.float

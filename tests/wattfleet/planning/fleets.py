@@ -10,7 +10,7 @@ from statistics import NormalDist
 
 from hypothesis import strategies as st
 
-from tests.fronts import front
+from tests.fronts import front, seconds_and_starts
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part, PastRound
@@ -49,14 +49,16 @@ TREES = (
 
 @st.composite
 def uneven_fronts(draw: st.DrawFn, most: int = 3, power_log_sd: float = 0.0) -> Front:
-    """Fronts of whole watts whose points differ in certainty: later at the quantile need not be later in the median."""
+    """Fronts of whole watts whose points differ in certainty and in their starts.
+
+    Later at the quantile, or in a training of many epochs, need not be later in the median of one epoch.
+    """
     k = draw(st.integers(1, most))
-    seconds = draw(st.lists(st.integers(1, 12), min_size=k, max_size=k, unique=True))
+    seconds, starts_s = zip(*draw(seconds_and_starts(k)), strict=True)
     watts = draw(st.lists(st.integers(3, 20), min_size=k, max_size=k, unique=True))
     spread = draw(st.lists(st.sampled_from([0.0, 0.1, 0.6]), min_size=k, max_size=k))
-    return front(
-        *zip(sorted(seconds), sorted(watts, reverse=True), strict=True), epoch_log_sd=spread, power_log_sd=power_log_sd
-    )
+    points = zip(seconds, sorted(watts, reverse=True), strict=True)
+    return front(*points, epoch_log_sd=spread, power_log_sd=power_log_sd, start_s=starts_s)
 
 
 @st.composite
@@ -87,10 +89,11 @@ def planned_w(offer: Offer, point: int) -> float:
     return max(float(training.power_w[point] * math.exp(WATTS_QUANTILE * training.power_log_sd[point])), offer.idle_w)
 
 
-def done_s(offer: Offer, point: int) -> float:
-    """Seconds per epoch that a mode stays within, nine times in ten."""
+def done_s(offer: Offer, point: int, epochs: float = 1.0) -> float:
+    """Seconds of a training, its start included, that a mode stays within, nine times in ten."""
     training = offer.front
-    return float(training.epoch_s[point] * math.exp(TIME_QUANTILE * training.epoch_log_sd[point]))
+    epoch_s = training.epoch_s[point] * math.exp(TIME_QUANTILE * training.epoch_log_sd[point])
+    return float(training.start_s[point] + epochs * epoch_s)
 
 
 def modes_within_limit(offer: Offer) -> list[int]:
@@ -126,7 +129,7 @@ def holds(fleet: Fleet, training: Mapping[str, int], slack: float = 0.0) -> bool
     return all(total[name] <= fleet.allowance.budget_w[name] + slack for name in feeding)
 
 
-def every_plan(fleet: Fleet) -> Iterator[tuple[dict[str, int], float]]:
+def every_plan(fleet: Fleet, epochs: float = 1.0) -> Iterator[tuple[dict[str, int], float]]:
     """All sets of devices in all their modes that hold, with the seconds of the slowest."""
     choices = [[None, *modes_within_limit(offer)] for offer in fleet.offers]
     for points in itertools.product(*choices):
@@ -135,14 +138,14 @@ def every_plan(fleet: Fleet) -> Iterator[tuple[dict[str, int], float]]:
         }
         if training and holds(fleet, training):
             by_id = {offer.device_id: offer for offer in fleet.offers}
-            yield training, max(done_s(by_id[device_id], point) for device_id, point in training.items())
+            yield training, max(done_s(by_id[device_id], point, epochs) for device_id, point in training.items())
 
 
-def best(fleet: Fleet, wanted: int, first: Sequence[str] = ()) -> tuple[int, int, float] | None:
+def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1.0) -> tuple[int, int, float] | None:
     """As many of `first`, then of all, as the watts carry up to those wanted, and the least time for so many."""
     found = [
         (-len(set(first) & set(training)), -len(training), slowest_s)
-        for training, slowest_s in every_plan(fleet)
+        for training, slowest_s in every_plan(fleet, epochs)
         if len(training) <= wanted
     ]
     if not found:

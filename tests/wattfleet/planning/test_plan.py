@@ -7,6 +7,7 @@ import random
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -26,6 +27,7 @@ from tests.wattfleet.planning.fleets import (
     tree,
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.front import predicted_front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part
 from wattfleet.planning.offers import Offer
@@ -39,6 +41,7 @@ from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 from wattfleet.planning.round_plan import RoundPlan
 from wattfleet.planning.selection import Selection
+from wattfleet.predictor import Prediction
 
 sizes = st.none() | st.integers(1, 5)
 seeds = st.integers(0, 9)
@@ -95,10 +98,11 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
         offer, point = by_id[assignment.device_id], points[assignment.device_id]
         assert point in modes_within_limit(offer)
         assert assignment.epoch_s == offer.front.epoch_s[point]
+        assert assignment.start_s == offer.front.start_s[point]
         assert assignment.power_w == offer.front.power_w[point]
         assert assignment.power_limit_w == pytest.approx(planned_w(offer, point))
-    slowest_s = max(done_s(by_id[device_id], point) for device_id, point in points.items())
-    assert epochs * slowest_s <= plan.duration_s * (1 + 1e-12)
+    slowest_s = max(done_s(by_id[device_id], point, epochs) for device_id, point in points.items())
+    assert slowest_s <= plan.duration_s * (1 + 1e-12)
     if isinstance(policy, Deadline):
         assert plan.deadline_s == policy.deadline_s
         assert plan.duration_s <= policy.deadline_s * (1 + 1e-12)
@@ -134,7 +138,7 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> No
     for decision in plan.decisions:
         offer = by_id[decision.device_id]
         modes = modes_within_limit(offer)
-        in_time = [k for k in modes if epochs * done_s(offer, k) <= plan.duration_s * (1 + 1e-12)]
+        in_time = [k for k in modes if done_s(offer, k, epochs) <= plan.duration_s * (1 + 1e-12)]
         if decision.selected:
             said = [float(number) for number in re.findall(r"-?\d+\.\d", decision.reason)]
             assert said == pytest.approx([plan.duration_s, chosen_w[offer.device_id]], abs=0.051)
@@ -194,14 +198,14 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
 def test_fastest_k_is_the_best_of_all_plans(fleet: Fleet, count: int | None, epochs: float) -> None:
     able = [offer for offer in fleet.offers if modes_within_limit(offer)]
     assume(able)
-    expected = best(fleet, min(len(able), count or math.ceil(len(able) / 2)))
+    expected = best(fleet, min(len(able), count or math.ceil(len(able) / 2)), epochs=epochs)
     if expected is None:
         with pytest.raises(InfeasibleBudgetError):
             plan_of(fleet, FastestK(count), epochs)
         return
     plan = plan_of(fleet, FastestK(count), epochs)
     assert len(plan.assignments) == expected[1]
-    assert plan.duration_s == pytest.approx(epochs * expected[2], rel=1e-12)
+    assert plan.duration_s == pytest.approx(expected[2], rel=1e-12)
 
 
 @settings(max_examples=40)
@@ -338,6 +342,32 @@ def test_a_round_lasts_as_long_as_its_devices_may_take_not_their_median() -> Non
 def test_a_thriftier_mode_that_is_surely_done_before_a_faster_uncertain_one_is_taken() -> None:
     either = Offer("either", front((10, 40), (12, 20), epoch_log_sd=[0.5, 0.0]), 1.0)
     assert modes_of(plan_round([either], FastestK(1), site(500.0), 1.0, 1)) == {"either": (12, 20)}
+
+
+def test_a_short_training_has_a_high_cpu_clock_and_a_long_one_a_thrifty_mode() -> None:
+    # At the low clock a first minibatch takes 17 s, at the high one 3.5 s; minibatches are nearly as fast.
+    modes = np.array([[4, 2_000_000, 6e8, 2e9], [4, 400_000, 6e8, 2e9]])
+    prediction = Prediction(np.array([100.0, 110.0]), np.array([20_000.0, 12_000.0]), np.zeros(2), np.zeros(2))
+    offer = Offer("board", predicted_front(modes, prediction, 100, first_gcycles=7.0), 2.0)
+    rival = Offer("rival", front((30, 10)), 2.0)
+
+    def clock(epochs: float) -> int:
+        plan = plan_round([offer, rival], Everyone(), site(500.0), epochs, 1)
+        return {assignment.device_id: assignment.mode.cpu_khz for assignment in plan.assignments}["board"]
+
+    assert [clock(epochs) for epochs in (0.5, 10.0)] == [2_000_000, 400_000]
+
+
+def test_the_seconds_in_a_plans_words_and_its_duration_hold_the_start() -> None:
+    quick, late = Offer("quick", front((10, 20), start_s=5), 1.0), Offer("late", front((30, 20), start_s=7), 1.0)
+    plan = plan_round([quick, late], FastestK(1), site(500.0), 2.0, 1)
+    assert plan.duration_s == 5 + 2 * 10
+    [assignment] = plan.assignments
+    assert (assignment.start_s, assignment.epoch_s) == (5, 10)
+    assert reason_of(plan, "quick").endswith("done within 25.0 s for 19.0 W above idling")
+    assert reason_of(plan, "late") == "too slow: 67.0 s in its fastest mode, the round lasts 25.0 s"
+    with pytest.raises(InfeasibleBudgetError, match="within 24 s: allow at least 25 s"):
+        plan_round([quick, late], Deadline(24.0), site(500.0), 2.0, 1)
 
 
 def test_watts_that_add_up_to_the_budget_in_decimals_are_used() -> None:

@@ -42,7 +42,7 @@ def situation_of(fleet: Fleet, history: History, server_round: int) -> Situation
     offers = [offer for offer in fleet.offers if modes_within_limit(offer)]
     headroom = fleet.allowance.headroom(fleet.offers)
     kept = np.array([bool(modes_within_limit(offer)) for offer in fleet.offers])
-    return Situation(server_round, 1.0, offers, curves_of(offers), headroom.of(kept), history)
+    return Situation(server_round, offers, curves_of(offers, 1.0), headroom.of(kept), history)
 
 
 @every_policy

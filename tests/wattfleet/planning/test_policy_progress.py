@@ -39,7 +39,7 @@ def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(s
         return devices / (devices + policy.half_devices) / (duration_s + policy.overhead_s)
 
     # Of equals, the most that can be carried for a duration are the best for it; every duration is tried.
-    curves, headroom = curves_of(fleet.offers), fleet.allowance.headroom(fleet.offers)
+    curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     best = max(
         progress(len(headroom.carried(curves.extra_at(curves.steps_within(limit_s)))), limit_s)
         for limit_s in np.unique(curves.time_s)

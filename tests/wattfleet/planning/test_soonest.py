@@ -17,9 +17,11 @@ from wattfleet.planning.offers import Offer
 from wattfleet.planning.soonest import soonest
 
 
-def found(fleet: Fleet, count: int, first: tuple[str, ...] = ()) -> tuple[dict[str, int], float] | None:
+def found(
+    fleet: Fleet, count: int, first: tuple[str, ...] = (), epochs: float = 1.0
+) -> tuple[dict[str, int], float] | None:
     """Chosen devices with their points, and the seconds within which all are done."""
-    curves = curves_of(fleet.offers)
+    curves = curves_of(fleet.offers, epochs)
     allocation = soonest(
         curves,
         fleet.allowance.headroom(fleet.offers),
@@ -37,15 +39,15 @@ def found(fleet: Fleet, count: int, first: tuple[str, ...] = ()) -> tuple[dict[s
     return points, allocation.limit_s
 
 
-def slowest_s(fleet: Fleet, points: dict[str, int]) -> float:
-    return max(done_s(offer, points[offer.device_id]) for offer in fleet.offers if offer.device_id in points)
+def slowest_s(fleet: Fleet, points: dict[str, int], epochs: float = 1.0) -> float:
+    return max(done_s(offer, points[offer.device_id], epochs) for offer in fleet.offers if offer.device_id in points)
 
 
 @settings(max_examples=80)
-@given(fleets(), st.integers(1, 5))
-def test_it_is_the_best_of_all_sets_in_all_modes(fleet: Fleet, count: int) -> None:
-    expected = best(fleet, count)
-    plan = found(fleet, count)
+@given(fleets(), st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))
+def test_it_is_the_best_of_all_sets_in_all_modes(fleet: Fleet, count: int, epochs: float) -> None:
+    expected = best(fleet, count, epochs=epochs)
+    plan = found(fleet, count, epochs=epochs)
     if expected is None:
         assert plan is None
         return
@@ -53,7 +55,7 @@ def test_it_is_the_best_of_all_sets_in_all_modes(fleet: Fleet, count: int) -> No
     points, limit_s = plan
     assert len(points) == expected[1]
     assert limit_s == pytest.approx(expected[2], rel=1e-12)
-    assert slowest_s(fleet, points) == pytest.approx(limit_s, rel=1e-12)
+    assert slowest_s(fleet, points, epochs) == pytest.approx(limit_s, rel=1e-12)
     assert holds(fleet, points)
     assert all(
         points[offer.device_id] in modes_within_limit(offer) for offer in fleet.offers if offer.device_id in points

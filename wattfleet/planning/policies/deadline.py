@@ -43,13 +43,13 @@ class Deadline:
             InfeasibleBudgetError: no device can be done by then; the text says by when one can.
         """
         curves = situation.curves
-        step = curves.steps_within(self.deadline_s / situation.epochs)
+        step = curves.steps_within(self.deadline_s)
         extra_w = curves.extra_at(step)
         in_time = np.isfinite(extra_w)
         if not len(situation.headroom.carried(extra_w)):
             return self._anyone(situation)
         chosen = self._chosen(situation, extra_w)
-        fastest_s = situation.epochs * curves.fastest_s
+        fastest_s = curves.fastest_s
         aside = {
             int(k): f"too slow: {fastest_s[k]:.1f} s in its fastest mode, the deadline is {self.deadline_s:g} s"
             for k in np.flatnonzero(~in_time & np.isfinite(fastest_s))
@@ -78,7 +78,7 @@ class Deadline:
         if one is not None:
             raise InfeasibleBudgetError(
                 f"the watts carry no device that is done within {self.deadline_s:g} s: allow at least"
-                f" {math.ceil(situation.epochs * one.limit_s)} s"
+                f" {math.ceil(one.limit_s)} s"
             )
         return wish
 

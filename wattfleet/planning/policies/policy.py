@@ -22,16 +22,14 @@ class Situation:
 
     Attributes:
         server_round: its number, from 1.
-        epochs: local epochs that each chosen device trains.
         offers: the `n` devices that can be taken, by id.
-        curves: of these devices.
+        curves: of these devices, for the epochs that each chosen one trains.
         headroom: of the supplies behind them.
         history: of the run.
         over_selection: share by which more devices are to be taken than a policy wants, so that some may fail.
     """
 
     server_round: int
-    epochs: float
     offers: Sequence[Offer]
     curves: Curves
     headroom: Headroom

@@ -58,7 +58,7 @@ class Progress:
             chosen = _of_most_worth(by_utility_per_watt(extra_w, worth, situation.headroom).chosen, worth, seats)
             # The plan may find this set done sooner; it is judged by the time that all of it needs.
             gain = float(worth[chosen].sum())
-            progress = gain / (gain + self.half_devices) / (situation.epochs * limit_s + self.overhead_s)
+            progress = gain / (gain + self.half_devices) / (limit_s + self.overhead_s)
             if progress > most:
                 most, best = progress, chosen
         if not best.any():
@@ -78,7 +78,7 @@ def _worth(situation: Situation) -> Values:
 
 
 def _limits_s(times_s: Values) -> Values:
-    """Durations of an epoch to try, from the fastest device's fastest mode to the slowest one's slowest."""
+    """Durations of the training to try, from the fastest device's fastest mode to the slowest one's slowest."""
     if not len(times_s):
         return times_s
     return np.geomspace(times_s.min() * (1 + 1e-9), times_s.max(), _LIMITS)

@@ -1,0 +1,1 @@
+"""Many agents on one coordinator: latency, memory, throughput, and a storm of reconnects."""

@@ -1,0 +1,99 @@
+"""Many agents on one coordinator beside a bare grpc.aio server: latency, memory, throughput, a reconnect storm.
+
+    python -m benchmarks.fleet [--agents 100,1000,10000] [--json]
+
+The real coordinator runs with a store in a temporary folder; every simulated agent has a connection of its own and says
+what the real one says, when it says it. All processes share two cores, the load generator, which is this process,
+included. Everything is done with a bare server as well, of the same options and message sizes, which shows what is
+gRPC's and the generator's own share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.fleet.experiment import Settings, run
+from benchmarks.fleet.result import Result, result_of
+from benchmarks.fleet.servers import reference_of_size
+from benchmarks.fleet.tables import tables
+
+_CORES = 2
+_DESCRIPTORS_BESIDE = 200
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and print; 0 whether or not the goals are met."""
+    # Whoever ends this process ends its servers, too.
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    _allow_connections(max(options.agents), parser)
+    cores = sorted(os.sched_getaffinity(0))[:_CORES]
+    os.sched_setaffinity(0, cores)  # the servers inherit it
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    result = asyncio.run(_all(options.agents, settings, options.reference_kib * 1024, len(cores)))
+    if options.json:
+        print(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        console = Console()
+        for table in tables(result):
+            console.print(table)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__.split("\n")[0])
+    parser.add_argument("--agents", type=_counts, default=[100, 1_000, 10_000], help="sizes of fleets, with commas")
+    parser.add_argument("--rate-per-s", type=float, default=Settings.rate_per_s, help="agents that connect a second")
+    parser.add_argument("--steady-s", type=float, default=Settings.steady_s, help="how long leases are measured")
+    parser.add_argument(
+        "--limit-s", type=float, default=Settings.limit_s, help="the longest that a storm is waited for"
+    )
+    parser.add_argument("--streams", type=int, default=Settings.streams, help="agents that report in a closed loop")
+    parser.add_argument("--downloads", type=int, default=Settings.downloads, help="downloads at once")
+    parser.add_argument("--window-s", type=float, default=Settings.window_s, help="length of each turn of those two")
+    parser.add_argument("--repeats", type=int, default=Settings.repeats, help="turns of each server")
+    parser.add_argument("--reference-kib", type=int, default=4096, help="size of the reference, KiB")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    return parser
+
+
+def _counts(text: str) -> list[int]:
+    counts = [int(count) for count in text.split(",")]
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError("give 1 or more")
+    return counts
+
+
+def _allow_connections(count: int, parser: argparse.ArgumentParser) -> None:
+    """Let this process and its children have a descriptor for every agent."""
+    needed = count + _DESCRIPTORS_BESIDE
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < needed:
+        parser.error(f"{count} agents need {needed} open files, and this process may have {most} (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, needed), most))
+
+
+async def _all(counts: Sequence[int], settings: Settings, reference_bytes: int, cores: int) -> Result:
+    artefact = reference_of_size(reference_bytes)
+    fleets = []
+    for count in counts:
+        with tempfile.TemporaryDirectory(prefix="wattfleet-fleet-") as folder:
+            fleets.append(await run(count, settings, Path(folder), artefact))
+    return result_of(fleets, settings, cores)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""One simulated agent: what `edge_agent.link` says and when, without a device behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from benchmarks.fleet import requests
+from benchmarks.fleet.connection import Connection, request_headers
+from coordinator.leases import Pace
+
+FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
+WELCOMED_WITHIN_S = 60.0
+SILENCE_BORNE_S = 15.0
+LEASES_UNANSWERED = 3
+"""Those of `edge_agent.link`."""
+
+_HEADERS = request_headers(f"{requests.SERVICE}/Session")
+_FRONT = requests.front()
+_STATE = requests.state(1)
+_LEASE_SHARES = (0.5, 0.8)
+
+
+class Observer(Protocol):
+    """What is told of agents."""
+
+    def leased(self, agent: Agent, latency_s: float) -> None:
+        """A lease was acknowledged."""
+
+    def ended_by_itself(self, agent: Agent, reason: str) -> None:
+        """A session, or an attempt at one, ended without being cut."""
+
+
+class Agent:
+    """One agent with a connection of its own; it comes back with the real agent's backoff until it is stopped.
+
+    Args:
+        number: which one.
+        address: host and port of the server.
+        pace: the server's; None where it tells.
+        observer: what is told.
+
+    Attributes:
+        settled: whether this session has been welcomed and a lease of it acknowledged; kept by the observer.
+    """
+
+    __slots__ = (
+        "_address", "_attempt", "_backoff_s", "_connection", "_heard_s", "_hello", "_loop", "_observer", "_pace",
+        "_send", "_sent", "_stated_pace", "_timer", "_welcomed", "settled",
+    )  # fmt: skip
+
+    def __init__(self, number: int, address: tuple[str, int], pace: Pace | None, observer: Observer) -> None:
+        self._address = address
+        self._hello = requests.hello(number)
+        self._stated_pace = pace
+        self._pace = Pace(0.0, 0.0)
+        self._observer = observer
+        self._loop = asyncio.get_running_loop()
+        self._sent: deque[tuple[float, bool]] = deque()
+        self._backoff_s = FIRST_BACKOFF_S
+        self._heard_s = 0.0
+        self._welcomed = False
+        self.settled = False
+        self._connection: Connection | None = None
+        self._send: Callable[[bytes], None] | None = None
+        self._attempt: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Open a connection, and a session on it."""
+        self._timer = self._loop.call_later(WELCOMED_WITHIN_S, self._fail, "no answer")
+        self._attempt = self._loop.create_task(self._open())
+
+    def stop(self) -> None:
+        """Leave without a word, and stay away."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.cancel()
+        connection, self._connection, self._send = self._connection, None, None
+        if connection is not None:
+            connection.drop()
+        self._sent.clear()
+        self._welcomed = self.settled = False
+
+    def come_back(self) -> None:
+        """Lose the connection now, and come back after a backoff."""
+        self.stop()
+        # Full jitter, as the agent's.
+        self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
+        longest_s = LONGEST_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else LONGEST_BACKOFF_S
+        self._backoff_s = max(self._pace.reconnect_s, min(longest_s, 2 * self._backoff_s))
+
+    async def _open(self) -> None:
+        try:
+            _, connection = await self._loop.create_connection(Connection, *self._address)
+        except OSError as error:
+            return self._fail(error.strerror or "no connection")
+        self._connection = connection
+        call = connection.call(_HEADERS, self._take, self._end)
+        self._send = call.send
+        call.send(self._hello)
+
+    def _take(self, response: bytes) -> None:
+        self._heard_s = self._loop.time()
+        # What the bare server sends back says nothing of a pace.
+        self._pace = self._stated_pace or requests.pace_of(response)
+        if not self._welcomed:
+            self._welcomed = True
+            self._say(_STATE)
+            self._say(_FRONT)
+            # At once, where the real agent takes its time: how long a server needs to settle all is not to be that.
+            self._say(requests.LEASE, is_lease=True)
+            self._next_lease()
+            return
+        sent_s, is_lease = self._sent.popleft()
+        self._backoff_s = max(FIRST_BACKOFF_S, self._pace.reconnect_s)
+        if is_lease:
+            self._observer.leased(self, self._heard_s - sent_s)
+
+    def _end(self, status: int, text: str) -> None:
+        if self._connection is not None:  # else it is this side that ended it
+            self._fail(f"status {status}: {text}")
+
+    def _fail(self, reason: str) -> None:
+        self._observer.ended_by_itself(self, reason)
+        self.come_back()
+
+    def _say(self, message: bytes, is_lease: bool = False) -> None:
+        assert self._send is not None
+        self._sent.append((self._loop.time(), is_lease))
+        self._send(message)
+
+    def _next_lease(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        every_s = self._pace.lease_s * random.uniform(*_LEASE_SHARES)
+        self._timer = self._loop.call_later(every_s, self._lease)
+
+    def _lease(self) -> None:
+        if self._loop.time() - self._heard_s > max(SILENCE_BORNE_S, LEASES_UNANSWERED * self._pace.lease_s):
+            return self._fail("no answer any more")
+        self._say(requests.LEASE, is_lease=True)
+        self._next_lease()

@@ -1,0 +1,70 @@
+"""A bare grpc.aio server: it answers every message of a stream, or streams chunks, and there is nothing behind it.
+
+It imports nothing of Wattfleet, so that its memory is gRPC's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+
+async def serve(
+    service: str, answer_bytes: int, chunks: int, chunk_bytes: int, options: list[tuple[str, int]], announce: Path
+) -> None:
+    """Serve until ended.
+
+    Args:
+        service: whose methods it has.
+        answer_bytes: size of an answer in a session: so much of the message is sent back.
+        chunks: messages of a download.
+        chunk_bytes: size of each.
+        options: of the server.
+        announce: where the address is written.
+    """
+    chunk = bytes(chunk_bytes)
+
+    async def session(said: AsyncIterator[bytes], context: Any) -> AsyncIterator[bytes]:
+        async for message in said:
+            yield message[:answer_bytes]
+
+    async def fetch(request: bytes, context: Any) -> AsyncIterator[bytes]:
+        for _ in range(chunks):
+            yield chunk
+
+    methods = {
+        "Session": grpc.stream_stream_rpc_method_handler(session),
+        "FetchReference": grpc.unary_stream_rpc_method_handler(fetch),
+    }
+    server = grpc.aio.server(options=options)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    draft = announce.with_suffix(".tmp")
+    draft.write_text(json.dumps({"address": f"127.0.0.1:{port}"}))
+    draft.replace(announce)
+    await server.wait_for_termination()
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.bare", description=__doc__.split("\n")[0])
+    parser.add_argument("--service", required=True, help="whose methods it has")
+    parser.add_argument("--answer-bytes", type=int, required=True, help="size of an answer in a session")
+    parser.add_argument("--chunks", type=int, required=True, help="messages of a download")
+    parser.add_argument("--chunk-bytes", type=int, required=True, help="size of each")
+    parser.add_argument("--options", type=json.loads, required=True, help="of the server, as a JSON object")
+    parser.add_argument("--announce", type=Path, required=True, help="file to write the address to")
+    options = parser.parse_args()
+    sizes = options.answer_bytes, options.chunks, options.chunk_bytes
+    asyncio.run(serve(options.service, *sizes, list(options.options.items()), options.announce))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""One fleet's size: all phases, one after another, each limited in time."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fleet.load import Load, percentiles_ms
+from benchmarks.fleet.servers import Server, bare, coordinator
+from benchmarks.fleet.swarm import Swarm
+from benchmarks.fleet.throughput import downloads, reports
+from coordinator.leases import pace_of
+from simulation.processes import Parts
+from wattfleet.artefact import Artefact, write_directory
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long and how hard a fleet is driven.
+
+    Attributes:
+        rate_per_s: agents that connect in a second during the ramp.
+        steady_s: how long leases are measured, s.
+        limit_s: the longest that is waited until all are there, after the last has come or been cut off, s.
+        streams: agents that report in a closed loop.
+        downloads: downloads of the reference at once.
+        window_s: how long each turn of reports or downloads is measured, s.
+        repeats: turns of each server.
+    """
+
+    rate_per_s: float = 300.0
+    steady_s: float = 20.0
+    limit_s: float = 120.0
+    streams: int = 64
+    downloads: int = 4
+    window_s: float = 2.0
+    repeats: int = 5
+
+
+async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) -> dict[str, Any]:
+    """Drive a fleet of one size at a coordinator with an empty store, and at a bare server.
+
+    Args:
+        count: agents.
+        settings: how hard.
+        folder: for stores and logs, empty.
+        artefact: what is downloaded.
+    """
+    reference = folder / "reference"
+    write_directory(artefact, reference)
+    with Parts(folder / "logs") as parts:
+        ours, other = coordinator(parts, folder, reference), bare(parts, folder, len(artefact.weights))
+        await ours.start()
+        swarm = Swarm(count, ours.address)
+        try:
+            found = await _live(swarm, ours, settings)
+            found |= await _storm(swarm, settings)
+            found |= await _restart(swarm, ours, settings)
+            found["peak_rss_mb"] = max(found["peak_rss_mb"], ours.peak_rss_mb())
+        finally:
+            swarm.leave()
+        found["ended"] = dict(swarm.ended)
+        await ours.quiet(settings.limit_s)
+        await other.start()
+        swarm = Swarm(count, other.address, pace_of(count))
+        try:
+            beside = await _live(swarm, other, settings)
+            beside |= await _storm(swarm, settings)
+        finally:
+            swarm.leave()
+        await other.quiet(settings.limit_s)
+        found["bare"] = beside
+        turns = (settings.window_s, settings.repeats)
+        found["reports_per_s"] = await reports(min(count, settings.streams), *turns).run(ours, other)
+        found["reference_bytes_per_s"] = await downloads(artefact.digest, settings.downloads, *turns).run(ours, other)
+    return {"agents": count, **found}
+
+
+async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
+    """All agents come, and stay for a while."""
+    ramp_s = await swarm.ramp(settings.rate_per_s, settings.limit_s)
+    settled = swarm.settled
+    # What a generator holds for good needs not be looked through again and again while it measures.
+    gc.collect()
+    gc.freeze()
+    with Load(server) as load:
+        swarm.measure_anew()
+        await asyncio.sleep(settings.steady_s)
+        latencies_s = swarm.latencies_s
+    gc.unfreeze()
+    return {
+        "ramp_s": ramp_s,
+        "ramp_settled": settled,
+        "lease_ms": percentiles_ms(latencies_s),
+        "leases_per_s": len(latencies_s) / settings.steady_s,
+        "rss_mb": server.rss_mb(),
+        "peak_rss_mb": server.peak_rss_mb(),
+        "cores": load.server_cores,
+        "generator_cores": load.generator_cores,
+        "generator_late_ms": load.generator_late_ms,
+    }
+
+
+async def _storm(swarm: Swarm, settings: Settings) -> dict[str, Any]:
+    """All connections are cut at once."""
+    swarm.cut()
+    storm_s = await swarm.settle(settings.limit_s)
+    return {"storm_s": storm_s, "storm_settled": swarm.settled}
+
+
+async def _restart(swarm: Swarm, server: Server, settings: Settings) -> dict[str, Any]:
+    """The server is killed, and started again on what it stored."""
+    peak_rss_mb = server.peak_rss_mb()
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+    swarm.count_anew()
+    server.kill()
+    await server.start()
+    down_s = loop.time() - begun_s
+    settled_s = await swarm.settle(settings.limit_s)
+    return {
+        "restart_s": None if settled_s is None else down_s + settled_s,
+        "restart_down_s": down_s,
+        "restart_settled": swarm.settled,
+        "peak_rss_mb": peak_rss_mb,
+    }

@@ -1,0 +1,66 @@
+"""What a simulated agent says, as it travels."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator.leases import LEASE_S, Pace
+from wattfleet.front import MAX_POINTS, Front
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import power_pb2, session_pb2
+from wattfleet_proto.version import own_version
+
+SERVICE = "/wattfleet.v1.SessionService"
+
+LEASE = session_pb2.SessionRequest(lease=session_pb2.Lease()).SerializeToString()
+
+ACK_BYTES = len(
+    session_pb2.SessionResponse(
+        ack=session_pb2.Ack(sequence=1000, lease_s=LEASE_S, reconnect_s=1.0)
+    ).SerializeToString()
+)
+
+
+def state(sequence: int) -> bytes:
+    """What one agent is doing, another thing with every number."""
+    return session_pb2.SessionRequest(
+        sequence=sequence,
+        state=session_pb2.StateReport(
+            state=session_pb2.DEVICE_STATE_READY, profiled_modes=sequence, detail=f"ready: {sequence} modes measured"
+        ),
+    ).SerializeToString()
+
+
+def hello(number: int) -> bytes:
+    """Who one agent is."""
+    return session_pb2.SessionRequest(
+        hello=session_pb2.Hello(
+            device_id=f"device-{number:06}",
+            board="agx-orin",
+            evidence=power_pb2.EVIDENCE_SIMULATED,
+            mode_count=18_096,
+            protocol=own_version(),
+            installation=f"{number:032x}",
+        )
+    ).SerializeToString()
+
+
+def front() -> bytes:
+    """A front of as many points as one may have."""
+    slowdown = np.linspace(1.0, 6.0, MAX_POINTS)
+    modes = np.tile([12.0, 2_201_600, 1_300.5e6, 3_199e6], (MAX_POINTS, 1))
+    spread = np.full(MAX_POINTS, 0.03)
+    reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_POINTS, 4.0))
+    return session_pb2.SessionRequest(
+        sequence=2,
+        front=session_pb2.FrontReport(
+            front=front_to_message(reported), idle_w=5.0, profiled_modes=50, reference_digest="0" * 64
+        ),
+    ).SerializeToString()
+
+
+def pace_of(response: bytes) -> Pace:
+    """What a Welcome or an acknowledgement asks for."""
+    parsed = session_pb2.SessionResponse.FromString(response)
+    asked = parsed.welcome if parsed.HasField("welcome") else parsed.ack
+    return Pace(asked.lease_s, asked.reconnect_s)

@@ -1,0 +1,60 @@
+"""The benchmark's document, and how its goals are met."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from benchmarks.fleet.experiment import Settings
+
+Result = dict[str, Any]
+
+GOALS: dict[str, tuple[str, float, str]] = {
+    "lease p99, ms": ("at most", 50.0, "lease_ms.p99"),
+    "RSS of the coordinator, MB": ("at most", 600.0, "peak_rss_mb"),
+    "reconnect storm over, s": ("at most", 60.0, "storm_s"),
+    "reports, of a bare echo": ("at least", 0.6, "reports_per_s.ratio"),
+    "reference download, of a bare stream": ("at least", 0.7, "reference_bytes_per_s.ratio"),
+}
+"""What is wanted of a fleet of any size: at most or at least how much of which figure."""
+
+
+def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) -> Result:
+    """The JSON document.
+
+    Args:
+        fleets: what each size gave.
+        settings: how they were driven.
+        cores: processor cores that all processes shared.
+    """
+    return {
+        "evidence": "simulated",
+        "wattfleet_version": version("wattfleet"),
+        "settings": {**asdict(settings), "cores": cores},
+        "fleets": [{**fleet, "goals": _goals(fleet)} for fleet in fleets],
+    }
+
+
+def _goals(fleet: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {"value": value, "wanted": f"{bound} {limit:g}", "met": _met(value, bound, limit)}
+        for name, (bound, limit, path) in GOALS.items()
+        for value in [figure(fleet, path)]
+    }
+
+
+def _met(value: float | None, bound: str, limit: float) -> bool:
+    """Whether a goal is met; what never came about meets none."""
+    return value is not None and (value <= limit if bound == "at most" else value >= limit)
+
+
+def figure(fleet: dict[str, Any], path: str) -> float | None:
+    """A figure by the names that lead to it; None where it did not come about."""
+    found: Any = fleet
+    for name in path.split("."):
+        found = found.get(name)
+        if found is None:
+            return None
+    return float(found)

@@ -1,0 +1,140 @@
+"""The servers that are measured, each a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+import reference_models
+from benchmarks.fleet import requests
+from coordinator.server import OPTIONS
+from simulation.processes import Part, PartFailedError, Parts, program
+from wattfleet.artefact import WEIGHTS_FILE, Artefact
+
+HOST = "127.0.0.1"
+_READY_WITHIN_S = 60.0
+_POLL_S = 0.05
+_REFERENCE = "agx_orin_resnet18"
+_CHUNK_BYTES = 64 * 1024
+
+
+class Server:
+    """A process that serves the agents' protocol on a port of loopback.
+
+    Args:
+        parts: the run's children.
+        name: of this one.
+        command: what starts it; `{port}` and `{announce}` are filled in.
+        folder: where it announces its address.
+    """
+
+    def __init__(self, parts: Parts, name: str, command: list[str], folder: Path) -> None:
+        self._parts = parts
+        self.name = name
+        self._command = command
+        self._announced = folder / f"{name}.json"
+        self._part: Part | None = None
+        self._port = 0
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return HOST, self._port
+
+    async def start(self) -> None:
+        """Start it, on the port that it had before.
+
+        Raises:
+            PartFailedError: it does not come up.
+        """
+        self._announced.unlink(missing_ok=True)
+        filled = [part.format(port=self._port, announce=self._announced) for part in self._command]
+        self._part = self._parts.start(self.name, filled, {})
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + _READY_WITHIN_S
+        while not self._announced.exists():
+            if failure := self._part.failure():
+                raise failure
+            if loop.time() > give_up_s:
+                raise PartFailedError(f"{self.name} did not come up within {_READY_WITHIN_S:g} s")
+            await asyncio.sleep(_POLL_S)
+        self._port = int(json.loads(self._announced.read_text())["address"].rpartition(":")[2])
+
+    def kill(self) -> None:
+        """End it without notice."""
+        assert self._part is not None
+        self._part.process.kill()
+        self._part.process.wait()
+
+    def cpu_s(self) -> float:
+        """Processor seconds that it has used."""
+        times = self._process().cpu_times()
+        return float(times.user + times.system)
+
+    def rss_mb(self) -> float:
+        """Resident memory now, MB."""
+        return float(self._process().memory_info().rss) / 1e6
+
+    def peak_rss_mb(self) -> float:
+        """The most resident memory that it ever had, MB."""
+        status = Path("/proc", str(self._process().pid), "status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024 / 1e6
+
+    async def quiet(self, limit_s: float) -> None:
+        """Wait until it has nothing left to do, but not for longer than the limit."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + limit_s
+        before_s = self.cpu_s()
+        while loop.time() < give_up_s:
+            await asyncio.sleep(0.5)
+            now_s = self.cpu_s()
+            if now_s - before_s < 0.05:
+                return
+            before_s = now_s
+
+    def _process(self) -> psutil.Process:
+        assert self._part is not None
+        return psutil.Process(self._part.process.pid)
+
+
+def coordinator(parts: Parts, folder: Path, reference: Path) -> Server:
+    """The coordinator, with a store of its own in the folder."""
+    command = [
+        program("wattfleet"),
+        *("coordinator", "serve", "--address", f"{HOST}:{{port}}", "--metrics-address", f"{HOST}:0"),
+        *("--store", str(folder / "coordinator.db"), "--reference", str(reference)),
+        *("--site-budget-w", "1e6", "--announce", "{announce}"),
+    ]
+    return Server(parts, "coordinator", command, folder)
+
+
+def bare(parts: Parts, folder: Path, reference_bytes: int) -> Server:
+    """A server that does nothing of its own with what it gets.
+
+    Args:
+        parts: the run's children.
+        folder: where it announces its address.
+        reference_bytes: size of what it hands out, in chunks as the coordinator's.
+    """
+    command = [
+        *(sys.executable, "-m", "benchmarks.fleet.bare", "--service", requests.SERVICE[1:]),
+        *("--answer-bytes", str(requests.ACK_BYTES), "--announce", "{announce}"),
+        *("--options", json.dumps(dict(OPTIONS)).replace("{", "{{").replace("}", "}}")),
+        *("--chunks", str(math.ceil(reference_bytes / _CHUNK_BYTES)), "--chunk-bytes", str(_CHUNK_BYTES)),
+    ]
+    return Server(parts, "bare", command, folder)
+
+
+def reference_of_size(size: int) -> Artefact:
+    """A reference of so many bytes: the shipped one's manifest over weights that nobody restores."""
+    manifest = json.loads(reference_models.load(_REFERENCE).manifest)
+    weights = np.random.default_rng(0).bytes(size)
+    manifest["files"][WEIGHTS_FILE] = {"sha256": hashlib.sha256(weights).hexdigest(), "size": size}
+    return Artefact(json.dumps(manifest).encode(), weights)

@@ -1,0 +1,112 @@
+"""All simulated agents of a server: how they come, stay, are cut off and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from array import array
+from collections import Counter
+
+from benchmarks.fleet.agent import Agent
+from coordinator.leases import Pace
+
+_TICK_S = 0.01
+
+
+class Swarm:
+    """Agents of one server.
+
+    Args:
+        count: how many.
+        address: host and port of the server.
+        pace: the server's; None where it tells.
+
+    Attributes:
+        latencies_s: of leases, send to acknowledgement, since `measure_anew`.
+        ended: how many sessions and attempts ended, by the reason.
+    """
+
+    def __init__(self, count: int, address: tuple[str, int], pace: Pace | None = None) -> None:
+        self._agents = [Agent(number, address, pace, self) for number in range(count)]
+        self._unsettled = count
+        self._all_settled = asyncio.Event()
+        self.latencies_s = array("d")
+        self.ended: Counter[str] = Counter()
+
+    @property
+    def settled(self) -> int:
+        """Agents that have been welcomed and had a lease acknowledged since they connected."""
+        return len(self._agents) - self._unsettled
+
+    def measure_anew(self) -> None:
+        """Forget what was measured so far."""
+        self.latencies_s = array("d")
+
+    async def ramp(self, rate_per_s: float, limit_s: float) -> float | None:
+        """Let all connect, evenly spread.
+
+        Args:
+            rate_per_s: how many a second.
+            limit_s: the longest to wait after the last one, s.
+
+        Returns:
+            Seconds until all were settled; None if they were not within the limit.
+        """
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        waiting = iter(self._agents)
+        started = 0
+        while started < len(self._agents):
+            due = min(len(self._agents), 1 + int((loop.time() - begun_s) * rate_per_s))
+            for _ in range(due - started):
+                next(waiting).start()
+            started = due
+            await asyncio.sleep(_TICK_S)
+        ramped_s = loop.time() - begun_s
+        settled_s = await self.settle(limit_s)
+        return None if settled_s is None else ramped_s + settled_s
+
+    def cut(self) -> None:
+        """Cut all connections; every agent comes back with its backoff."""
+        self.count_anew()
+        for agent in self._agents:
+            agent.come_back()
+
+    def count_anew(self) -> None:
+        """From now on an agent is settled once another lease was acknowledged."""
+        for agent in self._agents:
+            agent.settled = False
+        self._unsettled = len(self._agents)
+        self._all_settled.clear()
+
+    async def settle(self, limit_s: float) -> float | None:
+        """Seconds from now until all are settled; None if they are not within the limit."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        try:
+            await asyncio.wait_for(self._all_settled.wait(), limit_s)
+        except asyncio.TimeoutError:
+            return None
+        return loop.time() - begun_s
+
+    def leave(self) -> None:
+        """Let all go for good."""
+        for agent in self._agents:
+            agent.stop()
+
+    def leased(self, agent: Agent, latency_s: float) -> None:
+        """A lease was acknowledged."""
+        self.latencies_s.append(latency_s)
+        if not agent.settled:
+            agent.settled = True
+            self._unsettled -= 1
+            if not self._unsettled:
+                self._all_settled.set()
+
+    def ended_by_itself(self, agent: Agent, reason: str) -> None:
+        """A session, or an attempt at one, ended without being cut."""
+        # Device ids and ports would make every reason another one.
+        self.ended[re.sub(r"\d{2,}", "N", reason)] += 1
+        if agent.settled:
+            self._unsettled += 1
+            self._all_settled.clear()

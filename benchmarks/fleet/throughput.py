@@ -1,0 +1,180 @@
+"""Reports and reference downloads as fast as a server takes and gives them, beside a bare one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.fleet import requests
+from benchmarks.fleet.connection import OK, Connection, request_headers
+from benchmarks.fleet.load import Load
+from benchmarks.fleet.servers import Server
+from wattfleet_proto.v1 import session_pb2
+
+_SESSION = request_headers(f"{requests.SERVICE}/Session")
+_FETCH = request_headers(f"{requests.SERVICE}/FetchReference")
+_BEGINS_WITHIN_S = 30.0
+_QUIET_WITHIN_S = 10.0
+_POLL_S = 0.01
+
+
+class CallEndedError(Exception):
+    """A server ended what it should have gone on with."""
+
+
+@dataclass
+class Tally:
+    """What the connections of one turn have brought.
+
+    Attributes:
+        taken: answers, or bytes of them.
+        failure: why a call ended, where one did.
+    """
+
+    taken: int = 0
+    failure: str | None = None
+
+    def ended(self, status: int, text: str) -> None:
+        """A call is over that should have gone on."""
+        self.failure = f"status {status}: {text}"
+
+
+class Reporter:
+    """An agent that reports its state again as soon as the last report was acknowledged.
+
+    Args:
+        connection: its own.
+        number: which one.
+        tally: counts acknowledgements.
+    """
+
+    def __init__(self, connection: Connection, number: int, tally: Tally) -> None:
+        self._tally = tally
+        self._sequence = 0
+        self._call = connection.call(_SESSION, self._answered, tally.ended)
+        self._call.send(requests.hello(number))
+
+    def _answered(self, response: bytes) -> None:
+        self._tally.taken += 1
+        self._sequence += 1
+        self._call.send(requests.state(self._sequence))
+
+
+class Downloader:
+    """An agent that fetches the reference anew as soon as it has it.
+
+    Args:
+        connection: its own.
+        request: which reference.
+        tally: counts bytes.
+    """
+
+    def __init__(self, connection: Connection, request: bytes, tally: Tally) -> None:
+        self._connection = connection
+        self._request = request
+        self._tally = tally
+        self._fetch()
+
+    def _fetch(self) -> None:
+        self._connection.call(_FETCH, self._arrived, self._over).send(self._request, last=True)
+
+    def _arrived(self, response: bytes) -> None:
+        self._tally.taken += len(response)
+
+    def _over(self, status: int, text: str) -> None:
+        if status == OK:
+            self._fetch()
+        else:
+            self._tally.ended(status, text)
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One kind of work that two servers do in turns.
+
+    Attributes:
+        begin: starts the work on a connection, of some number.
+        connections: how many at once.
+        window_s: how long each turn is measured, s.
+        repeats: turns of each server.
+    """
+
+    begin: Callable[[Connection, int, Tally], object]
+    connections: int
+    window_s: float
+    repeats: int
+
+    async def run(self, ours: Server, bare: Server) -> dict[str, float]:
+        """The medians of both, a second, the cores that each used, and those that the generator used.
+
+        Raises:
+            CallEndedError: a server ended a call.
+        """
+        turns: dict[Server, list[tuple[float, float, float]]] = {ours: [], bare: []}
+        for _ in range(self.repeats):
+            for server in random.sample([ours, bare], 2):
+                turns[server].append(await self._turn(server))
+        medians = {
+            server: [statistics.median(column) for column in zip(*turns[server], strict=True)] for server in turns
+        }
+        rate, cores, generator_cores = medians[ours]
+        bare_rate, bare_cores, bare_generator_cores = medians[bare]
+        return {
+            "rate": rate,
+            "bare_rate": bare_rate,
+            "ratio": rate / bare_rate,
+            "cores": cores,
+            "bare_cores": bare_cores,
+            "generator_cores": generator_cores,
+            "bare_generator_cores": bare_generator_cores,
+        }
+
+    async def _turn(self, server: Server) -> tuple[float, float, float]:
+        loop = asyncio.get_running_loop()
+        tally = Tally()
+        opened = []
+        try:
+            for number in range(self.connections):
+                _, connection = await loop.create_connection(Connection, *server.address)
+                opened.append(connection)
+                self.begin(connection, number, tally)
+            give_up_s = loop.time() + _BEGINS_WITHIN_S
+            while tally.taken < self.connections and not tally.failure and loop.time() < give_up_s:
+                await asyncio.sleep(_POLL_S)
+            with Load(server) as load:
+                before, begun_s = tally.taken, loop.time()
+                await asyncio.sleep(self.window_s)
+                rate = (tally.taken - before) / (loop.time() - begun_s)
+            if tally.failure or not rate:
+                raise CallEndedError(f"{server.name}: {tally.failure or 'nothing came'}")
+        finally:
+            for connection in opened:
+                connection.drop()
+        # That sessions are over is stored, too, which is not what the next turn is to measure.
+        await server.quiet(_QUIET_WITHIN_S)
+        return rate, load.server_cores, load.generator_cores
+
+
+def reports(connections: int, window_s: float, repeats: int) -> Contest:
+    """State reports, acknowledged, a second; one on its way on every connection."""
+    return Contest(Reporter, connections, window_s, repeats)
+
+
+def downloads(digest: str, connections: int, window_s: float, repeats: int) -> Contest:
+    """Bytes of a reference a second; one download on every connection.
+
+    Args:
+        digest: of the reference.
+        connections: downloads at once.
+        window_s: how long each turn is measured, s.
+        repeats: turns of each server.
+    """
+    request = session_pb2.FetchReferenceRequest(digest=digest).SerializeToString()
+
+    def begin(connection: Connection, number: int, tally: Tally) -> Downloader:
+        return Downloader(connection, request, tally)
+
+    return Contest(begin, connections, window_s, repeats)
