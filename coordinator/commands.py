@@ -90,7 +90,8 @@ def serve(
         typer.Option(help="Seconds of a round beside its training, for the policy progress.  [default: 10]"),
     ] = None,
     over_selection: Annotated[
-        float, typer.Option(help="Share by which more devices are chosen than the policy wants.")
+        float,
+        typer.Option(help="Share by which more devices are chosen than the number that the policy wants, 0 to 10."),
     ] = 0.0,
     include: Annotated[
         list[str] | None, typer.Option(help="Choose only these: id:NAME, tag:NAME or site:NAME; may be repeated.")

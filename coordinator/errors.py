@@ -5,7 +5,13 @@ from __future__ import annotations
 import grpc
 
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
-from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, WattfleetError
+from wattfleet.errors import (
+    CorruptReferenceError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    NoCandidatesError,
+    WattfleetError,
+)
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.version import ProtocolVersionError
 
@@ -65,6 +71,7 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
+    NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,
     # As of a method that is not there: repeating the request is of no use to either side.
     ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,

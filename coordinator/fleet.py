@@ -7,11 +7,13 @@ reads a clock, opens a socket or touches a file.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.placement import DeviceRules, OnlySite, Placement
+from coordinator.promises import Promises
 from coordinator.records import (
     DeviceRecord,
     DeviceResult,
@@ -23,6 +25,8 @@ from coordinator.records import (
     RoundObservation,
     RoundRecord,
     RunRecord,
+    plan_id_of,
+    run_of,
 )
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
@@ -33,7 +37,7 @@ from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
-from wattfleet.planning.trimming import trimmed
+from wattfleet.planning.trimming import InFlight, trimmed
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
 _LONGEST_NAME = 200
@@ -41,7 +45,11 @@ _LONGEST_DETAIL = 2_000
 
 
 class Fleet:
-    """All devices, Flower nodes, runs and rounds, and the rules by which they change."""
+    """All devices, Flower nodes, runs and rounds, and the rules by which they change.
+
+    Attributes:
+        may_exceed: more may be drawn than when watts were last looked at: `trim` has to be called.
+    """
 
     def __init__(
         self,
@@ -82,9 +90,8 @@ class Fleet:
         self.rounds = {record.plan_id: record for record in rounds}
         self._archived = set(archived)
         self._connected: set[str] = set()
-        self._reserved: dict[str, tuple[str, float]] = {}
-        for record in rounds:
-            self._reserve(record, is_new=True)
+        self.may_exceed = False
+        self._promises = Promises(rounds, self.runs)
 
     @property
     def site_budget_w(self) -> float:
@@ -102,33 +109,67 @@ class Fleet:
         """
         self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: in_force.watts})
         self.in_force[supply] = in_force
-        changed, told = [], []
-        for record in [record for record in self.rounds.values() if record.wall_s is None]:
-            flying = [
-                offer
-                for assignment in record.plan.assignments
-                if assignment.device_id not in record.observations
-                and (offer := self._offer(self.devices[assignment.device_id])) is not None
-            ]
-            if not flying or self.run(record.run_id).finished:
+        return self.trim()
+
+    def trim(self) -> tuple[list[RoundRecord], list[Reassignment]]:
+        """Trim the rounds in flight to the watts, where more is drawn than their plans knew of.
+
+        A device that is gone cannot be told anything: it counts with what was set aside for it, and what the others
+        are to do is planned around it.
+
+        Returns:
+            The rounds that had to be trimmed, and what their devices are to be told.
+        """
+        self.may_exceed = False
+        flying: dict[str, list[Offer]] = {}
+        for device_id, promise in self._promises.awaited():
+            device = self.devices.get(device_id)
+            # One that measures itself does as it has to.
+            if promise.assignment is None or device is None or device.state is DeviceState.PROFILING:
                 continue
-            flying_ids = {offer.device_id for offer in flying}
-            landed = [each for each in record.plan.assignments if each.device_id not in flying_ids]
-            in_flight = tuple(each for each in record.plan.assignments if each.device_id in flying_ids)
-            plan = replace(record.plan, assignments=in_flight)
-            allowance = replace(self.allowance, elsewhere_w=self._elsewhere_w(flying_ids))
-            trim = trimmed(plan, flying, allowance, record.epochs)
+            if (offer := self._offer(device)) is not None:
+                flying.setdefault(promise.plan_id, []).append(offer)
+        if not flying:
+            return [], []
+        rounds = [
+            InFlight(self.rounds[plan_id].plan, self.rounds[plan_id].epochs, offers)
+            for plan_id, offers in flying.items()
+        ]
+        elsewhere_w = self._elsewhere_w({offer.device_id for each in rounds for offer in each.offers})
+        changed, told = [], []
+        trims = trimmed(rounds, replace(self.allowance, elsewhere_w=elsewhere_w))
+        for plan_id, trim in zip(flying, trims, strict=True):
             if trim is None:
                 continue
-            new = {assignment.device_id: assignment for assignment in trim.plan.assignments}
-            told += [
-                Reassignment(device_id, record.plan_id, new.get(device_id)) for device_id in trim.changed + trim.ended
-            ]
-            assignments = sorted([*landed, *trim.plan.assignments], key=lambda assignment: assignment.device_id)
-            trimmed_record = replace(record, plan=replace(trim.plan, assignments=tuple(assignments)))
-            self._reserve(trimmed_record, is_new=False)
-            changed.append(self._put_round(trimmed_record))
+            record = self.rounds[plan_id]
+            assignments = {assignment.device_id: assignment for assignment in trim.plan.assignments}
+            for device_id in trim.changed + trim.ended:
+                self._promises.changed(device_id, assignments.get(device_id))
+                told.append(Reassignment(device_id, plan_id, assignments.get(device_id)))
+            ended_w = sum(self.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
+            changed.append(self._put_round(replace(record, plan=trim.plan, idle_w=record.idle_w + ended_w)))
         return changed, told
+
+    def standing_order(self, device_id: str) -> Reassignment | None:
+        """What a device that is waited for is to do, for one whose session begins: it may have missed an order."""
+        promise = self._promises.of(device_id)
+        if promise is None or promise.is_over:
+            return None
+        return Reassignment(device_id, promise.plan_id, promise.assignment)
+
+    def awaited_rounds(self) -> list[RoundRecord]:
+        """The rounds of which some device is waited for."""
+        return [self.rounds[plan_id] for plan_id in {promise.plan_id for _, promise in self._promises.awaited()}]
+
+    def give_up(self, plan_id: str) -> None:
+        """Wait no more for the devices of a round whose Flower server has not been heard of for too long.
+
+        Those that train still count as long as they do.
+
+        Raises:
+            UnknownRecordError: no such plan.
+        """
+        self._promises.round_over(self._round(plan_id))
 
     # --- agents -------------------------------------------------------------------------------------------------
 
@@ -140,10 +181,8 @@ class Fleet:
         """
         if not device_id or not board or mode_count < 1:
             raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
-        if not (len(device_id) <= _LONGEST_NAME >= len(board) and (device_id + board).isprintable()):
-            raise InvalidInputError(
-                f"a device's id and its kind of board are up to {_LONGEST_NAME} printable characters each"
-            )
+        if max(len(device_id), len(board)) > _LONGEST_NAME:
+            raise InvalidInputError(f"a device's id and its kind of board have {_LONGEST_NAME} characters at most")
         known = self.devices.get(device_id)
         if known and (known.board, known.evidence) != (board, evidence):
             raise InvalidInputError(
@@ -152,6 +191,7 @@ class Fleet:
             )
         self._placement.supply_of(device_id)  # what is wrong with it concerns this device, not a round's plan
         self._connected.add(device_id)
+        self.may_exceed = True
         record = known or DeviceRecord(device_id, board, evidence, mode_count)
         return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
 
@@ -163,7 +203,10 @@ class Fleet:
     def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
         """A device says what it is doing."""
         detail = detail[:_LONGEST_DETAIL]
-        return self._put(replace(self.device(device_id), state=state, profiled_modes=profiled_modes, detail=detail))
+        before = self.device(device_id)
+        self.may_exceed |= state is DeviceState.PROFILING and before.state is not state
+        self._promises.seen(device_id, state)
+        return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
 
     def report_front(
         self, device_id: str, front: Front, idle_w: float, profiled_modes: int, reference_digest: str
@@ -180,7 +223,10 @@ class Fleet:
         after = replace(
             before, front=front, idle_w=idle_w, profiled_modes=profiled_modes, reference_digest=reference_digest
         )
-        return before if front is before.front and after == before else self._put(after)
+        if front is before.front and after == before:
+            return before
+        self.may_exceed = True
+        return self._put(after)
 
     def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
         """A device reports what a round needed; the same report again changes nothing.
@@ -194,6 +240,7 @@ class Fleet:
         kept = record.observations.get(observed.device_id)
         if kept is None:
             kept = observed
+            self._promises.observed(observed.device_id, plan_id)
             self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
         return RoundObservation(plan_id, kept)
 
@@ -210,21 +257,28 @@ class Fleet:
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """A Flower run is over."""
-        return self._put_run(replace(self.run(run_id), error=error, finished=True))
+        record = replace(self.run(run_id), error=error, finished=True)
+        self._promises.run_over(run_id)
+        return self._put_run(record)
 
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
         """Plan a round over the devices behind the given nodes that are ready; asked again, the same plan.
 
-        The idle watts of every connected device that has reported them count against the budgets; of one that still
-        trains in another round, what was set aside for it. What a device draws that has not reported any, because it
-        still profiles, is not known and not counted; nor is one that is gone.
+        A device that another run waits for is not ready. The Flower server of this run names only nodes that it does
+        not wait for.
+
+        The idle watts of every connected device that has reported them count against the budgets; of one that is
+        waited for, or still trains, what was set aside for it; of one that measures itself anew, what its hungriest
+        mode takes. What a device draws that has not reported any, because it still profiles, is not known and not
+        counted; nor is one that is gone, unless it is waited for.
 
         Raises:
-            NoDevicesError: none is ready; the text gives every device's state.
+            NoDevicesError: none is ready; the text says what every device does.
+            NoCandidatesError: none of those that are ready may be chosen.
             InfeasibleBudgetError: the site's watts carry none.
         """
         self.run(run_id)
-        plan_id = _plan_id(run_id, number)
+        plan_id = plan_id_of(run_id, number)
         if plan_id in self.rounds:
             return self.rounds[plan_id]
         known = [node_id for node_id in node_ids if node_id in self.nodes]
@@ -239,18 +293,20 @@ class Fleet:
             for device in self.devices.values()
             if device.state is DeviceState.READY
             and device.device_id in nodes
+            and self._round_elsewhere(device.device_id, run_id) is None
             and (offer := self._offer(device)) is not None
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if all(self.say_of(offer.device_id).drained for offer in offers):
-            states = ", ".join(self._state_in_words(d) for d in self.devices.values())
+            states = ", ".join(f"{d.device_id} is {self._occupation(d, run_id)}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
         plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
         record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
-        self._reserve(record, is_new=True)
+        self._promises.free([offer.device_id for offer in offers], run_id)
+        self._promises.made(record)
         return self._put_round(record)
 
     def finish_round(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
@@ -258,23 +314,27 @@ class Fleet:
 
         Raises:
             UnknownRecordError: no such plan, or a device is not part of it.
+            InvalidInputError: a round cannot have taken so long.
         """
         record = self._round(plan_id)
+        if not 0 <= wall_s < math.inf:
+            raise InvalidInputError(f"a round takes 0 s or more, not {wall_s}")
         for result in results:
             if result.device_id not in record.nodes:
                 raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
+        self._promises.round_over(record)
         return self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
         """The strategy reports what it evaluated after a round; round 0 is before the first."""
         if number == 0:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
-        record = self._round(_plan_id(run_id, number))
+        record = self._round(plan_id_of(run_id, number))
         return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
 
     def is_planned(self, run_id: str, number: int) -> bool:
         """Whether a round has its plan already."""
-        return _plan_id(run_id, number) in self.rounds
+        return plan_id_of(run_id, number) in self.rounds
 
     def is_archived(self, run_id: str) -> bool:
         """Whether the rounds of a run have to be recalled before anything else is done with it."""
@@ -293,11 +353,20 @@ class Fleet:
             self._archived.discard(run_id)
         for plan_id in [record.plan_id for record in self.rounds.values() if record.run_id in run_ids]:
             del self.rounds[plan_id]
-        self._reserved = {
-            device_id: (plan_id, watts)
-            for device_id, (plan_id, watts) in self._reserved.items()
-            if plan_id in self.rounds
-        }
+        self._promises.forget(run_ids)
+
+    def _round_elsewhere(self, device_id: str, run_id: str) -> str | None:
+        """The plan of another run that waits for a device."""
+        promise = self._promises.of(device_id)
+        if promise is None or promise.is_over or run_of(promise.plan_id) == run_id:
+            return None
+        return promise.plan_id
+
+    def _occupation(self, device: DeviceRecord, run_id: str) -> str:
+        """What keeps a device from a run's round, in words."""
+        elsewhere = self._round_elsewhere(device.device_id, run_id)
+        occupation = device.state.value if elsewhere is None else f"{device.state.value}, and part of round {elsewhere}"
+        return f"{occupation}, and drained" if self.say_of(device.device_id).drained else occupation
 
     def _offer(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is gone or has reported no front."""
@@ -312,28 +381,25 @@ class Fleet:
         """What devices that are not offered to a round draw at each supply."""
         elsewhere_w = dict.fromkeys(self.allowance.supplies.names, 0.0)
         for device in self.devices.values():
-            if device.device_id not in offered and (offer := self._offer(device)) is not None:
-                elsewhere_w[offer.supply] += self._drawn_w(device, offer)
+            if device.device_id in offered or not (drawn_w := self._drawn_w(device)):
+                continue
+            try:
+                elsewhere_w[self._placement.supply_of(device.device_id)] += drawn_w
+            except InvalidInputError:
+                # Gone since before a restart, and nobody says any more where it hangs: it was refused if it came back.
+                continue
         return elsewhere_w
 
-    def _drawn_w(self, device: DeviceRecord, offer: Offer) -> float:
-        """What a device that is not offered to a round draws meanwhile."""
-        if device.device_id not in self._reserved:
-            return offer.idle_w
-        plan_id, reserved_w = self._reserved[device.device_id]
-        record = self.rounds[plan_id]
-        waited_for = record.wall_s is None and device.device_id not in record.observations
+    def _drawn_w(self, device: DeviceRecord) -> float:
+        """What a device that is not offered to a round draws meanwhile, as far as it is known."""
+        promise = self._promises.of(device.device_id)
         # Flower takes some seconds to start what was planned, and does not end what was given up.
-        is_on = waited_for and not self.run(record.run_id).finished
-        return reserved_w if is_on or device.state is DeviceState.TRAINING else offer.idle_w
-
-    def _reserve(self, record: RoundRecord, is_new: bool) -> None:
-        """Note what a plan sets aside for its devices, which keep to the newest one that they are in."""
-        for device_id in record.nodes:
-            if is_new or self._reserved.get(device_id, ("", 0.0))[0] == record.plan_id:
-                self._reserved.pop(device_id, None)
-        for each in record.plan.assignments:
-            self._reserved.setdefault(each.device_id, (record.plan_id, each.power_limit_w))
+        is_on = promise is not None and (not promise.is_over or device.state is DeviceState.TRAINING)
+        set_aside_w = promise.set_aside_w if promise is not None and is_on else 0.0
+        if device.device_id not in self._connected or device.front is None or device.idle_w is None:
+            return set_aside_w
+        measuring_w = float(device.front.planned_w[0]) if device.state is DeviceState.PROFILING else 0.0
+        return max(set_aside_w, measuring_w, device.idle_w)
 
     def _history(self, run_id: str) -> History:
         """The run's rounds that are over."""
@@ -396,17 +462,13 @@ class Fleet:
         drained = frozenset(device_id for device_id, say in self.says.items() if say.drained)
         return replace(self._selection, drained=drained)
 
-    def _state_in_words(self, device: DeviceRecord) -> str:
-        drained = ", and drained" if self.say_of(device.device_id).drained else ""
-        return f"{device.device_id} is {device.state.value}{drained}"
-
     # --- looking ------------------------------------------------------------------------------------------------
 
     def copy(self) -> Fleet:
         """A fleet that goes its own way from here: what is changed in one is not changed in the other."""
         copied = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, (dict, set)):
+            if isinstance(value, (dict, set, Promises)):
                 setattr(copied, name, value.copy())
         return copied
 
@@ -463,12 +525,3 @@ class Fleet:
     def _put_round(self, record: RoundRecord) -> RoundRecord:
         self.rounds[record.plan_id] = record
         return record
-
-
-def _plan_id(run_id: str, number: int) -> str:
-    return f"{run_id}/{number}"
-
-
-def run_of(plan_id: str) -> str:
-    """The run that a plan is of."""
-    return plan_id.rpartition("/")[0]

@@ -48,7 +48,7 @@ class Outlet:
 
 
 class Orders:
-    """The outlets of all sessions; a device without a session cannot be told anything."""
+    """The outlets of all sessions; a device without one is told what it is to do when it has one again."""
 
     def __init__(self) -> None:
         """No session yet."""
@@ -70,15 +70,19 @@ class Orders:
         for reassignment in reassignments:
             outlet = self._outlets.get(reassignment.device_id)
             if outlet is None:
-                _log.warning("%s has no session and cannot be told that the watts fell", reassignment.device_id)
+                _log.warning("%s has no session, and is told that the watts fell when it has", reassignment.device_id)
                 continue
             new = reassignment.assignment
             told = "stop" if new is None else f"go on at {new.power_limit_w:.1f} W"
             _log.info("%s: %s", reassignment.device_id, told)
-            outlet.tell(
-                session_pb2.Reassign(
-                    plan_id=reassignment.plan_id,
-                    mode=None if new is None else mode_to_message(new.mode),
-                    power_limit_w=0.0 if new is None else new.power_limit_w,
-                )
-            )
+            outlet.tell(order_message(reassignment))
+
+
+def order_message(reassignment: Reassignment) -> session_pb2.Reassign:
+    """What a device is told."""
+    new = reassignment.assignment
+    return session_pb2.Reassign(
+        plan_id=reassignment.plan_id,
+        mode=None if new is None else mode_to_message(new.mode),
+        power_limit_w=0.0 if new is None else new.power_limit_w,
+    )

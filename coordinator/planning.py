@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from coordinator.archive import recalled
 from coordinator.errors import FleetReturningError
-from coordinator.fleet import Fleet, run_of
+from coordinator.fleet import Fleet
 from coordinator.leases import Leases
-from coordinator.records import DeviceResult
+from coordinator.records import DeviceResult, run_of
 from coordinator.store.writer import Writer
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
+
+_log = logging.getLogger(__name__)
+
+_OVERDUE_AFTER = 2.0
+"""A round that has taken so many times what was planned, or its deadline, and `_OVERDUE_S` beyond, has no server any
+more that waits for it: Flower's servers wait as many times as long, and by default a minute and a half beyond."""
+
+_OVERDUE_S = 600.0
 
 
 class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
@@ -34,6 +43,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._writer = writer
         self._leases = leases
         self._now_s = now_s
+        self._awaited_since_s: dict[str, float] = {}
+        self._give_up_overdue()
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
@@ -68,7 +79,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         await recalled(self._fleet, self._writer, request.run_id)
         if not self._fleet.is_planned(request.run_id, request.round):
             self._require_back(request.node_ids)
+            self._give_up_overdue()
         record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
+        self._awaited_since_s.setdefault(record.plan_id, self._now_s())
         await self._writer.saved(record)
         return plan_to_message(record.plan_id, record.plan, record.nodes)
 
@@ -109,6 +122,18 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
                 f"the coordinator has restarted: {awaited} of the devices that it had are not back yet; they are waited"
                 f" for another {left_s:.0f} s"
             )
+
+    def _give_up_overdue(self) -> None:
+        """Free the devices of rounds whose Flower server must have ended without a word."""
+        now_s = self._now_s()
+        awaited = {record.plan_id: record.plan for record in self._fleet.awaited_rounds()}
+        since_s = {plan_id: self._awaited_since_s.get(plan_id, now_s) for plan_id in awaited}
+        for plan_id, plan in awaited.items():
+            longest_s = _OVERDUE_AFTER * max(plan.duration_s, plan.deadline_s or 0.0) + _OVERDUE_S
+            if now_s - since_s[plan_id] > longest_s:
+                _log.warning("round %s was never finished: its devices are free for others", plan_id)
+                self._fleet.give_up(plan_id)
+        self._awaited_since_s = since_s
 
 
 def _result(message: planning_pb2.DeviceResult) -> DeviceResult:

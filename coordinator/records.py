@@ -216,9 +216,15 @@ class RoundRecord:
         return tuple(result.device_id for result in self.results if result.failure)
 
     @property
+    def _is_observed(self) -> bool:
+        """Whether every chosen device was observed; never where all of them were ended."""
+        chosen = self.plan.assignments
+        return bool(chosen) and all(each.device_id in self.observations for each in chosen)
+
+    @property
     def observed_site_w(self) -> float | None:
         """Observed watts of the chosen devices and the idling ones; None until every chosen one was observed."""
-        if len(self.observations) < len(self.plan.assignments):
+        if not self._is_observed:
             return None
         return self.idle_w + sum(observed.power_w for observed in self.observations.values())
 
@@ -228,7 +234,7 @@ class RoundRecord:
 
         The start of a training is not observed: it counts as it was predicted.
         """
-        if len(self.observations) < len(self.plan.assignments):
+        if not self._is_observed:
             return None
         start_s = {assignment.device_id: assignment.start_s for assignment in self.plan.assignments}
         return max(
@@ -278,3 +284,13 @@ OperatorRecord = OperatorSay | SupplyOverride | PublishedReference | PinnedRefer
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
 """What the fleet hands out to be stored: each says all that is to be known of one thing."""
+
+
+def plan_id_of(run_id: str, number: int) -> str:
+    """The id of a round's plan."""
+    return f"{run_id}/{number}"
+
+
+def run_of(plan_id: str) -> str:
+    """The run that a plan is of."""
+    return plan_id.rpartition("/")[0]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +38,9 @@ from coordinator.site_file import SiteFile
 from coordinator.store.errors import NotOwnerError
 from coordinator.store.standby import open_store
 from coordinator.store.writer import Writer
+from coordinator.trimmer import Trimmer
 from coordinator.views import ViewServicer
 from wattfleet.addresses import split_address
-from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
@@ -112,6 +111,11 @@ class CoordinatorConfig:
             raise InvalidInputError("runs that are over have to be kept for some time")
         if self.profile_modes < 5:
             raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
+        if self.selection.over_selection and not self.policy.counts:
+            raise InvalidInputError(
+                f"policy {self.policy.name!r} takes as many devices as it finds best: over-selection adds to a"
+                " number of devices (--clients), which it was not given or does not take"
+            )
 
 
 @dataclass(frozen=True)
@@ -171,9 +175,8 @@ async def serve(
         writer = Writer(store)
         held.push_async_callback(writer.close)
         orders = Orders()
-        budgets = BudgetWatch(
-            config.site.budgets, partial(_budget_changed, fleet, writer, orders), overrides=kept.overrides
-        )
+        trimmer = Trimmer(fleet, writer, orders)
+        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed, overrides=kept.overrides)
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -206,7 +209,8 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait(), sessions.sweep()]
+        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
+        background += [sessions.sweep(), trimmer.watch()]
         if config.keep is not None:
             background.append(forget_daily(fleet, writer, config.keep))
         await _first_of(background)
@@ -226,12 +230,6 @@ async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
     for task in done:
         task.result()
-
-
-def _budget_changed(fleet: Fleet, writer: Writer, orders: Orders, supply: str, in_force: InForce) -> None:
-    changed, told = fleet.set_budget(supply, in_force)
-    writer.save_soon(*changed)
-    orders.send(told)  # whether or not it can be stored: the watts have fallen
 
 
 def _allow_connections() -> None:

@@ -12,10 +12,10 @@ import grpc
 
 from coordinator.archive import recalled
 from coordinator.errors import UnknownRecordError
-from coordinator.fleet import Fleet, run_of
+from coordinator.fleet import Fleet
 from coordinator.leases import LEASE_S, Lease, Leases
-from coordinator.orders import Orders, Outlet
-from coordinator.records import DeviceState, ObservedTraining
+from coordinator.orders import Orders, Outlet, order_message
+from coordinator.records import DeviceState, ObservedTraining, run_of
 from coordinator.references import ReferenceShelf
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
@@ -85,6 +85,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             outlet = Outlet(context.write)
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(hello)))
             with self._orders.session(lease.device_id, outlet):
+                if (order := self._fleet.standing_order(lease.device_id)) is not None:
+                    outlet.tell(order_message(order))
                 await self._serve(lease, context, outlet)
         except asyncio.CancelledError:
             ended = self._ended.pop(lease, None)

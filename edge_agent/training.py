@@ -162,6 +162,8 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "reassign follows start"
+        if (mode, power_limit_w) == (running.mode, running.power_limit_w):
+            return  # told again at the start of a session
         running.elsewhere = running.measures_no_more = True
         running.mode = mode or self._parked
         running.power_limit_w = power_limit_w

@@ -21,6 +21,10 @@ class InfeasibleBudgetError(InvalidInputError):
     """No device can work within the watts that were given."""
 
 
+class NoCandidatesError(WattfleetError):
+    """Every device that is ready is left out, by the operator, its own limit or its failures: wait for others."""
+
+
 class CorruptReferenceError(WattfleetError):
     """A stored or received predictor is not what its manifest says: fetch it again."""
 

@@ -34,7 +34,7 @@ class Settings:
     rate_per_s: float = 300.0
     steady_s: float = 20.0
     limit_s: float = 120.0
-    streams: int = 64
+    streams: int = 300
     downloads: int = 4
     window_s: float = 2.0
     repeats: int = 5

@@ -302,11 +302,27 @@ class _Loop:
             if flight.is_given_up:  # for so long that its message must be lost
                 del self._flights[message_id]
                 continue
+            if self._waits_on(flight.dispatch):
+                continue
             # It may train still, and counts as busy; should its update come after all, it is welcome.
             flight.is_given_up = True
             flight.give_up_s = now_s + self._timeout_s
             self._failed(flight.node_id, f"no reply within {flight.dispatch.waited_s:.0f} s")
             self._answered(message_id, flight.dispatch)
+
+    def _waits_on(self, dispatch: _Dispatch) -> bool:
+        """Whether its trainings may take longer than they were waited for, as their plan was trimmed since."""
+        if dispatch.planned is None or self._rounds is None:
+            return False
+        waited_s = self._rounds.renewed_limit_s(dispatch.planned, self._timeout_s) or self._timeout_s
+        more_s = waited_s - dispatch.waited_s
+        if more_s <= 0:
+            return False
+        dispatch.waited_s = waited_s
+        for flight in self._flights.values():
+            if flight.dispatch is dispatch:
+                flight.give_up_s += more_s
+        return True
 
     def _taken(self, flight: _Flight, reply: Message) -> None:
         """Take an update into the buffer."""

@@ -8,6 +8,14 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from coordinator.flower.clock import Clock
+
+_POLL_S = 3.0
+"""As often as Flower's own grid."""
+
+Limit = Callable[[float | None], float | None]
+"""Given the caller's timeout, the one to use; both in seconds, None for none."""
+
 
 class _PassedOnGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict checking
     """A grid that is another one in everything."""
@@ -75,19 +83,44 @@ class ShownNodesGrid(_PassedOnGrid):
 class TimedGrid(_PassedOnGrid):
     """A grid that waits for a training's replies for as long as the round's plan allows."""
 
-    def __init__(self, grid: Grid, limit: Callable[[float | None], float | None]) -> None:
+    def __init__(self, grid: Grid, limit: Limit, renewed_limit: Limit, clock: Clock) -> None:
         """Bound the waiting of a grid.
 
         Args:
             grid: the grid.
-            limit: given the caller's timeout, the one to use for training messages; both in seconds, None for none.
+            limit: the timeout of training messages that are to be sent.
+            renewed_limit: the same once it is over and replies lack; where it is longer now, they are waited for.
+            clock: to wait by.
         """
         super().__init__(grid)
         self._limit = limit
+        self._renewed_limit = renewed_limit
+        self._clock = clock
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Send, and wait for as long as is allowed."""
         messages = list(messages)
-        if any(message.metadata.message_type.startswith("train") for message in messages):
-            timeout = self._limit(timeout)
-        return super().send_and_receive(messages, timeout=timeout)
+        if not any(message.metadata.message_type.startswith("train") for message in messages):
+            return super().send_and_receive(messages, timeout=timeout)
+        began_s = self._clock.now_s()
+        limit_s = self._limit(timeout)
+        replies = list(super().send_and_receive(messages, timeout=limit_s))
+        missing = {message.metadata.message_id for message in messages}
+        missing -= {reply.metadata.reply_to_message_id for reply in replies}
+        while missing and limit_s is not None and limit_s != timeout:
+            renewed_s = self._renewed_limit(timeout)
+            if renewed_s is None or renewed_s <= limit_s:
+                break
+            limit_s = renewed_s
+            replies += self._pulled(missing, began_s + limit_s)
+        return replies
+
+    def _pulled(self, missing: set[str], until_s: float) -> list[Message]:
+        """Replies to messages that come until then; the messages are taken out of those missing."""
+        replies: list[Message] = []
+        while missing and self._clock.now_s() < until_s:
+            self._clock.sleep_s(_POLL_S)
+            there = list(self.pull_messages(list(missing)))
+            missing -= {reply.metadata.reply_to_message_id for reply in there}
+            replies += there
+        return replies

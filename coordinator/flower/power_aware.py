@@ -69,12 +69,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             raise TwoStrategiesError("a power-aware strategy around another: wrap a strategy once, on the outside")
         self.strategy = strategy
         self._coordinator = coordinator if isinstance(coordinator, str) else "its stub"
+        self._clock = clock or SystemClock()
         self._rounds = PlannedRounds(
             Planner(coordinator),
             type(strategy).__name__,
             local_epochs,
             Patience(allowance_s, patience_s, low_budget_patience_s),
-            clock or SystemClock(),
+            self._clock,
         )
         self._planned: PlannedRound | None = None
 
@@ -107,7 +108,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
             return super().start(
-                TimedGrid(grid, self._limit_s),
+                TimedGrid(grid, self._limit_s, self._renewed_limit_s, self._clock),
                 initial_arrays,
                 num_rounds,
                 timeout,
@@ -166,3 +167,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def _limit_s(self, timeout_s: float | None) -> float | None:
         """How long to wait for a training's replies."""
         return timeout_s if self._planned is None else self._rounds.limit_s(self._planned, timeout_s)
+
+    def _renewed_limit_s(self, timeout_s: float | None) -> float | None:
+        """How long to wait for those that lack, once that is over."""
+        return timeout_s if self._planned is None else self._rounds.renewed_limit_s(self._planned, timeout_s)

@@ -52,12 +52,14 @@ class PlannedRound:
 
     Attributes:
         plan: the coordinator's plan.
+        number: of the round, from 1.
         began_s: when its messages were written.
         waited_s: how long its replies are waited for; None while nobody knows.
         sent: metadata of every message, and the device that it was for.
     """
 
     plan: planning_pb2.PlanRoundResponse
+    number: int
     began_s: float
     waited_s: float | None = None
     sent: list[tuple[Any, str]] = field(default_factory=list)
@@ -148,7 +150,7 @@ class PlannedRounds:
         self._is_plain, self._has_planned = False, True
         for decision in plan.decisions:
             log(INFO, "%s %s: %s", "+" if decision.selected else "-", decision.device_id, decision.reason)
-        return PlannedRound(plan, self._clock.now_s())
+        return PlannedRound(plan, number, self._clock.now_s())
 
     def limit_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
         """How long to wait for a round's replies, seconds; never longer than the app's own timeout."""
@@ -158,6 +160,24 @@ class PlannedRounds:
             timeout_s = min(timeout_s or float("inf"), training_s + allowance_s)
         planned.waited_s = timeout_s
         return timeout_s
+
+    def renewed_limit_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
+        """The same once that long has been waited: where watts fell, the plan was trimmed, and takes longer now."""
+        assert self._run is not None, "it has planned"
+        # Of a round that has its plan no nodes are needed; should it be known no more, none is made of none.
+        request = planning_pb2.PlanRoundRequest(
+            run_id=self._run.run_id, round=planned.number, epochs=self._local_epochs
+        )
+        try:
+            planned.plan = self._planner.ask("PlanRound", request)
+        except (CoordinatorAwayError, RefusedError) as unknown:
+            log(WARNING, "replies are waited for no longer, as nobody knows whether the plan was trimmed: %s", unknown)
+            return planned.waited_s
+        before_s = planned.waited_s
+        limit_s = self.limit_s(planned, timeout_s)
+        if limit_s != before_s:
+            log(INFO, "the plan was trimmed since: replies are waited for up to %.0f s", limit_s)
+        return limit_s
 
     def assigned(self, planned: PlannedRound, messages: Iterable[Message]) -> list[Message]:
         """A strategy's messages, each with its node's assignment beside what the strategy wrote."""
@@ -227,8 +247,8 @@ class PlannedRounds:
     def _planned(self, grid: Grid, number: int, node_ids: list[int], waits: bool) -> planning_pb2.PlanRoundResponse:
         """The plan, once there is one: devices may have to get ready, or the budget to rise."""
         assert self._run is not None, "it was started"
-        began_s = self._clock.now_s()
-        said_s = -float("inf")
+        refusal = None
+        began_s = said_s = -float("inf")
         is_known = True
         while True:
             request = planning_pb2.PlanRoundRequest(
@@ -248,6 +268,9 @@ class PlannedRounds:
                     continue
                 patience_s, poll_s = self._waiting_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()
+                if refused.code is not refusal:
+                    # Watts that are back after a night find devices that still have to get ready.
+                    refusal, began_s, said_s = refused.code, now_s, -float("inf")
                 if now_s - began_s >= patience_s:
                     raise
                 if now_s - said_s >= _SAID_AGAIN_AFTER_S:

@@ -74,7 +74,7 @@ def another(artefact: Artefact) -> Artefact:
 
 
 @pytest.fixture
-def config(tmp_path: Path, artefact: Artefact) -> CoordinatorConfig:
+def config(tmp_path: Path, artefact: Artefact, quick_to_stop: None) -> CoordinatorConfig:
     write_directory(artefact, tmp_path / "small-reference")
     return CoordinatorConfig(
         address="127.0.0.1:0",
@@ -87,7 +87,7 @@ def config(tmp_path: Path, artefact: Artefact) -> CoordinatorConfig:
     )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test needs the time that open sessions are given, or that an HTTP server takes to look up from its work."""
     monkeypatch.setattr(coordinator_server, "_STOP_GRACE_S", 0.05)

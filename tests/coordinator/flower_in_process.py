@@ -80,7 +80,7 @@ class Node:
     Attributes:
         device_id: what it says of itself; None where its app has no mod.
         train: its training.
-        takes_s: seconds until it replies; more than the timeout, and the reply is absent.
+        takes_s: seconds until it replies; more than the timeout, and the reply is late.
     """
 
     device_id: str | None
@@ -89,7 +89,7 @@ class Node:
 
 
 class GridOfNodes(Grid):
-    """Nodes that reply when their time has come; a reply that comes later than the timeout is absent."""
+    """Nodes that reply when their time has come; a reply that comes later than the timeout can be pulled."""
 
     def __init__(self, nodes: Mapping[int, Node], clock: SetClock | None = None) -> None:
         be_task(RUN_ID, SUPERLINK)
@@ -140,6 +140,8 @@ class GridOfNodes(Grid):
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
             if timeout is not None and node.takes_s > timeout:
                 waited_s = max(waited_s, timeout)
+                late = self.clock.at_s + node.takes_s, self._replied(node, message)
+                self._on_the_way[message.metadata.message_id] = late
                 continue
             waited_s = max(waited_s, node.takes_s)
             replies.append(self._replied(node, message))

@@ -35,6 +35,7 @@ class Agent:
 
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
+        self.orders: list[session_pb2.Reassign] = []
         self._sequence = 100
 
     async def hello(self, device_id: str, kind: str = "agx-orin", evidence: Any = power_pb2.EVIDENCE_SIMULATED) -> Any:
@@ -48,10 +49,11 @@ class Agent:
         return response.welcome
 
     async def send(self, **body: Any) -> None:
-        """Send a message and see it acknowledged."""
+        """Send a message and see it acknowledged; orders that come before are noted."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
-        response = await self.call.read()
+        while (response := await self.call.read()) is not grpc.aio.EOF and response.HasField("reassign"):
+            self.orders.append(response.reassign)
         if response is grpc.aio.EOF:
             await self.refused()
         assert response.ack.sequence == self._sequence

@@ -12,10 +12,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
+from coordinator.errors import STATUS
 from coordinator.flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
 from coordinator.flower.buffer import Update, step
 from tests.coordinator.flower_in_process import GridOfNodes, Node, PlannerStub, SetClock, StatusError, gone, raised
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 A, B, C, D = (2**63 - 1 + k for k in range(4))
@@ -207,12 +208,41 @@ def test_where_those_that_train_hold_all_watts_the_others_wait_for_them_and_noth
     assert watched.at_s == [0, 10, 40], "no watts for a until b is done"
 
 
+def test_a_node_that_may_not_be_chosen_is_always_free_and_ends_nothing() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("excluded", adds(1.0), 10.0))
+    planner = PlannerStub(chosen=["a"], nodes=dict(KNOWN))
+    given = planner._plan  # noqa: SLF001
+
+    def plan(request: Any) -> Any:
+        if A not in request.node_ids:
+            raise StatusError(STATUS[NoCandidatesError], "no device may be chosen: b: excluded as id:b")
+        return given(request)
+
+    planner._plan = plan  # type: ignore[method-assign]  # noqa: SLF001
+    watched = planned(grid, planner, steps=3, buffer_size=2)
+    assert watched.weights[-1] > 0 and len(watched.weights) == 4
+
+
 def test_a_device_that_does_not_answer_is_told_after_its_plans_time() -> None:
     grid = grid_of(Node("a", adds(1.0), 10.0), Node("silent", adds(1.0), 1e9))
     planner = PlannerStub(nodes=dict(KNOWN), deadline_s=20.0)
     planned(grid, planner, steps=10, buffer_size=1, allowance_s=30.0)
     [first] = [results for results in planner.results() if len(results) == 2]
     assert (first["a"].failure, first["b"].failure) == ("", "no reply within 50 s")
+
+
+@pytest.mark.parametrize(("trimmed_s", "failure"), [(60.0, ""), (40.0, "no reply within 90 s")])
+def test_a_training_whose_plan_is_trimmed_meanwhile_is_given_the_longer_time(trimmed_s: float, failure: str) -> None:
+    planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0)
+
+    def train(message: Message) -> Message:
+        planner.duration_s = trimmed_s
+        return adds(1.0)(message)
+
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", train, 100.0), Node("c", train, 100.0))
+    planned(grid, planner, steps=13, buffer_size=1, allowance_s=10.0)
+    [first] = [results for results in planner.results() if len(results) == 3]
+    assert [first[device].failure for device in "abc"] == ["", failure, failure]
 
 
 def test_without_a_coordinator_it_trains_on_every_node() -> None:

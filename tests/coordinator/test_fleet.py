@@ -210,10 +210,10 @@ def test_a_round_without_epochs_is_refused(epochs: float) -> None:
 
 
 def with_a_third(idle_w: float, site_budget_w: float) -> Fleet:
-    """The small fleet and a device that is connected and idles, but still profiles."""
+    """The small fleet and a device that is connected and idles, but is not well."""
     fleet = small_fleet(site_budget_w)
     make_ready_in(fleet, "third", front((50, 60)), idle_w, 3)
-    fleet.report_state("third", DeviceState.PROFILING, 9, "")
+    fleet.report_state("third", DeviceState.DEGRADED, 50, "")
     return fleet
 
 
@@ -258,10 +258,13 @@ def test_the_same_round_asked_for_again_is_the_same_plan() -> None:
 def test_each_round_of_each_run_is_planned_by_itself() -> None:
     fleet = small_fleet()
     fleet.start_run("4712", "FedAdam", 1)
-    records = [fleet.plan(run_id, number, NODES, 1.0) for run_id, number in ((RUN, 1), ("4712", 1), (RUN, 2))]
+    records = []
+    for run_id, number in ((RUN, 1), ("4712", 1), (RUN, 2)):
+        records.append(fleet.plan(run_id, number, NODES, 1.0))
+        fleet.finish_round(records[-1].plan_id, [], 50.0)
     assert len({record.plan_id for record in records}) == 3
     assert [record.number for record in fleet.rounds_of(RUN)] == [1, 2]
-    assert fleet.rounds_of("4712") == [records[1]]
+    assert [record.plan_id for record in fleet.rounds_of("4712")] == [records[1].plan_id]
 
 
 def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
@@ -335,6 +338,15 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
     with pytest.raises(UnknownRecordError, match="ghost is not part of plan"):
         fleet.finish_round(plan_id, [DeviceResult("ghost")], 1.0)
     assert fleet.rounds[plan_id].results == tuple(results), "nothing of it was taken"
+
+
+@pytest.mark.parametrize("wall_s", [-1.0, math.nan, math.inf])
+def test_a_round_cannot_have_taken_any_time(wall_s: float) -> None:
+    fleet = small_fleet()
+    record = fleet.plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(InvalidInputError, match="a round takes 0 s or more"):
+        fleet.finish_round(record.plan_id, [], wall_s)
+    assert fleet.rounds_of(RUN) == [record]
 
 
 @pytest.mark.parametrize(

@@ -155,6 +155,16 @@ def test_what_was_not_observed_yet_has_no_sample() -> None:
     assert ("observed",) not in of(half, "wattfleet_round_duration_seconds")
 
 
+def test_a_round_of_which_everybody_was_ended_has_a_plan_and_was_not_observed() -> None:
+    fleet = small_fleet()
+    fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.set_budget("site", InForce(0.0, "query", False, "the sun has set"))
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 1}
+    assert of(samples, "wattfleet_site_power_watts") == {("allowed",): 0, ("planned",): 8}
+    assert set(of(samples, "wattfleet_round_duration_seconds")) == {("predicted",)}
+
+
 def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> None:
     fleet = trained_fleet()
     fleet.report_front("orin", front((5, 60)), 5.0, 50, "")
@@ -171,8 +181,8 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
 
 def test_names_that_need_escaping_arrive_as_they_are() -> None:
     fleet = Fleet(Allowance.of_site(90.0), FastestK())
-    fleet.connect('a "b"\\\nc', "agx-orin", "simulated", 1)
-    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\\nc',): 0}
+    fleet.connect('a "b"\\c', "agx-orin", "simulated", 1)
+    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\c',): 0}
 
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------

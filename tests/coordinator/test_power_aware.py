@@ -257,6 +257,49 @@ def test_a_round_waits_for_its_plan_and_never_longer_than_the_app_allows(
     assert grid.timeouts_s == [120.0, waited_s, 3600], "nodes identify, train, evaluate"
 
 
+@pytest.mark.parametrize(
+    ("takes_s", "trimmed_s", "timeout", "waited_s", "failure"),
+    [
+        (3_000, 3_000, 10_000, 3_000, ""),
+        (6_000, 3_000, 10_000, 6_000, ""),
+        (3_000, 3_000, 2_000, 2_000, "no reply within 2000 s"),
+        (3_000, 600, 10_000, 1_290, "no reply within 1290 s"),
+        (3_000, 800, 10_000, 1_690, "no reply within 1690 s"),
+    ],
+)
+def test_a_round_that_is_trimmed_while_it_trains_is_waited_for_longer_but_no_longer_than_the_app_allows(
+    takes_s: float, trimmed_s: float, timeout: float, waited_s: float, failure: str
+) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN), duration_s=600.0)
+
+    def train(message: Any) -> Any:
+        planner.duration_s = trimmed_s
+        return trained(message)
+
+    vars(grid.nodes[D]).update(train=train, takes_s=takes_s)
+    began_s = grid.clock.at_s
+    run(grid, planner, timeout=timeout)
+    assert grid.timeouts_s == [2 * 600 + 90], "a round that is done in time is waited for by Flower alone"
+    assert grid.clock.at_s - began_s == pytest.approx(waited_s, abs=3.0)
+    assert planner.results()[0]["d"].failure == failure
+    [asked, *again] = planner.asked("PlanRound")
+    assert {(one.run_id, one.round, len(one.node_ids)) for one in again} == {(asked.run_id, asked.round, 0)}
+
+
+def test_a_round_is_waited_for_as_planned_where_nobody_can_say_whether_it_was_trimmed(warnings: _Warnings) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN), duration_s=600.0)
+
+    def train(message: Any) -> Any:
+        planner.away = True
+        return trained(message)
+
+    vars(grid.nodes[D]).update(train=train, takes_s=3_000)
+    began_s = grid.clock.at_s
+    result = run(grid, planner, timeout=10_000)
+    assert grid.clock.at_s - began_s == 2 * 600 + 90 and result.arrays
+    assert warnings.about("replies are waited for no longer")
+
+
 # --- nodes that are not there -------------------------------------------------------------------------------------
 
 
@@ -424,6 +467,21 @@ def test_a_budget_that_falls_at_night_is_waited_out() -> None:
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=night)
     assert len(grid.trainings()) == 8
     assert sum(grid.clock.slept) == pytest.approx(8 * 3600)
+
+
+def test_devices_that_get_ready_after_a_night_are_waited_for_as_ever(warnings: _Warnings) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub()
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, patience_s=60.0)
+    nights = {1: [*[LOW] * 360, *[NOT_READY] * 59], 2: [*[LOW] * 360, *[NOT_READY] * 61]}
+
+    def night(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        planner.refusals = nights.get(server_round, [])
+        return None
+
+    with pytest.raises(PlanningError, match="no device is ready"):
+        strategy.start(grid, ARRAYS, num_rounds=3, evaluate_fn=night)
+    assert len(grid.trainings()) == 8, "the second night leaves devices away for longer than is waited"
+    assert sum(grid.clock.slept) == 2 * 3600 + 59 + 60
 
 
 # --- two at once --------------------------------------------------------------------------------------------------

@@ -26,7 +26,11 @@ from tests.fronts import front
 from wattfleet.artefact import Artefact
 from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning.policies.deadline import Deadline
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
+from wattfleet.planning.selection import Selection
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     planning_pb2,
@@ -112,6 +116,43 @@ def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
     with_coordinator(replace(config, site=replace(config.site, budgets={"site": sky})), story)
 
 
+def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.budget_watch._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("coordinator.trimmer._LOOK_EVERY_S", 0.01)
+    sky = Sky()
+    training = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
+
+    async def story(client: Client) -> None:
+        orin, nano = await client.two_ready()
+        plan = await client.plan()
+        await orin.goodbye()
+        sky.watts = 30.0
+        stop = (await nano.call.read()).reassign
+        assert not stop.HasField("mode"), "the Orin, which cannot be told anything, has all of the watts"
+        orin = client.agent()
+        await orin.hello("orin")
+        # What it is known to do is told first, then what it is to do with the watts that there are.
+        orders = [(await orin.call.read()).reassign for _ in range(2)]
+        assert [order.plan_id for order in orders] == [plan.plan_id] * 2
+        before, after = (order.power_limit_w for order in orders)
+        assert before == 30.0 > after == 20.0
+        await orin.send(state=training)
+
+    async def restarted(client: Client) -> None:
+        orin, nano = client.agent(), client.agent()
+        for agent, device_id in ((orin, "orin"), (nano, "nano")):
+            await agent.hello(device_id)
+            await agent.send(state=training)
+        assert [order.power_limit_w for order in orin.orders] == [20.0]
+        assert [order.HasField("mode") for order in nano.orders] == [False]
+
+    config = replace(config, site=replace(config.site, budgets={"site": sky}))
+    with_coordinator(config, story)
+    with_coordinator(config, restarted)
+
+
 @dataclass
 class Sky:
     """A budget that somebody changes."""
@@ -141,6 +182,18 @@ def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
         assert reason == "no device is ready to train: orin is offline, nano is offline"
 
     with_coordinator(replace(config, site=SiteFile.of_site(12.0)), story)
+
+
+def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        await client.two_ready()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.plan()
+        code, reason = status(refused)
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert reason == "no device may be chosen: nano: excluded as id:*; orin: excluded as id:*"
+
+    with_coordinator(replace(config, selection=Selection(exclude=("id:*",))), story)
 
 
 def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: CoordinatorConfig) -> None:
@@ -284,6 +337,17 @@ def test_too_few_modes_for_a_predictor_are_refused(config: CoordinatorConfig) ->
     with pytest.raises(InvalidInputError, match="a predictor needs 5 or more measured modes, not 4"):
         replace(config, profile_modes=4)
     assert replace(config, profile_modes=5).profile_modes == 5
+
+
+@pytest.mark.parametrize("policy", [Progress(), Everyone(), Deadline(60.0)])
+def test_over_selection_is_refused_where_there_is_no_number_that_it_could_add_to(
+    config: CoordinatorConfig, policy: Policy
+) -> None:
+    more = Selection(over_selection=0.2)
+    with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' takes as many devices as it finds best"):
+        replace(config, policy=policy, selection=more)
+    for counted in (Progress(count=4), FastestK()):
+        assert replace(config, policy=counted, selection=more).selection == more
 
 
 def test_a_front_of_sixty_four_points_fits_into_a_message(config: CoordinatorConfig) -> None:

@@ -378,8 +378,8 @@ def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig) -> No
     with_coordinator(config, story)
 
 
-@pytest.mark.parametrize(("device_id", "board"), [("x" * 300, "agx-orin"), ("orin", "x" * 300), ("or\nin", "agx-orin")])
-def test_a_name_that_is_none_is_refused(config: CoordinatorConfig, device_id: str, board: str) -> None:
+@pytest.mark.parametrize(("device_id", "board"), [("x" * 300, "agx-orin"), ("orin", "x" * 300)])
+def test_a_name_that_is_too_long_is_refused(config: CoordinatorConfig, device_id: str, board: str) -> None:
     async def story(client: Client) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.agent().hello(device_id, board)

@@ -81,6 +81,16 @@ def test_a_reassigned_mode_is_tried_even_where_the_rounds_own_cannot_be_put_back
     assert board.current_mode() == lower
 
 
+def test_what_is_in_force_already_is_no_change(board: SoftBoard, watch: TrainingWatch) -> None:
+    watch.start(MODE, epochs=2, power_limit_w=60)
+    watch.reassign(MODE, 60)
+    observed = watch.finish()
+    assert observed is not None and observed.mode == MODE
+    watch.start(MODE, epochs=2, power_limit_w=60)
+    watch.reassign(MODE, 50)
+    assert watch.finish() is None, "other watts"
+
+
 def test_the_next_round_replaces_one_that_never_ended(board: SoftBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)

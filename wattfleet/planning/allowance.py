@@ -79,7 +79,7 @@ class Allowance:
         index = {name: k for k, name in enumerate(names)}
         padded = {name: [index[n] for n in path] + [-1] * (levels - len(path)) for name, path in paths.items()}
         return Headroom(
-            spare_w=np.array([self.budget_w[name] * (1 + _ROUNDING) - idle_w[name] for name in names]),
+            spare_w=np.array([self._most_w(name) - idle_w[name] for name in names]),
             above=np.array([padded[offer.supply] for offer in offers], dtype=np.intp).reshape(-1, levels).T,
         )
 
@@ -90,6 +90,13 @@ class Allowance:
             added_w[offer.supply] += extra_w.get(offer.device_id, 0.0)
         idle_w, above_w = self.idle_w(offers), self._summed_upwards(added_w)
         return tuple(SupplyUse(name, self.budget_w[name], idle_w[name] + above_w[name]) for name in self.supplies.names)
+
+    def exceeded(self, use: Sequence[SupplyUse]) -> frozenset[str]:
+        """The supplies that cannot carry what is set aside there; a plan that `headroom` allows exceeds none."""
+        return frozenset(each.supply for each in use if each.planned_w > self._most_w(each.supply))
+
+    def _most_w(self, supply: str) -> float:
+        return self.budget_w[supply] * (1 + _ROUNDING)
 
     def at_sites_w(self, use: Sequence[SupplyUse]) -> float:
         """What is set aside at all sites together, circuits below them included."""

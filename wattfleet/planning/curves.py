@@ -88,18 +88,18 @@ class Curves:
         return found
 
 
-def curves_of(offers: Sequence[Offer], epochs: float) -> Curves:
+def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     """The curves of some devices, of which each may draw its own limit at most.
 
     A device that is done before the round is parks and idles, so that no mode is given fewer watts than idling takes.
 
     Args:
         offers: the devices.
-        epochs: local epochs that each trains; how many there are decides how much a start weighs.
+        epochs: local epochs that each trains, or `[n]` of each; how many there are decides how much a start weighs.
     """
     fronts = [offer.front for offer in offers]
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
-    time_s = epochs * np.concatenate([front.epoch_s for front in fronts])
+    time_s = np.repeat(np.broadcast_to(epochs, len(fronts)), sizes) * np.concatenate([f.epoch_s for f in fronts])
     time_s *= np.exp(ndtri(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
     time_s += np.concatenate([front.start_s for front in fronts])
     planned_w = np.concatenate([front.power_w for front in fronts])
@@ -121,6 +121,14 @@ def curves_of(offers: Sequence[Offer], epochs: float) -> Curves:
         point=point[allowed],
         idle_w=idle_w,
     )
+
+
+def thriftiest_w(offers: Sequence[Offer]) -> Values:
+    """`[n]` watts that each device's thriftiest mode is given, whatever its own limit."""
+    power_w = np.array([offer.front.power_w[-1] for offer in offers])
+    log_sd = np.array([offer.front.power_log_sd[-1] for offer in offers])
+    planned_w = power_w * np.exp(ndtri(POWER_QUANTILE) * log_sd)
+    return np.asarray(np.maximum(planned_w, [offer.idle_w for offer in offers]))
 
 
 def _least_from_here_on(values: Values, sizes: Indices) -> Values:

@@ -74,6 +74,11 @@ class History:
         }
 
     @cached_property
+    def last_tried(self) -> Mapping[str, int]:
+        """The latest round that a device was chosen for, whatever came of it."""
+        return {device_id: past.number for past in self.rounds for device_id in past.parts}
+
+    @cached_property
     def failures_in_a_row(self) -> Mapping[str, tuple[int, int]]:
         """How often a device has failed since it last did its part, and the round of its latest failure."""
         found: dict[str, tuple[int, int]] = {}

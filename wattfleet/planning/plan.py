@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, curves_of
+from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
+from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import Policy, Situation, Wish
@@ -46,19 +47,19 @@ def plan_round(
         selection: the operator's own say.
 
     Raises:
-        InvalidInputError: no offers, a device twice, an unknown supply, nobody left to choose, or a number of epochs
-            that is not above zero.
+        InvalidInputError: no offers, a device twice, an unknown supply, or a number of epochs that is not above zero.
+        NoCandidatesError: none of the devices may be chosen; the text says why not.
         InfeasibleBudgetError: the watts cannot carry one device, or none is done by a deadline; the text says what
             would do.
     """
     offers = sorted(offers, key=lambda offer: offer.device_id)
     history, selection = history or History(), selection or Selection()
     _require_usable(offers, epochs)
-    refused = _refused(offers, allowance, selection, history, server_round)
+    headroom = allowance.headroom(offers)
+    refused = _refused(offers, allowance, headroom, selection, history, server_round)
     open_ = [offer for offer in offers if offer.device_id not in refused]
     if not open_:
-        raise InvalidInputError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
-    headroom = allowance.headroom(offers)
+        raise NoCandidatesError("no device may be chosen: " + "; ".join(f"{d}: {why}" for d, why in refused.items()))
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
     situation = Situation(
         server_round, open_, curves_of(open_, epochs), headroom.of(kept), history, selection.over_selection
@@ -95,23 +96,54 @@ def _require_usable(offers: Sequence[Offer], epochs: float) -> None:
 
 
 def _refused(
-    offers: Sequence[Offer], allowance: Allowance, selection: Selection, history: History, server_round: int
+    offers: Sequence[Offer],
+    allowance: Allowance,
+    headroom: Headroom,
+    selection: Selection,
+    history: History,
+    server_round: int,
 ) -> dict[str, str]:
     """Devices that no policy is to choose from, each with its reason in words."""
+    least_w = thriftiest_w(offers)
     refused = {
         offer.device_id: why for offer in offers if (why := selection.refusal(offer, allowance.supplies)) is not None
     }
-    others = [offer for offer in offers if offer.device_id not in refused]
-    for offer in others:
-        if offer.limit_w is None:
-            continue
-        least_w = max(float(offer.front.planned_w[-1]), offer.idle_w)
-        if least_w > offer.limit_w:
+    for offer, watts in zip(offers, least_w, strict=True):
+        if offer.device_id not in refused and offer.limit_w is not None and watts > offer.limit_w:
             refused[offer.device_id] = (
-                f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {least_w:.1f} W"
+                f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {watts:.1f} W"
             )
+    kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
+    others = [offer for offer in offers if offer.device_id not in refused]
+    refused |= _beyond_supplies(others, least_w[kept], headroom.of(kept), allowance.supplies.names)
     others = [offer for offer in others if offer.device_id not in refused]
     return refused | resting(others, history, server_round)
+
+
+def _beyond_supplies(
+    offers: Sequence[Offer], least_w: Values, headroom: Headroom, supplies: Sequence[str]
+) -> dict[str, str]:
+    """Devices that their supplies cannot carry even alone, each with its reason in words; none where all are such.
+
+    Args:
+        offers: devices that may be chosen.
+        least_w: `[n]` watts of each in its thriftiest mode.
+        headroom: of the supplies behind them.
+        supplies: names, by index.
+    """
+    extra_w = least_w - np.array([offer.idle_w for offer in offers])
+    beyond = np.flatnonzero(extra_w > headroom.alone_w)
+    if len(beyond) == len(offers):
+        return {}  # the plan then says what the watts lack
+    found = {}
+    for k in map(int, beyond):
+        path = headroom.above[:, k]
+        scarcest = min(path[path >= 0], key=lambda supply: float(headroom.spare_w[supply]))
+        found[offers[k].device_id] = (
+            f"its supply cannot carry it: its thriftiest mode takes {extra_w[k]:.1f} W above idling,"
+            f" {supplies[scarcest]} can give it {max(float(headroom.spare_w[scarcest]), 0.0):.1f} W"
+        )
+    return found
 
 
 def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:

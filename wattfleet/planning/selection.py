@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +13,7 @@ from wattfleet.supplies import Supplies
 
 _KINDS = ("id", "tag", "site")
 _LONGEST_REST = 16
+_MOST_OVER_SELECTION = 10.0
 
 DRAINED = "drained by the operator"
 """Why a drained device is not chosen."""
@@ -31,7 +31,7 @@ class Selection:
         drained: ids of devices that are to take part in no new round.
 
     Raises:
-        InvalidInputError: a pattern of another form, or a share that is negative or not finite.
+        InvalidInputError: a pattern of another form, or a share below 0 or above 10.
     """
 
     include: tuple[str, ...] = ()
@@ -44,8 +44,10 @@ class Selection:
             kind, colon, name = pattern.partition(":")
             if kind not in _KINDS or not colon or not name:
                 raise InvalidInputError(f"{pattern!r} names no devices: write id:NAME, tag:NAME or site:NAME")
-        if not (math.isfinite(self.over_selection) and self.over_selection >= 0):
-            raise InvalidInputError(f"a share of over-selection is 0 or more, not {self.over_selection}")
+        if not 0 <= self.over_selection <= _MOST_OVER_SELECTION:
+            raise InvalidInputError(
+                f"a share of over-selection is 0 to {_MOST_OVER_SELECTION:g}, not {self.over_selection}"
+            )
 
     def refusal(self, offer: Offer, supplies: Supplies) -> str | None:
         """Why a device may not be chosen; None where it may."""

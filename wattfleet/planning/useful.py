@@ -62,11 +62,24 @@ def by_utility_per_watt(extra_w: Values, utility: Values, headroom: Headroom) ->
     """
     order = _order(extra_w, utility, headroom)
     share = _fractions(extra_w, headroom, order)
-    bound = float((utility[order] * share).sum())
-    chosen = np.zeros(len(extra_w), dtype=np.bool_)
-    chosen[order[share == 1.0]] = True
-    _fill(chosen, extra_w, headroom, order)
-    return UsefulSet(chosen, _gap(chosen, utility, bound))
+    chosen = _whole(share, extra_w, headroom, order)
+    return UsefulSet(chosen, _gap(chosen, utility, float((utility[order] * share).sum())))
+
+
+def by_utility(extra_w: Values, utility: Values, headroom: Headroom) -> Mask:
+    """A set that the supplies can carry, of whole devices taken by utility whatever their watts.
+
+    It is the better one where one device is of more use than all that could train in its place, or where only the
+    first few are wanted.
+
+    Args:
+        extra_w: `[n]` watts above idling of each device; infinite for those that cannot be taken.
+        utility: `[n]` worth of each device, not negative.
+        headroom: of the supplies.
+    """
+    possible = np.flatnonzero((extra_w <= headroom.alone_w) & (utility > 0))
+    order = possible[np.argsort(-utility[possible], kind="stable")]
+    return _whole(_fractions(extra_w, headroom, order), extra_w, headroom, order)
 
 
 def _order(extra_w: Values, utility: Values, headroom: Headroom) -> Indices:
@@ -74,6 +87,14 @@ def _order(extra_w: Values, utility: Values, headroom: Headroom) -> Indices:
     possible = np.flatnonzero(np.isfinite(extra_w) & (utility > 0) & headroom.covered)
     with np.errstate(divide="ignore"):
         return possible[np.argsort(-utility[possible] / extra_w[possible], kind="stable")]
+
+
+def _whole(share: Values, extra_w: Values, headroom: Headroom, order: Indices) -> Mask:
+    """Those of which all fits, and whatever others then still do."""
+    chosen = np.zeros(len(extra_w), dtype=np.bool_)
+    chosen[order[share == 1.0]] = True
+    _fill(chosen, extra_w, headroom, order)
+    return chosen
 
 
 def _gap(chosen: Mask, utility: Values, bound: float) -> float:

@@ -102,6 +102,17 @@ def modes_within_limit(offer: Offer) -> list[int]:
     return [point for point in range(len(offer.front)) if planned_w(offer, point) <= limit_w]
 
 
+def able(fleet: Fleet) -> list[Offer]:
+    """The devices that could train if all others idled; where there is none, those that their own limit allows."""
+    allowed = [offer for offer in fleet.offers if modes_within_limit(offer)]
+    carried = [
+        offer
+        for offer in allowed
+        if any(holds(fleet, {offer.device_id: point}, slack=1e-7) for point in modes_within_limit(offer))
+    ]
+    return carried or allowed
+
+
 def drawn_w(fleet: Fleet, training: Mapping[str, int]) -> dict[str, float]:
     """Watts at every supply while some devices train at a point of theirs and all others idle."""
     total = {

@@ -35,6 +35,14 @@ def test_every_supply_feeds_what_hangs_behind_it_at_any_depth() -> None:
     assert allowance.headroom(OFFERS).spare_w == pytest.approx([92.5, 53.5, 15.5, 31.75])
 
 
+def test_a_supply_is_exceeded_by_more_than_the_rounding_of_decimal_watts() -> None:
+    allowance = Allowance(HOUSE, BUDGET_W)
+    spare_w = dict(zip(HOUSE.names, allowance.headroom(OFFERS).spare_w, strict=True))
+    assert allowance.exceeded(allowance.use(OFFERS, {"c": spare_w["bench"]})) == set()
+    assert allowance.exceeded(allowance.use(OFFERS, {"c": spare_w["bench"] + 1e-6})) == {"bench"}
+    assert allowance.exceeded(allowance.use(OFFERS, {"b": 93.0, "c": 16.5})) == {"house", "shed", "bench"}
+
+
 def test_the_sites_together_allow_what_each_allows() -> None:
     assert Allowance(HOUSE, BUDGET_W).site_budget_w == 140.0
     assert Allowance.of_site(55.0, 5.0).site_budget_w == 55.0

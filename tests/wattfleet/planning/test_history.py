@@ -28,6 +28,10 @@ def test_the_latest_part_that_was_done_is_what_a_device_is_known_by() -> None:
     assert [HISTORY.loss_of(device) for device in "abcd"] == [0.5, None, 1.0, None]
 
 
+def test_a_device_is_tried_whether_it_fails_or_not() -> None:
+    assert HISTORY.last_tried == {"a": 4, "b": 2, "c": 3}
+
+
 def test_failures_are_counted_since_the_last_part_that_was_done() -> None:
     assert HISTORY.failures_in_a_row == {"a": (1, 4), "b": (2, 2)}
 

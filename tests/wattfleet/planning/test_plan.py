@@ -6,6 +6,7 @@ import math
 import random
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from tests.fronts import front
 from tests.wattfleet.planning.fleets import (
     WATTS_QUANTILE,
     Fleet,
+    able,
     best,
     done_s,
     drawn_w,
@@ -26,7 +28,7 @@ from tests.wattfleet.planning.fleets import (
     planned_w,
     tree,
 )
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet.front import predicted_front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part
@@ -37,6 +39,7 @@ from wattfleet.planning.policies.fair import Fair
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.policies.random_k import RandomK
 from wattfleet.planning.policies.tiers import Tiers
 from wattfleet.planning.round_plan import RoundPlan
@@ -51,6 +54,7 @@ policies = (
     | st.builds(Everyone)
     | st.builds(Fair, sizes, st.none() | st.floats(0, 1))
     | st.builds(Deadline, st.integers(1, 40).map(float), st.sampled_from(["equal", "loss"]))
+    | st.builds(Progress, sizes, st.sampled_from([0.5, 3.0]), st.sampled_from([0.0, 10.0]))
     | draws
 )
 parts = st.builds(Part, st.booleans(), st.none() | st.integers(0, 500), st.none() | st.floats(0, 10))
@@ -88,7 +92,7 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
 ) -> None:
     try:
         plan = plan_of(fleet, policy, epochs, history, Selection(over_selection=over_selection))
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     by_id = {offer.device_id: offer for offer in fleet.offers}
     ids = [assignment.device_id for assignment in plan.assignments]
@@ -126,11 +130,11 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
 def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> None:
     try:
         plan = plan_of(fleet, policy, epochs)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     points = points_of(plan, fleet)
-    able = [offer for offer in fleet.offers if modes_within_limit(offer)]
-    wanted = len(able) if isinstance(policy, Everyone) else min(len(able), policy.count or (len(able) + 1) // 2)
+    open_ = able(fleet)
+    wanted = len(open_) if isinstance(policy, Everyone) else min(len(open_), policy.count or (len(open_) + 1) // 2)
     total = drawn_w(fleet, points)
     by_id = {offer.device_id: offer for offer in fleet.offers}
     in_turn = {d.device_id for d in plan.decisions if d.selected and d.reason.startswith("its turn")}
@@ -146,6 +150,8 @@ def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> No
             assert (short in decision.reason) == (len(points) < wanted)
         elif decision.reason.startswith("over its own limit"):
             assert not modes
+        elif decision.reason.startswith("its supply cannot carry it"):
+            assert offer not in open_
         elif decision.reason.startswith("too slow"):
             assert not in_time
         elif decision.reason.startswith("not needed: all that were chosen are in their turn"):
@@ -171,7 +177,7 @@ def test_the_order_of_the_devices_does_not_matter_and_the_same_round_is_planned_
     shuffled = Fleet(random.Random(shuffle).sample(fleet.offers, len(fleet.offers)), fleet.allowance)
     try:
         plan = plan_of(fleet, policy, history=history)
-    except InvalidInputError as refusal:
+    except (InvalidInputError, NoCandidatesError) as refusal:
         with pytest.raises(type(refusal), match=re.escape(str(refusal))):
             plan_of(shuffled, policy, history=history)
     else:
@@ -183,11 +189,14 @@ def test_the_order_of_the_devices_does_not_matter_and_the_same_round_is_planned_
 def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
     fleet: Fleet, policy: Policy, history: History, more_w: int
 ) -> None:
+    richer = fleet.with_watts(more_w)
+    # A draw among more devices is another one, and whoever failed rests once there are others.
+    assume(able(richer) == able(fleet) or (isinstance(policy, (FastestK, Everyone)) and not history.rounds))
     try:
         poor = plan_of(fleet, policy, history=history)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
-    rich = plan_of(fleet.with_watts(more_w), policy, history=history)
+    rich = plan_of(richer, policy, history=history)
     assert len(rich.assignments) >= len(poor.assignments)
     if len(rich.assignments) == len(poor.assignments):
         assert rich.duration_s <= poor.duration_s
@@ -196,9 +205,9 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(
 @settings(max_examples=30)
 @given(fleets(), sizes, st.sampled_from([0.5, 3.0]))
 def test_fastest_k_is_the_best_of_all_plans(fleet: Fleet, count: int | None, epochs: float) -> None:
-    able = [offer for offer in fleet.offers if modes_within_limit(offer)]
-    assume(able)
-    expected = best(fleet, min(len(able), count or math.ceil(len(able) / 2)), epochs=epochs)
+    open_ = able(fleet)
+    assume(open_)
+    expected = best(fleet, min(len(open_), count or math.ceil(len(open_) / 2)), epochs=epochs)
     if expected is None:
         with pytest.raises(InfeasibleBudgetError):
             plan_of(fleet, FastestK(count), epochs)
@@ -234,7 +243,7 @@ def test_watts_drawn_elsewhere_are_watts_less(fleet: Fleet, policy: Policy, else
     supplies, budget_w = fleet.allowance.supplies, fleet.allowance.budget_w
     try:
         alone = plan_of(Fleet(fleet.offers, Allowance(supplies, budget_w)), policy)
-    except InvalidInputError:
+    except (InvalidInputError, NoCandidatesError):
         assume(False)
     root = supplies.roots[0]
     beside = plan_of(
@@ -389,6 +398,16 @@ def test_a_device_without_a_mode_within_its_own_limit_is_left_out_with_that_reas
     assert reason_of(plan, "nano") == "over its own limit of 9 W: its thriftiest mode takes 10.0 W"
 
 
+def test_a_device_that_its_circuit_cannot_carry_is_left_out_with_that_reason_and_makes_no_half_larger() -> None:
+    allowance = Allowance(tree(site=None, shed="site"), {"site": 500.0, "shed": 10.0})
+    twins = [replace(ORIN, device_id="one"), replace(ORIN, device_id="two")]
+    plan = plan_round([*twins, replace(XAVIER, supply="shed")], FastestK(), allowance, 1.0, 1)
+    assert set(modes_of(plan)) == {"one"}
+    assert reason_of(plan, "xavier") == (
+        "its supply cannot carry it: its thriftiest mode takes 19.0 W above idling, shed can give it 4.0 W"
+    )
+
+
 def test_a_device_trains_within_its_own_limit() -> None:
     plan = plan_round([replace(ORIN, limit_w=30.0)], Everyone(), site(500.0), 1.0, 1)
     assert modes_of(plan) == {"orin": (20, 30)}
@@ -427,7 +446,7 @@ def test_the_circuit_that_carries_nobody_is_named() -> None:
 
 
 def test_a_round_whose_every_device_is_left_out_says_why_for_each() -> None:
-    with pytest.raises(InvalidInputError, match=r"nano: excluded as id:nano; orin: over its own limit of 6 W"):
+    with pytest.raises(NoCandidatesError, match=r"nano: excluded as id:nano; orin: over its own limit of 6 W"):
         plan_round(
             [NANO, replace(ORIN, limit_w=6.0)],
             Everyone(),
@@ -447,7 +466,9 @@ def test_over_selection_takes_more_than_the_policy_wants() -> None:
     assert len(plan.assignments) == 5
 
 
-def test_the_only_device_that_can_train_does_not_rest_beside_one_that_cannot() -> None:
+@pytest.mark.parametrize("cannot", [{"limit_w": 1.0}, {"supply": "shed"}])
+def test_the_only_device_that_can_train_does_not_rest_beside_one_that_cannot(cannot: dict[str, Any]) -> None:
     failing = history_of(*[{"orin": Part(failed=True)}] * 3)
-    plan = plan_round([ORIN, replace(NANO, limit_w=1.0)], Everyone(), site(500.0), 1.0, 4, failing)
+    allowance = Allowance(tree(site=None, shed="site"), {"site": 500.0, "shed": 3.0})
+    plan = plan_round([ORIN, replace(NANO, **cannot)], Everyone(), allowance, 1.0, 4, failing)
     assert set(modes_of(plan)) == {"orin"}

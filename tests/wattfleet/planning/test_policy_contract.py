@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.fronts import front
-from tests.wattfleet.planning.fleets import Fleet, fleets, history_of, many, modes_within_limit
+from tests.wattfleet.planning.fleets import Fleet, fleets, history_of, many, modes_within_limit, tree
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
@@ -22,6 +22,7 @@ from wattfleet.planning.policies.registry import POLICIES, policy
 from wattfleet.planning.selection import Selection
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
+# Those that take the number they are given, or half; `progress` takes no more than that.
 COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progress")]
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
@@ -129,7 +130,13 @@ def test_over_selection_takes_more_than_that_number(name: str, share: float, tak
     assert len(plan.assignments) == taken
 
 
-@pytest.mark.parametrize("name", COUNTED)
+@every_policy
+def test_over_selection_adds_to_a_number_only(name: str) -> None:
+    assert made(name).counts == (name in COUNTED)
+    assert name in ("all", "deadline") or made(name, count=3).counts
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "progress"])
 def test_a_count_below_one_is_refused(name: str) -> None:
     for count in (0, -1):
         with pytest.raises(InvalidInputError, match=f"1 device or more, not {count}"):
@@ -192,16 +199,14 @@ def test_options_outside_their_range_are_refused(name: str, options: dict[str, o
 
 
 @every_policy
-def test_supplies_bind_every_policy(name: str) -> None:
-    # Two of the nine hang behind a circuit that covers their idling and nothing else.
-    offers = [replace(offer, supply="dim" if k < 2 else "site") for k, offer in enumerate(many(9))]
-    supplies = Allowance.of_site(1.0).supplies
-    supplies = type(supplies)((*supplies.supplies, type(supplies.supplies[0])("dim", "site")))
-    dim = {"device-000", "device-001"}
-    for server_round in range(1, 8):
-        try:
-            plan = plan_round(offers, made(name), Allowance(supplies, {"site": 500.0, "dim": 4.0}), 1.0, server_round)
-        except InfeasibleBudgetError as refusal:
-            assert str(refusal).startswith("dim: 4 W cannot carry one training device beside 4.0 W")
-        else:
-            assert not dim & {assignment.device_id for assignment in plan.assignments}
+def test_no_round_is_spent_on_devices_that_their_supply_can_never_carry(name: str) -> None:
+    # Most hang behind a circuit that covers their idling and nothing else: a draw could well hold only those.
+    offers = [replace(offer, supply="dim" if k < 6 else "site") for k, offer in enumerate(many(9))]
+    allowance = Allowance(tree(site=None, dim="site"), {"site": 500.0, "dim": 12.0})
+    for server_round in range(1, 21):
+        plan = plan_round(offers, made(name), allowance, 1.0, server_round)
+        chosen = {assignment.device_id for assignment in plan.assignments}
+        assert chosen and not chosen & {offer.device_id for offer in offers[:6]}
+        assert plan.decisions[0].reason == (
+            "its supply cannot carry it: its thriftiest mode takes 18.0 W above idling, dim can give it 0.0 W"
+        )

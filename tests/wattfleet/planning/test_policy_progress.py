@@ -10,6 +10,7 @@ import pytest
 from benchmarks.plan import random_fleet
 from tests.fronts import front
 from tests.wattfleet.planning.fleets import history_of, many
+from tests.wattfleet.planning.runs import run
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
 from wattfleet.planning.history import History, Part, PastRound
@@ -17,6 +18,7 @@ from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.progress import Progress
 from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning.selection import Selection
 
 PLENTY_W = 1_000.0
 
@@ -78,6 +80,59 @@ def test_nobody_is_left_out_for_ever_under_scarce_watts() -> None:
     assert {device_id for one in past for device_id in one.parts} == {offer.device_id for offer in offers}
 
 
+def uneven() -> list[Offer]:
+    """Nine devices, each a little slower than the one before, and one that is twice as quick as the first."""
+    return [
+        *(Offer(f"device-{k}", front((10 + 3 * k, 12)), 2.0) for k in range(9)),
+        Offer("quick", front((5, 12)), 2.0),
+    ]
+
+
+def test_a_newcomer_to_a_long_run_does_not_train_alone() -> None:
+    *known, newcomer = uneven()
+    history = run(known, Progress(), rounds=100, site_w=PLENTY_W)
+    plan = plan_round([*known, newcomer], Progress(), Allowance.of_site(PLENTY_W), 1.0, 101, history)
+    assert "quick" in chosen(plan) and len(chosen(plan)) >= 3
+
+
+def test_whoever_always_fails_is_never_the_only_one_that_is_chosen() -> None:
+    history = run(
+        uneven(), Progress(), rounds=100, part=lambda device_id, _: Part(device_id == "quick"), site_w=PLENTY_W
+    )
+    with_it = [past.parts for past in history.rounds if "quick" in past.parts]
+    assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
+    # It costs the others next to nothing.
+    assert all(history.times_done[f"device-{k}"] >= 20 for k in range(9))
+
+
+def test_what_was_tried_in_vain_was_not_left_out() -> None:
+    parts = {f"device-{k}": Part(num_examples=10) for k in range(3)}
+    history = history_of(parts, {}, {}, {"device-0": Part(failed=True)})
+    # The others were tried four rounds ago, device 0 in the last one.
+    plan = plan_round(twins(3, (10, 12)), Progress(), Allowance.of_site(3 * 2.0 + 20.0), 1.0, 5, history)
+    assert chosen(plan) == ["device-1", "device-2"]
+
+
+def small_ones_and_a_big_one() -> tuple[list[Offer], History]:
+    """Three of 1 W above idling, and one of 12 W, which has ten times as many samples."""
+    offers = [*(Offer(f"small-{k}", front((10, 3)), 2.0) for k in range(3)), Offer("big", front((10, 14)), 2.0)]
+    parts = {offer.device_id: Part(num_examples=100 if offer.device_id == "big" else 10) for offer in offers}
+    return offers, history_of(parts)
+
+
+@pytest.mark.parametrize("count", [None, 1, 2])
+def test_small_devices_do_not_keep_out_one_that_is_worth_more_than_all_of_them(count: int | None) -> None:
+    offers, history = small_ones_and_a_big_one()
+    plan = plan_round(offers, Progress(count), Allowance.of_site(4 * 2.0 + 12.0), 1.0, 2, history)
+    assert chosen(plan) == ["big"]
+
+
+def test_short_seats_go_to_those_of_most_worth_that_fit() -> None:
+    offers, history = small_ones_and_a_big_one()
+    plan = plan_round(offers, Progress(2), Allowance.of_site(4 * 2.0 + 13.0), 1.0, 2, history)
+    assert chosen(plan) == ["big", "small-0"]
+
+
 def test_of_equally_quick_devices_those_with_more_samples_are_taken() -> None:
     offers = twins(4, (10, 12))
     history = history_of({f"device-{k}": Part(num_examples=100 if k == 2 else 10) for k in range(4)})
@@ -102,11 +157,21 @@ def test_the_dearer_a_round_is_beside_its_training_the_more_devices_it_takes() -
     assert sizes[0] < sizes[-1] == 12
 
 
-def test_a_count_is_the_most_that_are_taken_and_over_selection_adds_to_it() -> None:
-    plan = plan_round(many(9), Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1)
-    assert 1 <= len(plan.assignments) <= 4
-    offers = twins(9, (10, 12))
-    assert len(plan_round(offers, Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 4
+@pytest.mark.parametrize("count", [1, 4, 9, 50])
+def test_a_count_is_the_most_that_are_taken(count: int) -> None:
+    for watts in (40.0, 150.0, PLENTY_W):
+        plan = plan_round(many(9), Progress(count=count), Allowance.of_site(watts), 1.0, 1)
+        assert 1 <= len(plan.assignments) <= count
+    # Of equals on plenty of watts all are of use.
+    plan = plan_round(twins(9, (10, 12)), Progress(count=count), Allowance.of_site(PLENTY_W), 1.0, 1)
+    assert len(plan.assignments) == min(count, 9)
+
+
+@pytest.mark.parametrize(("share", "taken"), [(0.0, 4), (0.25, 5), (0.3, 6), (5.0, 9)])
+def test_over_selection_adds_to_a_count(share: float, taken: int) -> None:
+    more = Selection(over_selection=share)
+    plan = plan_round(twins(9, (10, 12)), Progress(count=4), Allowance.of_site(PLENTY_W), 1.0, 1, selection=more)
+    assert len(plan.assignments) == taken
 
 
 def test_every_device_left_out_has_its_reason() -> None:

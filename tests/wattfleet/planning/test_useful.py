@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.useful import most_useful
+from wattfleet.planning.useful import by_utility, most_useful
 
 Case = tuple[np.ndarray, np.ndarray, Headroom]
 
@@ -93,6 +93,20 @@ def test_one_large_device_is_taken_where_the_small_ones_with_more_utility_per_wa
     # By utility per watt the two small ones come first, and then the large one no longer fits.
     case = np.array([10.0, 1.0, 1.0]), np.array([10.0, 1.1, 1.1]), Headroom(np.array([10.0]), np.zeros((1, 3), np.intp))
     assert most_useful(*case).chosen.tolist() == [True, False, False]
+
+
+@settings(max_examples=80)
+@given(knapsacks())
+def test_by_utility_the_most_useful_device_that_fits_is_taken_and_others_as_far_as_they_fit(case: Case) -> None:
+    extra_w, utility, headroom = case
+    chosen = by_utility(*case)
+    assert fits(case, chosen)
+    alone = [k for k in range(len(utility)) if fits(case, np.arange(len(utility)) == k)]
+    assert utility[chosen].max(initial=0.0) == max((utility[k] for k in alone), default=0.0)
+    for k in np.flatnonzero(~chosen & (utility > 0)):
+        more = chosen.copy()
+        more[k] = True
+        assert not fits(case, more)
 
 
 def test_nobody_is_useful_where_nothing_can_be_learnt_or_nobody_can_be_taken() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -26,6 +27,7 @@ class Fair:
     count: int | None = None
     floor: float | None = None
     name: str = "fair"
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)
@@ -39,8 +41,6 @@ class Fair:
         floor = wish.count / n / 2 if self.floor is None else self.floor
         done = situation.history.times_done
         behind = np.array([floor * situation.server_round - done.get(o.device_id, 0) for o in situation.offers])
-        # Whom its supplies cannot carry even alone would keep a seat for ever.
-        behind[situation.curves.least_w > situation.headroom.alone_w] = 0.0
         seats = min(wish.count, math.ceil(floor * n))
         owed = [int(k) for k in np.argsort(-behind, kind="stable")[:seats] if behind[k] > 0]
         wish.first[owed] = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, require_count
 
@@ -17,6 +18,7 @@ class FastestK:
 
     count: int | None = None
     name: str = "fastest-k"
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)
@@ -31,6 +33,7 @@ class Everyone:
     """As many devices as the watts can carry."""
 
     name: str = "all"
+    counts: ClassVar[bool] = False
 
     def wish(self, situation: Situation) -> Wish:
         """All devices."""

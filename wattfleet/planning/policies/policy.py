@@ -72,6 +72,11 @@ class Policy(Protocol):
         """As it is written on command lines."""
         ...
 
+    @property
+    def counts(self) -> bool:
+        """Whether it wants a number of devices, to which over-selection adds; else it takes what it finds best."""
+        ...
+
     def wish(self, situation: Situation) -> Wish:
         """Whom to take."""
         ...

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.curves import Mask, Values
+from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only, require_count
-from wattfleet.planning.useful import by_utility_per_watt
+from wattfleet.planning.useful import by_utility, by_utility_per_watt
 
 _LIMITS = 32
 
@@ -25,7 +27,8 @@ class Progress:
     and some duration, which depend on the watts (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
 
     A device counts in `k` by its samples and by how long its data has been left out, each relative to the mean, so
-    that small and fast devices do not train alone.
+    that small and fast devices do not train alone. Nor does one that was left out for very long, as a newcomer is to a
+    long run: a set counts for as many devices as it has at most.
 
     Attributes:
         count: devices in a round at most; None for as many as are of use.
@@ -48,6 +51,11 @@ class Progress:
         if not 0 <= self.overhead_s < math.inf:
             raise InvalidInputError(f"a round takes 0 or more seconds beside its training, not {self.overhead_s}")
 
+    @property
+    def counts(self) -> bool:
+        """Only where a number is given: else it takes as many as are of use, and more of them are of less use."""
+        return self.count is not None
+
     def wish(self, situation: Situation) -> Wish:
         """The set that makes the most progress per second, among those of 32 durations."""
         curves, worth = situation.curves, _worth(situation)
@@ -55,12 +63,12 @@ class Progress:
         most, best = 0.0, np.zeros(len(worth), dtype=np.bool_)
         for limit_s in _limits_s(curves.time_s):
             extra_w = curves.extra_at(curves.steps_within(limit_s))
-            chosen = _of_most_worth(by_utility_per_watt(extra_w, worth, situation.headroom).chosen, worth, seats)
-            # The plan may find this set done sooner; it is judged by the time that all of it needs.
-            gain = float(worth[chosen].sum())
-            progress = gain / (gain + self.half_devices) / (limit_s + self.overhead_s)
-            if progress > most:
-                most, best = progress, chosen
+            for chosen in _sets(extra_w, worth, situation.headroom, seats):
+                # The plan may find this set done sooner; it is judged by the time that all of it needs.
+                gain = min(float(worth[chosen].sum()), float(np.count_nonzero(chosen)))
+                progress = gain / (gain + self.half_devices) / (limit_s + self.overhead_s)
+                if progress > most:
+                    most, best = progress, chosen
         if not best.any():
             return everyone_of(situation, 1)  # the plan says what the watts lack
         return only(situation, best, "others make more progress per second")
@@ -68,8 +76,11 @@ class Progress:
 
 def _worth(situation: Situation) -> Values:
     """`[n]` what each device counts for: 1 in the mean, more with more samples and the longer it was left out."""
-    latest = [situation.history.latest.get(offer.device_id) for offer in situation.offers]
-    rounds = np.array([situation.server_round - (0 if known is None else known[0]) for known in latest], dtype=float)
+    history = situation.history
+    latest = [history.latest.get(offer.device_id) for offer in situation.offers]
+    # What was tried in vain was not left out: else whoever always fails would be worth the more the longer it does.
+    tried = [history.last_tried.get(offer.device_id, 0) for offer in situation.offers]
+    rounds = situation.server_round - np.array(tried, dtype=float)
     samples = np.array([np.nan if known is None else known[1].num_examples or np.nan for known in latest], dtype=float)
     told = np.isfinite(samples)
     samples = np.where(told, samples, samples[told].mean() if told.any() else 1.0)
@@ -84,11 +95,24 @@ def _limits_s(times_s: Values) -> Values:
     return np.geomspace(times_s.min() * (1 + 1e-9), times_s.max(), _LIMITS)
 
 
-def _of_most_worth(chosen: Mask, worth: Values, seats: int) -> Mask:
-    """As many of the chosen devices as there are seats for."""
-    if np.count_nonzero(chosen) <= seats:
-        return chosen
-    able = np.flatnonzero(chosen)
-    kept = np.zeros_like(chosen)
+def _sets(extra_w: Values, worth: Values, headroom: Headroom, seats: int) -> Iterator[Mask]:
+    """Sets that the supplies carry and of which one is about the best, most often the first.
+
+    By worth per watt, small devices can leave no room for one that is worth more than all of them, and can hold the
+    seats of larger ones.
+    """
+    carried = by_utility_per_watt(extra_w, worth, headroom).chosen
+    yield _of_most_worth(carried, worth, seats)
+    yield _of_most_worth(extra_w <= headroom.alone_w, worth, 1)
+    if np.count_nonzero(carried) > seats:
+        yield _of_most_worth(by_utility(extra_w, worth, headroom), worth, seats)
+
+
+def _of_most_worth(devices: Mask, worth: Values, seats: int) -> Mask:
+    """As many of some devices as there are seats for."""
+    if np.count_nonzero(devices) <= seats:
+        return devices
+    able = np.flatnonzero(devices)
+    kept = np.zeros_like(devices)
     kept[able[np.argsort(-worth[able], kind="stable")[:seats]]] = True
     return kept

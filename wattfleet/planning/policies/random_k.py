@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -22,6 +23,7 @@ class RandomK:
     count: int | None = None
     seed: int = 0
     name: str = "random"
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)

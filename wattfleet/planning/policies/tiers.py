@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,7 @@ class Tiers:
     tiers: int = 5
     seed: int = 0
     name: str = "tiers"
+    counts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)
