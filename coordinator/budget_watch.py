@@ -5,15 +5,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from types import MappingProxyType
 
-from coordinator.errors import BudgetSourceError
+from coordinator.errors import BudgetSourceError, UnknownRecordError
 from coordinator.prometheus_budget import PrometheusBudget, fetch
 from coordinator.site_file import AnyBudget
-from wattfleet.budgets import InForce, Reading
+from wattfleet.budgets import InForce, Override, Reading
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a supply's budget stands.
+
+    Attributes:
+        in_force: the watts, and why it is these.
+        since: since when they are, or were first looked at.
+        override: what the operator has set; None where the budget's own source counts.
+    """
+
+    in_force: InForce
+    since: datetime
+    override: Override | None
+
 
 _LOOK_EVERY_S = 1.0
 """Seconds between two looks at the clock: how late a schedule's change or a stale reading is noticed at most."""
@@ -37,6 +54,7 @@ class BudgetWatch:
         now: Callable[[], datetime] = _utc_now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         ask: Callable[[PrometheusBudget], Awaitable[Reading]] = fetch,
+        overrides: Mapping[str, Override] | None = None,
     ) -> None:
         """Watch budgets.
 
@@ -47,6 +65,7 @@ class BudgetWatch:
             now: the date and time, with an offset.
             sleep: lets seconds pass.
             ask: asks a query once; it answers or fails within some seconds.
+            overrides: what the operator has set before; what is set for no supply of these is let go.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
@@ -56,12 +75,46 @@ class BudgetWatch:
         self._readings: dict[str, Reading] = {}
         self._troubles: dict[str, BudgetSourceError] = {}
         self._in_force: dict[str, InForce] = {}
+        self._since: dict[str, datetime] = {}
+        self._overrides = {name: each for name, each in (overrides or {}).items() if name in self._budgets}
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def in_force(self) -> Mapping[str, InForce]:
         """What is in force now, by name of the supply; all of them once `start` is back."""
         return MappingProxyType(self._in_force)
+
+    @property
+    def now(self) -> datetime:
+        """The date and time."""
+        return self._now()
+
+    def standing(self, name: str) -> Standing:
+        """How a supply's budget stands, once `start` is back.
+
+        Raises:
+            UnknownRecordError: no such supply.
+        """
+        self._require(name)
+        return Standing(self._in_force[name], self._since[name], self._overrides.get(name))
+
+    def override(self, name: str, override: Override | None) -> Standing:
+        """Put the operator's watts in force at once, in place of a supply's source; None gives it back.
+
+        Raises:
+            UnknownRecordError: no such supply.
+        """
+        self._require(name)
+        if override is None:
+            self._overrides.pop(name, None)
+        else:
+            self._overrides[name] = override
+        self._look(name)
+        return self.standing(name)
+
+    def _require(self, name: str) -> None:
+        if name not in self._budgets:
+            raise UnknownRecordError(f"no supply {name!r} is stated; known are {', '.join(self._budgets)}")
 
     async def start(self) -> None:
         """Ask every query once, call `on_change` for every supply, and go on in the background.
@@ -130,17 +183,32 @@ class BudgetWatch:
 
     def _look(self, name: str) -> None:
         """Find out what is in force for a supply, and tell if that is new."""
-        budget, before = self._budgets[name], self._in_force.get(name)
-        if isinstance(budget, PrometheusBudget):
-            trouble = str(self._troubles.get(name, ""))
-            current = budget.rule.in_force(self._now(), self._readings.get(name), trouble)
-        else:
-            current = budget.in_force(self._now())
+        before, now = self._in_force.get(name), self._now()
+        current = self._overridden(name, now) or self._of_source(name, now)
         if current == before:
             return
         self._in_force[name] = current
+        self._since[name] = now
         if before is None or current.reason != before.reason:
             level = logging.WARNING if current.fallback else logging.INFO
             what = "W, the fallback" if current.fallback else "W"
             _log.log(level, "supply %s: %g %s, in force: %s", name, current.watts, what, current.reason)
         self._on_change(name, current)
+
+    def _overridden(self, name: str, now: datetime) -> InForce | None:
+        """What the operator has set; None where that is nothing, or is over."""
+        override = self._overrides.get(name)
+        if override is None:
+            return None
+        current = override.in_force(now)
+        if current is None:
+            del self._overrides[name]
+        return current
+
+    def _of_source(self, name: str, now: datetime) -> InForce:
+        """What a supply's own budget says."""
+        budget = self._budgets[name]
+        if isinstance(budget, PrometheusBudget):
+            trouble = str(self._troubles.get(name, ""))
+            return budget.rule.in_force(now, self._readings.get(name), trouble)
+        return budget.in_force(now)

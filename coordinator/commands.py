@@ -8,6 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coordinator.command_line.budget import app as budget_commands
+from coordinator.command_line.devices import device, devices
+from coordinator.command_line.export import export
+from coordinator.command_line.plan import plan
+from coordinator.command_line.reference import app as reference_commands
+from coordinator.command_line.rounds import rounds
+from coordinator.command_line.say import drain, tag
+
 if TYPE_CHECKING:
     from coordinator.site_file import SiteFile
 
@@ -17,6 +25,12 @@ app = typer.Typer(no_args_is_help=True, help="The server that plans a fleet's ro
 @app.callback()
 def group() -> None:
     """The server that plans a fleet's rounds."""
+
+
+for command in (devices, device, rounds, plan, tag, drain, export):
+    app.command()(command)
+app.add_typer(budget_commands, name="budget")
+app.add_typer(reference_commands, name="reference")
 
 
 @app.command()

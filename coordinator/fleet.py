@@ -6,12 +6,13 @@ reads a clock, opens a socket or touches a file.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
-from coordinator.placement import OnlySite, Placement
+from coordinator.placement import DeviceRules, OnlySite, Placement
 from coordinator.promises import Promises
 from coordinator.records import (
     DeviceRecord,
@@ -19,6 +20,7 @@ from coordinator.records import (
     DeviceState,
     NodeRecord,
     ObservedTraining,
+    OperatorSay,
     Reassignment,
     RoundObservation,
     RoundRecord,
@@ -60,6 +62,7 @@ class Fleet:
         archived: Collection[str] = (),
         placement: Placement | None = None,
         selection: Selection | None = None,
+        says: Sequence[OperatorSay] = (),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -73,11 +76,13 @@ class Fleet:
             archived: known runs that are over and whose rounds are left out; see `recall`.
             placement: where devices hang, and what is stated of them; None where all hang behind the only site.
             selection: the operator's own say in who trains.
+            says: what the operator said of single devices since.
         """
         self.allowance = allowance
         self.policy = policy
         self._placement = placement or OnlySite(allowance.supplies)
-        self._selection = selection
+        self._selection = selection or Selection()
+        self.says = {say.device_id: say for say in says}
         self.in_force: dict[str, InForce] = {}
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self.nodes = dict(nodes or {})
@@ -292,11 +297,11 @@ class Fleet:
             and (offer := self._offer(device)) is not None
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
-        if not offers:
+        if all(self.say_of(offer.device_id).drained for offer in offers):
             states = ", ".join(f"{d.device_id} is {self._occupation(d, run_id)}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
-        plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection)
+        plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
         record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
@@ -360,7 +365,8 @@ class Fleet:
     def _occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""
         elsewhere = self._round_elsewhere(device.device_id, run_id)
-        return device.state.value if elsewhere is None else f"{device.state.value}, and part of round {elsewhere}"
+        occupation = device.state.value if elsewhere is None else f"{device.state.value}, and part of round {elsewhere}"
+        return f"{occupation}, and drained" if self.say_of(device.device_id).drained else occupation
 
     def _offer(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is gone or has reported no front."""
@@ -368,7 +374,8 @@ class Fleet:
             return None
         rules = self._placement.rules_of(device.device_id)
         supply = self._placement.supply_of(device.device_id)
-        return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, rules.tags)
+        tags = rules.tags | self.say_of(device.device_id).tags
+        return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, tags)
 
     def _elsewhere_w(self, offered: Set[str]) -> dict[str, float]:
         """What devices that are not offered to a round draw at each supply."""
@@ -410,7 +417,73 @@ class Fleet:
             ]
         )
 
+    # --- the operator -------------------------------------------------------------------------------------------
+
+    def tag(self, device_ids: Collection[str], add: Set[str], remove: Set[str]) -> list[OperatorSay]:
+        """Give devices tags beside those of the site file, and take such tags from them: from all, or from none.
+
+        Raises:
+            UnknownRecordError: a device never connected.
+            InvalidInputError: a tag is empty or too long, is both given and taken, or is one of the site file's.
+        """
+        for word in add | remove:
+            if not (word.strip() and len(word) <= _LONGEST_NAME and word.isprintable()):
+                raise InvalidInputError(f"a tag is a word of up to {_LONGEST_NAME} printable characters, not {word!r}")
+        if both := add & remove:
+            raise InvalidInputError(f"{', '.join(sorted(both))}: either add a tag or remove it")
+        says = []
+        for device_id in dict.fromkeys(device_ids):
+            say = self.say_of(self.device(device_id).device_id)
+            if stated := remove & self._placement.rules_of(device_id).tags:
+                raise InvalidInputError(
+                    f"{device_id} is tagged {', '.join(sorted(stated))} in the site file: remove it there"
+                )
+            says.append(replace(say, tags=(say.tags | add) - remove))
+        return self._put_says(says)
+
+    def drain(self, device_ids: Collection[str], is_drained: bool = True) -> list[OperatorSay]:
+        """Choose devices for no new round, or do so again; what they train they finish.
+
+        Raises:
+            UnknownRecordError: a device never connected; none is changed.
+        """
+        ids = [self.device(device_id).device_id for device_id in dict.fromkeys(device_ids)]
+        return self._put_says([replace(self.say_of(device_id), drained=is_drained) for device_id in ids])
+
+    def say_of(self, device_id: str) -> OperatorSay:
+        """What the operator said of a device."""
+        return self.says.get(device_id) or OperatorSay(device_id)
+
+    def _put_says(self, says: list[OperatorSay]) -> list[OperatorSay]:
+        self.says.update({say.device_id: say for say in says})
+        return says
+
+    def _selection_now(self) -> Selection:
+        drained = frozenset(device_id for device_id, say in self.says.items() if say.drained)
+        return replace(self._selection, drained=drained)
+
     # --- looking ------------------------------------------------------------------------------------------------
+
+    def copy(self) -> Fleet:
+        """A fleet that goes its own way from here: what is changed in one is not changed in the other."""
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, set, Promises)):
+                setattr(copied, name, value.copy())
+        return copied
+
+    def placement_of(self, device_id: str) -> tuple[str, DeviceRules]:
+        """The supply that a device hangs behind, empty where that cannot be told, and what is stated of it."""
+        try:
+            supply = self._placement.supply_of(device_id)
+        except InvalidInputError:
+            supply = ""
+        return supply, self._placement.rules_of(device_id)
+
+    def set_aside_w(self) -> dict[str, float]:
+        """Watts that are set aside at every supply now, for trainings and for idling devices behind it."""
+        allowance = replace(self.allowance, elsewhere_w=self._elsewhere_w(frozenset()))
+        return {use.supply: use.planned_w for use in allowance.use([], {})}
 
     def device(self, device_id: str) -> DeviceRecord:
         """One device.

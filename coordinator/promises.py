@@ -57,6 +57,12 @@ class Promises:
         """The devices that are waited for."""
         return ((device_id, promise) for device_id, promise in self._promises.items() if not promise.is_over)
 
+    def copy(self) -> Promises:
+        """Promises that go their own way from here."""
+        copied = Promises((), {})
+        copied._promises.update(self._promises)  # noqa: SLF001 - of its own kind
+        return copied
+
     # --- what happens -------------------------------------------------------------------------------------------
 
     def made(self, record: RoundRecord) -> None:

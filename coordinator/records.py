@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
 from wattfleet.planning.round_plan import Assignment, RoundPlan
@@ -61,6 +62,60 @@ class NodeRecord:
 
     node_id: int
     device_id: str
+
+
+@dataclass(frozen=True)
+class OperatorSay:
+    """What the operator says of one device by command, beside what the site file states.
+
+    Attributes:
+        device_id: the device.
+        tags: words by which it can be chosen.
+        drained: it is chosen for no new round.
+    """
+
+    device_id: str
+    tags: frozenset[str] = frozenset()
+    drained: bool = False
+
+
+@dataclass(frozen=True)
+class SupplyOverride:
+    """The watts that the operator has set for one supply.
+
+    Attributes:
+        supply: its name.
+        override: the watts; None where they were cleared.
+    """
+
+    supply: str
+    override: Override | None
+
+
+@dataclass(frozen=True)
+class PublishedReference:
+    """A reference predictor that is handed out beside the one that the coordinator was started with.
+
+    Attributes:
+        digest: sha256 of the manifest, hexadecimal.
+        manifest: its manifest.
+        weights: its weights.
+    """
+
+    digest: str
+    manifest: bytes = field(repr=False)
+    weights: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class PinnedReference:
+    """Which reference predictor agents are to transfer from.
+
+    Attributes:
+        digest: of a published one; None for the one that the coordinator was started with.
+    """
+
+    digest: str | None
 
 
 @dataclass(frozen=True)
@@ -224,7 +279,10 @@ class RunRecord:
     finished: bool = False
 
 
-StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation
+OperatorRecord = OperatorSay | SupplyOverride | PublishedReference | PinnedReference
+"""What the operator has said."""
+
+StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
 """What the fleet hands out to be stored: each says all that is to be known of one thing."""
 
 

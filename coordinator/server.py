@@ -27,10 +27,11 @@ from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
 from coordinator.metrics import serve_metrics
+from coordinator.operations import OperatorServicer
 from coordinator.orders import Orders
 from coordinator.planning import PlanningServicer
 from coordinator.records import DeviceState
-from coordinator.references import open_reference
+from coordinator.references import ReferenceShelf, open_reference
 from coordinator.retention import forget_daily
 from coordinator.sessions import SessionServicer
 from coordinator.site_file import SiteFile
@@ -45,13 +46,22 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.error_boundary import ErrorInterceptor
-from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc, session_pb2, session_pb2_grpc, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import (
+    operator_pb2,
+    operator_pb2_grpc,
+    planning_pb2,
+    planning_pb2_grpc,
+    session_pb2,
+    session_pb2_grpc,
+    view_pb2,
+    view_pb2_grpc,
+)
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
 _SERVICES = [
     service.full_name
-    for module in (session_pb2, planning_pb2, view_pb2, health_pb2)
+    for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 OPTIONS = [
@@ -146,6 +156,7 @@ async def serve(
         if config.keep is not None:
             store.forget(config.keep)
         kept = store.load()
+        references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
             # Until the watch has looked, no supply has any watts.
             Allowance(config.site.supplies, dict.fromkeys(config.site.supplies.names, 0.0)),
@@ -157,6 +168,7 @@ async def serve(
             kept.archived,
             config.site,
             config.selection,
+            kept.says,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected)
@@ -164,7 +176,7 @@ async def serve(
         held.push_async_callback(writer.close)
         orders = Orders()
         trimmer = Trimmer(fleet, writer, orders)
-        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed)
+        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed, overrides=kept.overrides)
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -176,11 +188,13 @@ async def serve(
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
-        sessions = SessionServicer(fleet, writer, leases, orders, reference, config.profile_modes)
+        sessions = SessionServicer(fleet, writer, leases, orders, references, config.profile_modes)
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(fleet, writer, leases), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
+        operator = OperatorServicer(fleet, writer, budgets, references, sessions.have_all_back)
+        operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
         reflection.enable_server_reflection([*_SERVICES, reflection.SERVICE_NAME], server)

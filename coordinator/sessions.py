@@ -16,7 +16,7 @@ from coordinator.fleet import Fleet
 from coordinator.leases import LEASE_S, Lease, Leases
 from coordinator.orders import Orders, Outlet, order_message
 from coordinator.records import DeviceState, ObservedTraining, run_of
-from coordinator.references import Reference
+from coordinator.references import ReferenceShelf
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import evidence_from_message, front_from_message
@@ -42,7 +42,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         writer: Writer,
         leases: Leases,
         orders: Orders,
-        reference: Reference,
+        references: ReferenceShelf,
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -53,7 +53,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             writer: keeps what changed.
             leases: the sessions.
             orders: what devices are to be told.
-            reference: the predictor that agents transfer from.
+            references: the predictors that are handed out, one of which agents transfer from.
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
         """
@@ -61,7 +61,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._writer = writer
         self._leases = leases
         self._orders = orders
-        self._reference = reference
+        self._references = references
         self._profile_modes = profile_modes
         self._now_s = now_s
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
@@ -131,7 +131,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
         pace = self._leases.pace
         return session_pb2.Welcome(
-            reference_digest=self._reference.digest,
+            reference_digest=self._references.digest,
             profile_modes=self._profile_modes,
             lease_s=pace.lease_s,
             reconnect_s=pace.reconnect_s,
@@ -200,6 +200,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._ended[lease] = code, details
             handler.cancel()
 
+    def have_all_back(self, why: str) -> int:
+        """End all sessions so that their devices come back and get another Welcome, spread by what they were told.
+
+        Returns:
+            The number of sessions.
+        """
+        leases = [lease for lease in self._handlers if lease not in self._ended]
+        for lease in leases:
+            self._end(lease, grpc.StatusCode.UNAVAILABLE, why)
+        return len(leases)
+
     async def sweep(self) -> None:
         """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
         while True:
@@ -219,7 +230,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self, request: session_pb2.FetchReferenceRequest, context: Any
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
         """The reference predictor, manifest first."""
-        artefact = self._reference.of_digest(request.digest)
+        artefact = self._references.of_digest(request.digest)
         begin = request.weights_offset
         if begin > len(artefact.weights):
             raise InvalidInputError(f"the weights have {len(artefact.weights)} bytes, none from {begin} on")

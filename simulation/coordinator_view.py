@@ -46,8 +46,9 @@ class CoordinatorView:
         self._channel.close()
 
     def devices(self) -> list[view_pb2.DeviceView]:
-        """All devices, by id."""
-        return list(self._stub.GetFleet(view_pb2.GetFleetRequest(), timeout=_TIMEOUT_S).devices)
+        """All devices with their fronts, by id."""
+        answers = self._stub.ListDevices(view_pb2.ListDevicesRequest(with_fronts=True), timeout=_TIMEOUT_S)
+        return [device for answer in answers for device in answer.devices]
 
     def rounds(self) -> view_pb2.ListRoundsResponse:
         """The newest run and its rounds."""

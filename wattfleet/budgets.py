@@ -16,7 +16,7 @@ class InForce:
 
     Attributes:
         watts: finite and not negative; 0 where a source measured that there are none.
-        source: kind of budget they come from: constant, schedule, csv or query.
+        source: kind of budget they come from: constant, schedule, csv or query; operator for an override.
         fallback: they are the stated fallback, because the source gives none.
         reason: for people, why it is these; the same text as long as the reason is the same.
     """
@@ -58,6 +58,33 @@ class ConstantBudget:
     def in_force(self, now: datetime) -> InForce:
         """The watts, whatever the time."""
         return InForce(self.watts, "constant", False, "always the same")
+
+
+@dataclass(frozen=True)
+class Override:
+    """Watts that the operator sets in place of what a supply's budget says.
+
+    Attributes:
+        watts: finite, above zero.
+        until: when they are over, with an offset; None where they last until they are cleared.
+
+    Raises:
+        InvalidInputError: the watts are not, or the time has no offset.
+    """
+
+    watts: float
+    until: datetime | None = None
+
+    def __post_init__(self) -> None:
+        require_watts("a budget", self.watts)
+        if self.until is not None:
+            require_offset(self.until)
+
+    def in_force(self, now: datetime) -> InForce | None:
+        """The watts; None once they are over."""
+        if self.until is not None and now >= self.until:
+            return None
+        return InForce(self.watts, "operator", False, "set by the operator")
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,13 @@ from coordinator.records import (
     DeviceState,
     NodeRecord,
     ObservedTraining,
+    OperatorSay,
+    PublishedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
 )
+from wattfleet.budgets import Override
 from wattfleet.front import Front
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2
@@ -126,3 +129,23 @@ def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> Rou
 def observation_values(record: RoundObservation) -> Values:
     """An observation's columns."""
     return {"plan_id": record.plan_id, **asdict(record.observed)}
+
+
+def say_values(record: OperatorSay) -> Values:
+    """What the operator said of a device, in columns."""
+    return {"device_id": record.device_id, "tags": sorted(record.tags), "drained": record.drained}
+
+
+def say_record(row: Row[Any]) -> OperatorSay:
+    """What the operator said of a device, from its columns."""
+    return OperatorSay(row.device_id, frozenset(row.tags), row.drained)
+
+
+def override_values(supply: str, override: Override) -> Values:
+    """The columns of watts that the operator has set."""
+    return {"supply": supply, "watts": override.watts, "until": override.until}
+
+
+def reference_values(record: PublishedReference) -> Values:
+    """A published reference's columns."""
+    return {"digest": record.digest, "manifest": record.manifest, "weights": record.weights}

@@ -7,7 +7,19 @@ from typing import Any
 from sqlalchemy import Insert, Table, bindparam, case, delete, func
 from sqlalchemy.dialects import postgresql, sqlite
 
-from coordinator.store.tables import Base, Device, DeviceFront, Node, Observation, Round, Run
+from coordinator.store.tables import (
+    Base,
+    BudgetOverride,
+    Device,
+    DeviceFront,
+    DeviceSay,
+    Node,
+    Observation,
+    Reference,
+    ReferencePin,
+    Round,
+    Run,
+)
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
@@ -32,6 +44,10 @@ class Statements:
         self.run = self._replacing(Run, "run_id")
         self.round = self._replacing(Round, "plan_id")
         self.observation = self._replacing(Observation, "plan_id", "device_id")
+        self.say = self._replacing(DeviceSay, "device_id")
+        self.override = self._replacing(BudgetOverride, "supply")
+        self.reference = self._replacing(Reference, "digest")
+        self.pin = self._replacing(ReferencePin, "only")
 
     def _replacing(self, table_class: type[Base], *key: str) -> Insert:
         table: Table = table_class.metadata.tables[table_class.__tablename__]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -16,10 +16,14 @@ from coordinator.records import (
     DeviceRecord,
     NodeRecord,
     ObservedTraining,
+    OperatorSay,
+    PinnedReference,
+    PublishedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
     StoredRecord,
+    SupplyOverride,
 )
 from coordinator.store import rows
 from coordinator.store.database import database_url, display_name, open_engine, reason, typed_errors
@@ -27,7 +31,19 @@ from coordinator.store.errors import StoreInUseError, StoreUnavailableError
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.schema import upgrade
 from coordinator.store.statements import Statements
-from coordinator.store.tables import Device, DeviceFront, Node, Observation, Round, Run
+from coordinator.store.tables import (
+    BudgetOverride,
+    Device,
+    DeviceFront,
+    DeviceSay,
+    Node,
+    Observation,
+    Reference,
+    ReferencePin,
+    Round,
+    Run,
+)
+from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
 
@@ -47,6 +63,10 @@ class KeptRecords:
         runs: oldest first.
         rounds: of the newest run and of those that are not over; oldest first.
         archived: ids of the runs whose rounds are left out; `Store.rounds_of` has them.
+        says: what the operator said of devices.
+        overrides: watts that the operator has set, by supply; some may be over.
+        references: published reference predictors.
+        pinned: digest of the one that is pinned; None for none.
     """
 
     devices: Sequence[DeviceRecord]
@@ -54,6 +74,10 @@ class KeptRecords:
     runs: Sequence[RunRecord]
     rounds: Sequence[RoundRecord]
     archived: frozenset[str]
+    says: Sequence[OperatorSay] = ()
+    overrides: Mapping[str, Override] = field(default_factory=dict)
+    references: Sequence[PublishedReference] = ()
+    pinned: str | None = None
 
 
 class Store:
@@ -142,6 +166,7 @@ class Store:
             for device_id, front in fronts.items()
             if front is not None
         ]
+        references = [rows.reference_values(record) for record in records if isinstance(record, PublishedReference)]
         with self._transaction() as connection:
             for statement, values in (
                 (self._statements.device, device_rows),
@@ -154,9 +179,13 @@ class Store:
                 (self._statements.run, runs),
                 (self._statements.round, round_rows),
                 (self._statements.observation, observations),
+                (self._statements.say, [rows.say_values(each) for each in records if isinstance(each, OperatorSay)]),
+                (self._statements.reference, references),
             ):
                 if values:
                     connection.execute(statement, values)
+            _save_overrides(connection, self._statements, records)
+            _save_pin(connection, self._statements, records)
         self._fronts.update(fronts)
 
     def load(self) -> KeptRecords:
@@ -180,6 +209,16 @@ class Store:
                 runs=runs,
                 rounds=_rounds(connection, Round.run_id.in_(select(Run.run_id).where(is_current))),
                 archived=frozenset(record.run_id for record in runs) - current,
+                says=[rows.say_record(row) for row in connection.execute(select(DeviceSay.__table__))],
+                overrides={
+                    row.supply: Override(row.watts, row.until)
+                    for row in connection.execute(select(BudgetOverride.__table__))
+                },
+                references=[
+                    PublishedReference(row.digest, row.manifest, row.weights)
+                    for row in connection.execute(select(Reference.__table__))
+                ],
+                pinned=connection.scalar(select(ReferencePin.digest)),
             )
         self._fronts = {record.device_id: record.front for record in kept.devices}
         return kept
@@ -233,6 +272,26 @@ def _rounds(connection: Connection, are_wanted: ColumnElement[bool]) -> list[Rou
         observations.setdefault(row.plan_id, []).append(observed)
     wanted = select(Round.__table__).where(are_wanted).order_by(Round.order)
     return [rows.round_record(row, observations.get(row.plan_id, [])) for row in connection.execute(wanted)]
+
+
+def _save_overrides(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    for record in records:
+        if not isinstance(record, SupplyOverride):
+            continue
+        if record.override is None:
+            connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
+        else:
+            connection.execute(statements.override, [rows.override_values(record.supply, record.override)])
+
+
+def _save_pin(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    for record in records:
+        if not isinstance(record, PinnedReference):
+            continue
+        if record.digest is None:
+            connection.execute(delete(ReferencePin))
+        else:
+            connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
 
 
 def _lock(url: URL, engine: Engine) -> OwnerLock:

@@ -142,6 +142,41 @@ class Observation(Base):
     power_w: Mapped[float]
 
 
+class DeviceSay(Base):
+    """What the operator said of a device by command."""
+
+    __tablename__ = "operator_say"
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    tags: Mapped[list[str]] = mapped_column(JsonText)
+    drained: Mapped[bool]
+
+
+class BudgetOverride(Base):
+    """The watts that the operator has set for a supply; no row where its source counts."""
+
+    __tablename__ = "budget_override"
+    supply: Mapped[str] = mapped_column(primary_key=True)
+    watts: Mapped[float]
+    until: Mapped[datetime | None]
+
+
+class Reference(Base):
+    """A published reference predictor."""
+
+    __tablename__ = "reference"
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    manifest: Mapped[bytes]
+    weights: Mapped[bytes]
+
+
+class ReferencePin(Base):
+    """One row, or none: the reference predictor that agents transfer from."""
+
+    __tablename__ = "reference_pin"
+    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    digest: Mapped[str]
+
+
 class CoordinatorTerm(Base):
     """One row: how often the store has changed hands. Only the coordinator that made it what it is may write."""
 

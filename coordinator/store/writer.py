@@ -10,7 +10,17 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from coordinator.records import DeviceRecord, NodeRecord, RoundObservation, RoundRecord, StoredRecord
+from coordinator.records import (
+    DeviceRecord,
+    NodeRecord,
+    OperatorSay,
+    PinnedReference,
+    PublishedReference,
+    RoundObservation,
+    RoundRecord,
+    StoredRecord,
+    SupplyOverride,
+)
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 
 _log = logging.getLogger(__name__)
@@ -48,6 +58,14 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundRecord, record.plan_id)
     if isinstance(record, RoundObservation):
         return (RoundObservation, record.plan_id, record.observed.device_id)
+    if isinstance(record, OperatorSay):
+        return (OperatorSay, record.device_id)
+    if isinstance(record, SupplyOverride):
+        return (SupplyOverride, record.supply)
+    if isinstance(record, PublishedReference):
+        return (PublishedReference, record.digest)
+    if isinstance(record, PinnedReference):
+        return (PinnedReference,)
     return (type(record), record.run_id)
 
 
@@ -71,7 +89,7 @@ class Writer:
     """Group commit for the tasks of one event loop.
 
     Records that could not be stored stay to be stored with the next ones, since what they say is in memory already and
-    nobody was told that it is safe. At most one of each device, node, run, round and observation waits.
+    nobody was told that it is safe. At most one of each device, node, run, round, observation and say waits.
 
     Attributes:
         lost: set once another coordinator has taken the store over; nothing is stored from then on.

@@ -78,6 +78,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             wrap, inner = grpc.stream_stream_rpc_method_handler, handler.stream_stream
         elif handler.response_streaming:
             wrap, inner = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        elif handler.request_streaming:
+            wrap, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
         else:
             wrap, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
         return wrap(guarded(inner), handler.request_deserializer, handler.response_serializer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socketserver
 import tempfile
 from collections.abc import Iterator
@@ -62,6 +63,14 @@ def artefact() -> Artefact:
     modes = space[np.random.default_rng(1).choice(len(space), 30, replace=False)]
     fitted = RooflinePredictor.fit(Profile(modes, step_time_ms(time, modes), power_mw(power, time, modes)))
     return pack(fitted, Workload("resnet18-imagenet", 16, 3125), "agx-orin", {"made": "for tests"}, {})
+
+
+@pytest.fixture
+def another(artefact: Artefact) -> Artefact:
+    """The same predictor by another digest."""
+    content = json.loads(artefact.manifest)
+    content["provenance"]["note"] = "another"
+    return Artefact(json.dumps(content).encode(), artefact.weights)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRO
 from wattfleet.front import Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
+    operator_pb2_grpc,
     planning_pb2,
     planning_pb2_grpc,
     power_pb2,
@@ -94,9 +95,13 @@ class Client:
     def agent(self) -> Agent:
         return Agent(self.sessions)
 
+    @property
+    def operator(self) -> Any:
+        return operator_pb2_grpc.OperatorServiceStub(self.channel)
+
     async def devices(self) -> dict[str, view_pb2.DeviceView]:
-        fleet = await self.view.GetFleet(view_pb2.GetFleetRequest())
-        return {device.device_id: device for device in fleet.devices}
+        answers = self.view.ListDevices(view_pb2.ListDevicesRequest(with_fronts=True))
+        return {device.device_id: device async for answer in answers for device in answer.devices}
 
     async def states(self) -> dict[str, str]:
         return {

@@ -20,12 +20,13 @@ from coordinator.errors import (
     NoReadingError,
     SourceFailedError,
     StaleReadingError,
+    UnknownRecordError,
     UnsuitableQueryError,
     UnusableReadingError,
 )
 from coordinator.prometheus_budget import PrometheusBudget
 from coordinator.site_file import AnyBudget
-from wattfleet.budgets import ConstantBudget, InForce, Reading, ReadingRule
+from wattfleet.budgets import ConstantBudget, InForce, Override, Reading, ReadingRule
 from wattfleet.schedules import DailySchedule, read_plan
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
@@ -292,6 +293,32 @@ def test_the_log_says_each_trouble_once_and_each_change_once(caplog: pytest.LogC
         ("INFO", "supply rack: its query answers watts again"),
         ("INFO", "supply rack: 90 W, in force: measured"),
     ]
+
+
+def test_the_operators_watts_come_before_any_source_until_they_are_over() -> None:
+    watched = Watched({"rack": METER, "site": ConstantBudget(300)})
+
+    async def scenario(w: Watched) -> None:
+        until = NOON + timedelta(seconds=60)
+        standing = w.watch.override("rack", Override(80, until))
+        assert (standing.in_force.watts, standing.in_force.source, standing.since) == (80, "operator", NOON)
+        assert standing.override == Override(80, until)
+        w.meter.answer = 110.0
+        await w.clock.advance(59)
+        assert w.watts() == 80, "and the source is asked meanwhile"
+        await w.clock.advance(2)
+        standing = w.watch.standing("rack")
+        assert (standing.in_force.watts, standing.in_force.source, standing.override) == (110, "query", None)
+        assert NOON + timedelta(seconds=60) <= standing.since <= NOON + timedelta(seconds=61)
+        w.watch.override("site", Override(200))
+        assert w.watch.override("site", None).in_force.watts == 300
+        assert w.watch.override("site", None).in_force.watts == 300, "there is nothing to clear"
+        for ask in (lambda: w.watch.override("attic", None), lambda: w.watch.standing("attic")):
+            with pytest.raises(UnknownRecordError, match="no supply 'attic' is stated; known are rack, site"):
+                ask()
+        assert w.told == [("rack", 120), ("site", 300), ("rack", 80), ("rack", 110), ("site", 200), ("site", 300)]
+
+    run(scenario, watched)
 
 
 def test_a_listener_that_fails_does_not_end_the_watch(caplog: pytest.LogCaptureFixture) -> None:

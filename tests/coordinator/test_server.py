@@ -236,7 +236,7 @@ def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: Coordina
         health = health_pb2_grpc.HealthStub(client.channel)
         assert await health.Check(health_pb2.HealthCheckRequest()) == health_pb2.HealthCheckResponse(status="SERVING")
         fleet = await client.view.GetFleet(view_pb2.GetFleetRequest())
-        assert (fleet.site_budget_w, fleet.policy, len(fleet.devices)) == (100.0, "fastest-k", 0)
+        assert (fleet.site_budget_w, fleet.policy, await client.devices()) == (100.0, "fastest-k", {})
         bound.append(client.bound)
 
     with_coordinator(replace(config, policy=FastestK(2)), story)
@@ -367,7 +367,7 @@ def test_tools_learn_from_it_what_it_serves(config: CoordinatorConfig) -> None:
         asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
         answers = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
         names = {service.name for service in answers[0].list_services_response.service}
-        assert {f"wattfleet.v1.{name}Service" for name in ("Session", "Planning", "View")} < names
+        assert {f"wattfleet.v1.{name}Service" for name in ("Session", "Planning", "View", "Operator")} < names
         assert "grpc.health.v1.Health" in names
 
     with_coordinator(config, story)

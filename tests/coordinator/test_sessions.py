@@ -45,6 +45,7 @@ def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefact: Ar
             evidence=power_pb2.EVIDENCE_SIMULATED,
             state=session_pb2.DEVICE_STATE_ENROLLED,
             mode_count=7,
+            supply="site",
         )
         profiling = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=3, detail="12c")
         await agent.send(state=profiling)

@@ -21,8 +21,12 @@ from coordinator.records import (
     DeviceState,
     NodeRecord,
     ObservedTraining,
+    OperatorSay,
+    PinnedReference,
+    PublishedReference,
     RoundObservation,
     RunRecord,
+    SupplyOverride,
 )
 from coordinator.store.database import database_url
 from coordinator.store.errors import UnstorableRecordError
@@ -30,6 +34,7 @@ from coordinator.store.store import Store
 from tests.coordinator.records_to_store import BLANK, assert_devices, comparable, finished_round, planned_round
 from tests.coordinator.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from tests.fronts import front, fronts
+from wattfleet.budgets import Override
 
 
 class Clock:
@@ -84,6 +89,42 @@ def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
 def test_a_new_store_is_empty(store: Store) -> None:
     kept = store.load()
     assert (kept.devices, kept.nodes, kept.runs, kept.rounds) == ([], {}, [], [])
+    assert (kept.says, kept.overrides, kept.references, kept.pinned) == ([], {}, [], None)
+
+
+# --- what the operator said ---------------------------------------------------------------------------------------
+
+
+def test_what_the_operator_said_comes_back_in_its_newest_state(
+    store: Store, reopen: Callable[[], Store], clock: Clock
+) -> None:
+    until = clock.now + timedelta(hours=2)
+    references = [PublishedReference(digit * 64, b"{}\n", bytes(range(256))) for digit in "ab"]
+    store.save(
+        OperatorSay("orin", frozenset({"lab", "ü ö"})),
+        OperatorSay("nano", drained=True),
+        SupplyOverride("rack", Override(40.1, until)),
+        SupplyOverride("roof", Override(30.0)),
+        *references,
+        PinnedReference("a" * 64),
+    )
+    store.save(OperatorSay("nano"), SupplyOverride("roof", Override(20.0)), references[0], PinnedReference("b" * 64))
+    kept = reopen().load()
+    assert {say.device_id: say for say in kept.says} == {
+        "orin": OperatorSay("orin", frozenset({"lab", "ü ö"})),
+        "nano": OperatorSay("nano"),
+    }
+    assert kept.overrides == {"rack": Override(40.1, until), "roof": Override(20.0)}
+    assert sorted(kept.references, key=lambda each: each.digest) == references
+    assert kept.pinned == "b" * 64
+
+
+def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[], Store]) -> None:
+    store.save(SupplyOverride("rack", Override(40.0)), SupplyOverride("roof", Override(40.0)), PinnedReference("a"))
+    store.save(SupplyOverride("rack", None), PinnedReference(None))
+    store.save(SupplyOverride("rack", None), PinnedReference(None))
+    kept = reopen().load()
+    assert (set(kept.overrides), kept.pinned) == ({"roof"}, None)
 
 
 # --- each record comes back ---------------------------------------------------------------------------------------

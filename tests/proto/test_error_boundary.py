@@ -23,6 +23,8 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 # Raised in another process than the service's, or before the service is up; a new error has to be put here or get a
 # status.
 NOT_RAISED_BY_A_SERVICER = {
+    "coordinator.client.CoordinatorUnreachableError",  # in the operator's commands
+    "coordinator.client.RequestFailedError",  # in the operator's commands
     "coordinator.errors.AmbiguousQueryError",  # while budgets are watched, as the others of a budget's source
     "coordinator.errors.BudgetSourceError",
     "coordinator.errors.NoReadingError",
@@ -107,7 +109,7 @@ TABLE: StatusTable = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     WaitError: grpc.StatusCode.UNAVAILABLE,
 }
-SHAPES = ["unary", "server_stream", "bidi"]
+SHAPES = ["unary", "client_stream", "server_stream", "bidi"]
 FIRST = b"first"
 
 
@@ -128,6 +130,10 @@ async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grp
         await fail(context)
         return request
 
+    async def client_stream(requests: AsyncIterator[bytes], context: Any) -> bytes:
+        await fail(context)
+        return b"".join([request async for request in requests])
+
     async def server_stream(request: bytes, context: Any) -> AsyncIterator[bytes]:
         yield FIRST
         await fail(context)
@@ -141,6 +147,7 @@ async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grp
 
     methods = {
         "unary": grpc.unary_unary_rpc_method_handler(unary),
+        "client_stream": grpc.stream_unary_rpc_method_handler(client_stream),
         "server_stream": grpc.unary_stream_rpc_method_handler(server_stream),
         "bidi": grpc.stream_stream_rpc_method_handler(bidi),
     }
@@ -154,12 +161,14 @@ async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grp
             path = f"/test.Service/{shape}"
             if shape == "unary":
                 call: Any = channel.unary_unary(path)(b"last")
+            elif shape == "client_stream":
+                call = channel.stream_unary(path)(iter([b"la", b"st"]))
             elif shape == "bidi":
                 call = channel.stream_stream(path)(iter([b"last"]))
             else:
                 call = channel.unary_stream(path)(b"last")
             try:
-                if shape == "unary":
+                if shape in ("unary", "client_stream"):
                     received.append(await call)
                 else:
                     async for response in call:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattfleet.budgets import Budget, ConstantBudget, InForce, Reading, ReadingRule
+from wattfleet.budgets import Budget, ConstantBudget, InForce, Override, Reading, ReadingRule
 from wattfleet.errors import InvalidInputError
 from wattfleet.schedules import DailySchedule, Span, TimedRow, TimedSchedule, read_plan
 
@@ -31,9 +31,20 @@ def test_stated_watts_have_to_be_finite_and_above_zero(watts: float) -> None:
         lambda w: TimedRow(NOW, w),
         lambda w: TimedSchedule((TimedRow(NOW, 1.0),), w),
         lambda w: ReadingRule(60, w),
+        Override,
     ):
         with pytest.raises(InvalidInputError, match=r"must be finite and above zero watts, not"):
             state(watts)
+
+
+def test_an_override_is_in_force_until_it_is_over() -> None:
+    until = at("2026-06-01T14:00+02:00")
+    assert Override(40).in_force(until + timedelta(days=999)) == InForce(40, "operator", False, "set by the operator")
+    last = until - timedelta(microseconds=1)
+    assert Override(40, until).in_force(last) == InForce(40, "operator", False, "set by the operator")
+    assert Override(40, until).in_force(until) is None
+    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+        Override(40, until.replace(tzinfo=None))
 
 
 def test_a_constant_is_the_same_at_all_times() -> None:

@@ -98,6 +98,15 @@ def test_errors_end_with_their_code_and_one_line(
         )
     ]
     + [
+        pytest.param(["coordinator", *arguments], named, marks=needs_coordinator)
+        for arguments, named in (
+            (["devices", "--coordinator", "7070"], "'7070' is no address"),
+            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is no span of time"),
+            (["reference", "publish", "/nowhere"], "/nowhere: no such directory"),
+            (["plan"], "only with --dry-run"),
+        )
+    ]
+    + [
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
             "unknown device 'simulated:tx2': choose one of auto, sysfs,",
@@ -117,6 +126,16 @@ def test_bad_input_of_every_group_ends_with_2_and_one_line(
     assert shown.out == ""
     assert shown.err.startswith("wattfleet: ") and shown.err.count("\n") == 1
     assert named in shown.err
+
+
+@needs_coordinator
+def test_a_coordinator_that_is_away_ends_with_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "coordinator", "devices", "--coordinator", "127.0.0.1:1") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("wattfleet: no coordinator answers at 127.0.0.1:1: ") and shown.err.count("\n") == 1
 
 
 @needs_coordinator
@@ -144,6 +163,7 @@ def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
     ("arguments", "module", "extra"),
     [
         pytest.param("coordinator serve --site-budget-w 50", "sqlalchemy", "coordinator", marks=needs_coordinator),
+        pytest.param("coordinator devices", "grpc", "coordinator", marks=needs_coordinator),
         ("agent run --device simulated:orin-nx --device-id a --minibatches-per-epoch 9", "grpc", "agent"),
         ("simulate --rounds 1", "grpc", "simulation"),
     ],

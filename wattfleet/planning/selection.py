@@ -15,6 +15,9 @@ _KINDS = ("id", "tag", "site")
 _LONGEST_REST = 16
 _MOST_OVER_SELECTION = 10.0
 
+DRAINED = "drained by the operator"
+"""Why a drained device is not chosen."""
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -25,6 +28,7 @@ class Selection:
             supply that the device hangs behind; none for all devices.
         exclude: no device that matches one of these.
         over_selection: share by which more devices are chosen than the policy wants, so that some may fail.
+        drained: ids of devices that are to take part in no new round.
 
     Raises:
         InvalidInputError: a pattern of another form, or a share below 0 or above 10.
@@ -33,6 +37,7 @@ class Selection:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     over_selection: float = 0.0
+    drained: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         for pattern in (*self.include, *self.exclude):
@@ -46,6 +51,8 @@ class Selection:
 
     def refusal(self, offer: Offer, supplies: Supplies) -> str | None:
         """Why a device may not be chosen; None where it may."""
+        if offer.device_id in self.drained:
+            return DRAINED
         if not self.include and not self.exclude:
             return None
         names = {

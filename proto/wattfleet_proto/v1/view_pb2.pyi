@@ -35,6 +35,12 @@ class DeviceView(_message.Message):
     IDLE_W_FIELD_NUMBER: _builtins.int
     FRONT_FIELD_NUMBER: _builtins.int
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
+    FASTEST_EPOCH_S_FIELD_NUMBER: _builtins.int
+    SUPPLY_FIELD_NUMBER: _builtins.int
+    LIMIT_W_FIELD_NUMBER: _builtins.int
+    SITE_TAGS_FIELD_NUMBER: _builtins.int
+    OPERATOR_TAGS_FIELD_NUMBER: _builtins.int
+    DRAINED_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     evidence: _power_pb2.Evidence.ValueType
@@ -44,8 +50,23 @@ class DeviceView(_message.Message):
     detail: _builtins.str
     idle_w: _builtins.float
     reference_digest: _builtins.str
+    fastest_epoch_s: _builtins.float
+    """predicted, of all its modes; absent without a front"""
+    supply: _builtins.str
+    """empty: it cannot be told"""
+    limit_w: _builtins.float
+    """watts that it may draw itself"""
+    drained: _builtins.bool
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
+    @_builtins.property
+    def site_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """stated in the site file"""
+
+    @_builtins.property
+    def operator_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the operator's commands"""
+
     def __init__(
         self,
         *,
@@ -59,14 +80,29 @@ class DeviceView(_message.Message):
         idle_w: _builtins.float | None = ...,
         front: _power_pb2.Front | None = ...,
         reference_digest: _builtins.str = ...,
+        fastest_epoch_s: _builtins.float | None = ...,
+        supply: _builtins.str = ...,
+        limit_w: _builtins.float | None = ...,
+        site_tags: _abc.Iterable[_builtins.str] | None = ...,
+        operator_tags: _abc.Iterable[_builtins.str] | None = ...,
+        drained: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w", "front", b"front", "idle_w", b"idle_w"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_idle_w", b"_idle_w", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "idle_w", b"idle_w", "limit_w", b"limit_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "evidence", b"evidence", "front", b"front", "idle_w", b"idle_w", "mode_count", b"mode_count", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_idle_w", b"_idle_w", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "evidence", b"evidence", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "idle_w", b"idle_w", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
+    _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
     _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
     _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
+    _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
+    _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
 
@@ -89,27 +125,164 @@ Global___GetFleetRequest: _TypeAlias = GetFleetRequest  # noqa: Y015
 class GetFleetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    DEVICES_FIELD_NUMBER: _builtins.int
     SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     site_budget_w: _builtins.float
     policy: _builtins.str
+    def __init__(
+        self,
+        *,
+        site_budget_w: _builtins.float = ...,
+        policy: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+
+@_typing.final
+class ListDevicesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    WITH_FRONTS_FIELD_NUMBER: _builtins.int
+    with_fronts: _builtins.bool
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """none: all"""
+
+    def __init__(
+        self,
+        *,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+        with_fronts: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "with_fronts", b"with_fronts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListDevicesRequest: _TypeAlias = ListDevicesRequest  # noqa: Y015
+
+@_typing.final
+class ListDevicesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceView]: ...
     def __init__(
         self,
         *,
         devices: _abc.Iterable[Global___DeviceView] | None = ...,
-        site_budget_w: _builtins.float = ...,
-        policy: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "policy", b"policy", "site_budget_w", b"site_budget_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetFleetResponse: _TypeAlias = GetFleetResponse  # noqa: Y015
+Global___ListDevicesResponse: _TypeAlias = ListDevicesResponse  # noqa: Y015
+
+@_typing.final
+class RunView(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class InitialMetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    STRATEGY_FIELD_NUMBER: _builtins.int
+    ROUNDS_FIELD_NUMBER: _builtins.int
+    INITIAL_METRICS_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    strategy: _builtins.str
+    rounds: _builtins.int
+    """asked for"""
+    finished: _builtins.bool
+    error: _builtins.str
+    """what ended it early"""
+    @_builtins.property
+    def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """before the first round"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        strategy: _builtins.str = ...,
+        rounds: _builtins.int = ...,
+        initial_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        finished: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished", b"finished", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "strategy", b"strategy"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunView: _TypeAlias = RunView  # noqa: Y015
+
+@_typing.final
+class ListRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunsRequest: _TypeAlias = ListRunsRequest  # noqa: Y015
+
+@_typing.final
+class ListRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunView]:
+        """oldest first"""
+
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___RunView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
 
 @_typing.final
 class RoundView(_message.Message):
@@ -146,6 +319,9 @@ class RoundView(_message.Message):
     WALL_S_FIELD_NUMBER: _builtins.int
     OBSERVED_SITE_W_FIELD_NUMBER: _builtins.int
     OBSERVED_DURATION_S_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
+    IDLE_W_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     plan_id: _builtins.str
@@ -155,6 +331,10 @@ class RoundView(_message.Message):
     observed_site_w: _builtins.float
     """idling devices included; absent until every chosen one reported"""
     observed_duration_s: _builtins.float
+    device_count: _builtins.int
+    """chosen devices"""
+    idle_w: _builtins.float
+    """watts that the devices which were not chosen idle at"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -163,6 +343,10 @@ class RoundView(_message.Message):
     def failed_device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[_planning_pb2.DeviceResult]:
+        """of the devices that were sent a training; empty until the round is over"""
+
     def __init__(
         self,
         *,
@@ -177,10 +361,13 @@ class RoundView(_message.Message):
         wall_s: _builtins.float | None = ...,
         observed_site_w: _builtins.float | None = ...,
         observed_duration_s: _builtins.float | None = ...,
+        results: _abc.Iterable[_planning_pb2.DeviceResult] | None = ...,
+        device_count: _builtins.int = ...,
+        idle_w: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_wall_s", b"_wall_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_wall_s", b"_wall_s", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "plan_id", b"plan_id", "round", b"round", "run_id", b"run_id", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "plan_id", b"plan_id", "results", b"results", "round", b"round", "run_id", b"run_id", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__observed_duration_s: _TypeAlias = _typing.Literal["observed_duration_s"]  # noqa: Y015
     _WhichOneofArgType__observed_duration_s: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s"]  # noqa: Y015
@@ -298,3 +485,26 @@ class ListRoundsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRoundsResponse: _TypeAlias = ListRoundsResponse  # noqa: Y015
+
+@_typing.final
+class StreamRoundsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    WITHOUT_DEVICES_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    without_devices: _builtins.bool
+    """no assignments, decisions, observations and results: they may be many"""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        without_devices: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "without_devices", b"without_devices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamRoundsRequest: _TypeAlias = StreamRoundsRequest  # noqa: Y015

@@ -39,10 +39,25 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.GetFleetRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.GetFleetResponse.FromString,
                 _registered_method=True)
+        self.ListDevices = channel.unary_stream(
+                '/wattfleet.v1.ViewService/ListDevices',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesResponse.FromString,
+                _registered_method=True)
+        self.ListRuns = channel.unary_unary(
+                '/wattfleet.v1.ViewService/ListRuns',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
+                _registered_method=True)
         self.ListRounds = channel.unary_unary(
                 '/wattfleet.v1.ViewService/ListRounds',
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.FromString,
+                _registered_method=True)
+        self.StreamRounds = channel.unary_stream(
+                '/wattfleet.v1.ViewService/StreamRounds',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.RoundView.FromString,
                 _registered_method=True)
 
 
@@ -55,8 +70,28 @@ class ViewServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDevices(self, request, context):
+        """Devices by id, some in each message: ten thousand fronts fit in none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListRuns(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListRounds(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StreamRounds(self, request, context):
+        """The rounds of one run, one in each message.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -69,10 +104,25 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.GetFleetRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.GetFleetResponse.SerializeToString,
             ),
+            'ListDevices': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListDevices,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesResponse.SerializeToString,
+            ),
+            'ListRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRuns,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.SerializeToString,
+            ),
             'ListRounds': grpc.unary_unary_rpc_method_handler(
                     servicer.ListRounds,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.SerializeToString,
+            ),
+            'StreamRounds': grpc.unary_stream_rpc_method_handler(
+                    servicer.StreamRounds,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.RoundView.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -113,6 +163,60 @@ class ViewService:
             _registered_method=True)
 
     @staticmethod
+    def ListDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/ListDevices',
+            wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/ListRuns',
+            wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListRounds(request,
             target,
             options=(),
@@ -129,6 +233,33 @@ class ViewService:
             '/wattfleet.v1.ViewService/ListRounds',
             wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamRounds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/StreamRounds',
+            wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.RoundView.FromString,
             options,
             channel_credentials,
             insecure,

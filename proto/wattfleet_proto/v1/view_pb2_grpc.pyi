@@ -32,13 +32,23 @@ class ViewServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ViewServiceAsyncStub: ...
     GetFleet: _grpc.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]
+    ListDevices: _grpc.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]
+    """Devices by id, some in each message: ten thousand fronts fit in none."""
+    ListRuns: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
     ListRounds: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRoundsRequest, _view_pb2.ListRoundsResponse]
+    StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
+    """The rounds of one run, one in each message."""
 
 @_typing.type_check_only
 class ViewServiceAsyncStub(ViewServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetFleet: _aio.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]  # type: ignore[assignment]
+    ListDevices: _aio.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]  # type: ignore[assignment]
+    """Devices by id, some in each message: ten thousand fronts fit in none."""
+    ListRuns: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
     ListRounds: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRoundsRequest, _view_pb2.ListRoundsResponse]  # type: ignore[assignment]
+    StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
+    """The rounds of one run, one in each message."""
 
 class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -49,10 +59,33 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_view_pb2.GetFleetResponse, _abc.Awaitable[_view_pb2.GetFleetResponse]]: ...
 
     @_abc_1.abstractmethod
+    def ListDevices(
+        self,
+        request: _view_pb2.ListDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.ListDevicesResponse], _abc.AsyncIterator[_view_pb2.ListDevicesResponse]]:
+        """Devices by id, some in each message: ten thousand fronts fit in none."""
+
+    @_abc_1.abstractmethod
+    def ListRuns(
+        self,
+        request: _view_pb2.ListRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_view_pb2.ListRunsResponse, _abc.Awaitable[_view_pb2.ListRunsResponse]]: ...
+
+    @_abc_1.abstractmethod
     def ListRounds(
         self,
         request: _view_pb2.ListRoundsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_view_pb2.ListRoundsResponse, _abc.Awaitable[_view_pb2.ListRoundsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def StreamRounds(
+        self,
+        request: _view_pb2.StreamRoundsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.RoundView], _abc.AsyncIterator[_view_pb2.RoundView]]:
+        """The rounds of one run, one in each message."""
 
 def add_ViewServiceServicer_to_server(servicer: ViewServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

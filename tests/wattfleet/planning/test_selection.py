@@ -59,6 +59,13 @@ def test_whoever_is_left_out_is_told_by_which_pattern() -> None:
     assert selection.refusal(FLEET[2], SUPPLIES) is None
 
 
+def test_a_drained_device_is_left_out_whatever_else_is_said_of_it() -> None:
+    selection = Selection(include=("id:orin-1",), drained=frozenset({"orin-1", "gone"}))
+    assert selection.refusal(FLEET[0], SUPPLIES) == "drained by the operator"
+    assert Selection(drained=frozenset({"orin-1"})).refusal(FLEET[1], SUPPLIES) is None
+    assert "orin-1" not in chosen(Selection(drained=frozenset({"orin-1"})))
+
+
 def test_patterns_match_the_whole_name_and_its_case() -> None:
     with pytest.raises(NoCandidatesError, match="no device may be chosen"):
         chosen(Selection(include=("id:orin", "id:ORIN-1", "tag:la")))

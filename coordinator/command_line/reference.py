@@ -1,0 +1,144 @@
+"""`wattfleet coordinator reference`: what agents transfer from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.command_line.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
+
+if TYPE_CHECKING:
+    from wattfleet.artefact import Artefact
+    from wattfleet_proto.v1 import operator_pb2
+
+app = typer.Typer(no_args_is_help=True, help="The reference predictors that agents transfer from.")
+
+_CHUNK_BYTES = 64 * 1024
+_SHOWN_DIGITS = 12
+
+
+@app.command("list")
+def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+    """Show what is handed out, and which of it counts."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("ListReferences", operator_pb2.ListReferencesRequest())
+    content = [_content(view) for view in answer.references]
+    if json_:
+        print_json(content)
+    else:
+        _print(content)
+
+
+@app.command("publish")
+def publish(
+    directory: Annotated[Path, typer.Argument(help="As `wattfleet reference train --out` writes it.")],
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Have the coordinator keep a reference predictor, to be handed out once it is pinned."""
+    from wattfleet.artefact import read_directory
+
+    artefact = read_directory(directory)
+    with connected(coordinator) as client:
+        answer = client.operate("PublishReference", _parts(artefact))
+    if json_:
+        print_json({"digest": answer.digest, "known": answer.known})
+    else:
+        print(f"{answer.digest} {'was there already' if answer.known else 'is published'}")
+        print(f"`wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}` has agents transfer from it")
+
+
+@app.command("pin")
+def pin(
+    digest: Annotated[str, typer.Argument(help="Its digest, or the first digits of it.")],
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Have all agents transfer from a reference predictor, from now on."""
+    from wattfleet.errors import InvalidInputError
+
+    if not digest:
+        raise InvalidInputError("say which: `wattfleet coordinator reference list` shows them")
+    _pinned(coordinator, digest, json_)
+
+
+@app.command("unpin")
+def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
+    """Have agents transfer from what `serve --reference` names again."""
+    _pinned(coordinator, "", json_)
+
+
+def _pinned(coordinator: str, digest: str, json_: bool) -> None:
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("PinReference", operator_pb2.PinReferenceRequest(digest=digest))
+    if json_:
+        print_json({"digest": answer.digest, "ended_sessions": answer.ended_sessions})
+        return
+    print(f"agents transfer from {answer.digest}")
+    if answer.ended_sessions:
+        agents = "1 connected agent comes" if answer.ended_sessions == 1 else f"{answer.ended_sessions} agents come"
+        print(f"{agents} back to be told")
+
+
+def _parts(artefact: Artefact) -> Iterator[operator_pb2.PublishReferenceRequest]:
+    from wattfleet_proto.v1 import operator_pb2
+
+    yield operator_pb2.PublishReferenceRequest(manifest=artefact.manifest)
+    for offset in range(0, len(artefact.weights), _CHUNK_BYTES):
+        yield operator_pb2.PublishReferenceRequest(weights_chunk=artefact.weights[offset : offset + _CHUNK_BYTES])
+
+
+def _content(view: operator_pb2.ReferenceView) -> dict[str, Any]:
+    return {
+        "digest": view.digest,
+        "workload": view.workload,
+        "board": view.board,
+        "predictor": view.predictor,
+        "size_bytes": view.size_bytes,
+        "pinned": view.pinned,
+        "from_start": view.from_start,
+        "in_force": view.in_force,
+        "devices": view.device_count,
+    }
+
+
+def _print(content: Sequence[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("digest", no_wrap=True)
+    table.add_column("workload", overflow="fold")
+    for name in ("board", "kind"):
+        table.add_column(name, no_wrap=True)
+    for name in ("kB", "devices"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("how it stands", overflow="fold")
+    for each in content:
+        standing = [
+            word
+            for word, holds in (
+                ("in force", each["in_force"]),
+                ("pinned", each["pinned"]),
+                ("of serve --reference", each["from_start"]),
+            )
+            if holds
+        ]
+        table.add_row(
+            each["digest"][:_SHOWN_DIGITS],
+            Text(each["workload"]),
+            Text(each["board"]),
+            Text(each["predictor"]),
+            f"{each['size_bytes'] / 1e3:,.1f}",
+            f"{each['devices']:,}",
+            Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
+        )
+    Console(highlight=False).print(table)

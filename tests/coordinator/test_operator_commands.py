@@ -1,0 +1,327 @@
+"""The operator's commands as a shell sees them, on a coordinator that is served over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from coordinator.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
+from coordinator.command_line.budget import seconds
+from coordinator.server import CoordinatorConfig
+from tests.coordinator.served import Client, serving
+from tests.coordinator.shell import Shell, a_round, asked, command, rack_and_roof, told
+from tests.coordinator.small_fleet import RUN
+from wattfleet.artefact import Artefact, write_directory
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_proto.v1 import planning_pb2, session_pb2
+
+
+@pytest.fixture
+def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
+    return replace(config, site=rack_and_roof(tmp_path))
+
+
+# --- devices ------------------------------------------------------------------------------------------------------
+
+
+def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        assert (await shell("devices")).stdout == "no devices\n"
+        assert await asked(shell, "devices") == []
+        _, nano = await client.two_ready()
+        await client.agent().hello("orin-new")
+        await shell("drain", "nano")
+        shown = (await shell("devices")).stdout
+        assert [line.split()[:6] for line in shown.splitlines()[1:3]] == [
+            ["nano", "agx-orin", "ready", "50", "3.0", "35.0"],
+            ["drained"],
+        ]
+        assert "3 devices: 1 enrolled, 2 ready; 1 drained" in shown
+        assert {each["device_id"] for each in await asked(shell, "devices", "--state", "ready")} == {"orin", "nano"}
+        assert [each["device_id"] for each in await asked(shell, "devices", "--tag", "lab")] == ["nano"]
+        [new] = await asked(shell, "devices", "--state", "enrolled")
+        assert (new["idle_w"], new["fastest_epoch_s"], new["supply"]) == (None, None, "rack")
+        with pytest.raises(InvalidInputError, match="no state 'flying'"):
+            await shell("devices", "--state", "flying")
+        await nano.goodbye()
+        assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
+
+    told(site, story)
+
+
+def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.two_ready()
+        await client.agent().hello("orin-new")
+        await shell("tag", "nano", "--add", "old")
+        content = await asked(shell, "device", "nano")
+        assert [point["epoch_s"] for point in content["front"]] == [35.0, 60.0]
+        assert content["front"][0]["mode"].keys() == {"cores", "cpu_khz", "gpu_hz", "mem_hz"}
+        assert (content["limit_w"], content["tags"], content["operator_tags"]) == (20.0, ["lab", "old"], ["old"])
+        shown = (await shell("device", "nano")).stdout
+        for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
+            assert line in [each.rstrip() for each in shown.splitlines()]
+        assert shown.count("\n") == 9 + 2 + 2
+        assert "no front yet" in (await shell("device", "orin-new")).stdout
+        with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
+            await shell("device", "none")
+
+    told(site, story)
+
+
+def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.agent().hello("[red]orin[/]")
+        assert "[red]orin[/]" in (await shell("devices")).stdout
+        assert "[red]orin[/]" in (await shell("device", "[red]orin[/]")).stdout
+        assert "[red]orin[/]" in (await shell("tag", "[red]orin[/]", "--add", "a")).stdout
+
+    told(config, story)
+
+
+# --- rounds -------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        assert (await shell("rounds")).stdout == "no run ever started\n"
+        orin, nano = await client.two_ready()
+        assert "no round was planned yet" in (await shell("rounds")).stdout
+        plan = await a_round(client, orin)
+        await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
+        await client.plan(2)
+        title, head, first, second, more = (await shell("rounds")).stdout.splitlines()
+        assert title == f"run {RUN}: FedAvg, 3 rounds asked for, running"
+        assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json has recall, too"
+        row = first.split()
+        assert row[:6] == ["1", "2", "1", "100.0", f"{plan.planned_w:.1f}", "46.0"]
+        assert row[6:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
+        assert second.split()[-4:] == ["running", "-", "-", "-"]
+        content = await asked(shell, "rounds", "--run", RUN)
+        assert content["rounds"][0]["failed"] == ["nano"]
+        assert content["rounds"][0]["metrics"] == {"accuracy": 2 / 3, "f1": 0.5, "loss": 1.5, "recall": 0.25}
+        assert content["rounds"][1]["observed_s"] is None
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: [no]"))
+        assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
+        with pytest.raises(InvalidInputError, match=f"run 'x' never started; the newest are {RUN}"):
+            await shell("rounds", "--run", "x")
+
+    told(config, story)
+
+
+def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        with pytest.raises(InvalidInputError, match="only with --dry-run"):
+            await shell("plan")
+        with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
+            await shell("plan", "--dry-run")
+        await client.two_ready()
+        await shell("drain", "orin")
+        shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
+        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
+        assert "drained by the operator" in shown and "roof 40.0" in shown
+        content = await asked(shell, "plan", "--dry-run", "--all-devices")
+        nano, orin = content["devices"]
+        assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
+        assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
+        assert not (await client.rounds()).rounds
+        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
+            await shell("plan", "--dry-run", "--epochs", "-1")
+        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
+            await shell("plan", "--dry-run", "--run", "x")
+        await shell("budget", "set", "site", "9")
+        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
+            await shell("plan", "--dry-run")
+
+    told(site, story)
+
+
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.two_ready()
+        shown = (await shell("budget", "show")).stdout.splitlines()
+        assert [line[:8].rstrip() for line in shown if line[:1] != " " or line[2:3] != " "] == [
+            "supply",
+            "site",
+            "  rack",
+            "  roof",
+        ]
+        rack = (await asked(shell, "budget", "show"))[1]
+        assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
+        assert rack["reason"].startswith("nothing was measured yet: ")
+        said = (await shell("budget", "set", "rack", "50", "--for", "1h30m")).stdout
+        assert said.startswith("rack: 50 W in force (operator, until ")
+        rack = (await asked(shell, "budget", "show"))[1]
+        assert rack["until"] is not None and rack["reason"] == "set by the operator"
+        await client.plan()
+        assert "1 round in flight trimmed to it" in (await shell("budget", "set", "site", "40")).stdout
+        assert (await shell("budget", "clear", "rack")).stdout == "rack: 60 W in force (query)\n"
+        with pytest.raises(RequestRefusedError, match="no supply 'attic' is stated; known are site, rack, roof"):
+            await shell("budget", "set", "attic", "5")
+        with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
+            await shell("budget", "set", "rack", "0")
+
+    told(site, story)
+
+
+@pytest.mark.parametrize(
+    ("span", "expected"), [("90s", 90), ("45m", 2700), ("2h", 7200), ("1.5h", 5400), ("1h30m", 5400), ("1d", 86400)]
+)
+def test_spans_of_time_as_people_write_them(span: str, expected: float) -> None:
+    assert seconds(span) == expected
+
+
+@pytest.mark.parametrize("span", ["", "2", "h", "-2h", "2 h", "2h!", "0s", "ever", "nan"])
+def test_what_is_no_span_of_time_is_refused(span: str) -> None:
+    with pytest.raises(InvalidInputError, match="is no span of time: write 90s"):
+        seconds(span)
+
+
+# --- who takes part -----------------------------------------------------------------------------------------------
+
+
+def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.two_ready()
+        assert (await shell("tag", "orin", "nano", "--add", "b", "--add", "a")).stdout == "orin: a b\nnano: a b\n"
+        assert await asked(shell, "tag", "orin", "--remove", "a") == [
+            {"device_id": "orin", "operator_tags": ["b"], "drained": False}
+        ]
+        assert (await shell("tag", "orin", "--remove", "b")).stdout == "orin: no tags by command\n"
+        assert (await shell("drain", "orin")).stdout == "orin: drained\n"
+        assert (await shell("drain", "orin", "--undo")).stdout == "orin: may be chosen again\n"
+        with pytest.raises(InvalidInputError, match="say which tags to --add or to --remove"):
+            await shell("tag", "orin")
+        with pytest.raises(RequestRefusedError, match="nano is tagged lab in the site file"):
+            await shell("tag", "nano", "--remove", "lab")
+        with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
+            await shell("drain", "none")
+
+    told(site, story)
+
+
+# --- references ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reference_is_published_pinned_and_unpinned(
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
+) -> None:
+    write_directory(another, tmp_path / "new")
+
+    async def story(client: Client, shell: Shell) -> None:
+        await client.agent().hello("orin")
+        assert f"{another.digest} is published" in (await shell("reference", "publish", str(tmp_path / "new"))).stdout
+        assert await asked(shell, "reference", "publish", str(tmp_path / "new")) == {
+            "digest": another.digest,
+            "known": True,
+        }
+        assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
+            f"agents transfer from {another.digest}",
+            "1 connected agent comes back to be told",
+        ]
+        head, *lines = (await shell("reference", "list")).stdout.splitlines()
+        assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {
+            artefact.digest[:12]: "of serve --reference",
+            another.digest[:12]: "in force, pinned",
+        }
+        assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
+        weights = bytearray(another.weights)
+        weights[-1] ^= 1
+        (tmp_path / "new" / "weights.safetensors").write_bytes(weights)
+        with pytest.raises(WattfleetError, match="has the SHA-256") as refused:
+            await shell("reference", "publish", str(tmp_path / "new"))
+        assert refused.value.caller_must_correct
+        with pytest.raises(RequestRefusedError, match="publish it first"):
+            await shell("reference", "pin", "0" * 12)
+        with pytest.raises(InvalidInputError, match="say which"):
+            await shell("reference", "pin", "")
+
+    told(config, story)
+
+
+# --- a coordinator that is away -----------------------------------------------------------------------------------
+
+EVERY_COMMAND = [
+    ["devices"],
+    ["device", "orin"],
+    ["rounds"],
+    ["plan", "--dry-run"],
+    ["budget", "show"],
+    ["budget", "set", "site", "5"],
+    ["budget", "clear", "site"],
+    ["tag", "orin", "--add", "a"],
+    ["drain", "orin"],
+    ["reference", "list"],
+    ["reference", "pin", "012345"],
+    ["reference", "unpin"],
+    ["export", "--out", "tables"],
+    ["devices", "--watch"],
+]
+
+
+@pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
+def test_every_command_says_in_a_line_that_nobody_answers(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CoordinatorUnreachableError) as away:
+        command(*arguments, "--coordinator", "127.0.0.1:1")
+    assert str(away.value) == (
+        "no coordinator answers at 127.0.0.1:1: start one with `wattfleet coordinator serve`, or name another with"
+        " --coordinator"
+    )
+    assert not away.value.caller_must_correct
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_address_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="'7070' is no address"):
+        command("devices", "--coordinator", "7070")
+
+
+# --- watching -----------------------------------------------------------------------------------------------------
+
+
+def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens meanwhile happens between two looks."""
+    naps: list[Callable[[], Awaitable[None]]] = []
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+
+        def nap(_: float) -> None:
+            if not naps:
+                raise KeyboardInterrupt
+            asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
+
+        monkeypatch.setattr("time.sleep", nap)
+        async with asyncio.timeout(20), serving(config) as client:
+            arguments = ("devices", "--watch", "--coordinator", client.bound.address)
+
+            async def greet() -> None:
+                await client.agent().hello("orin")
+
+            naps.append(greet)
+            lines = (await asyncio.to_thread(command, *arguments, "--json")).stdout.splitlines()
+            assert [[each["device_id"] for each in json.loads(line)] for line in lines] == [[], ["orin"]]
+
+            async def leave() -> None:
+                client.stop.set()
+                await client.running
+
+            naps.append(leave)
+            result = await asyncio.to_thread(command, *arguments)
+            assert result.exit_code == 0
+            assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
+
+    asyncio.run(story())
