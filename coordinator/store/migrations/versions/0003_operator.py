@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004_operator"
+revision = "0003"
 down_revision = "0002"
 
 _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
