@@ -133,11 +133,11 @@ def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
         assert not stop.HasField("mode"), "the Orin, which cannot be told anything, has all of the watts"
         orin = client.agent()
         await orin.hello("orin")
-        # What it is known to do is told first, then what it is to do with the watts that there are.
-        orders = [(await orin.call.read()).reassign for _ in range(2)]
-        assert [order.plan_id for order in orders] == [plan.plan_id] * 2
-        before, after = (order.power_limit_w for order in orders)
-        assert before == 30.0 > after == 20.0
+        # What it is known to do may be told first, then what it is to do with the watts that there are.
+        order = (await orin.call.read()).reassign
+        if order.power_limit_w == 30.0:
+            order = (await orin.call.read()).reassign
+        assert (order.plan_id, order.power_limit_w) == (plan.plan_id, 20.0)
         await orin.send(state=training)
 
     async def restarted(client: Client) -> None:
