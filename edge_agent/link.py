@@ -138,12 +138,12 @@ class Link:
             self._lease_s = 0.0
             while (response := await within(self._silence_borne_s, call.read())) is not _END:
                 if response.HasField("welcome"):
-                    common_version(response.welcome.protocol)
+                    spoken = common_version(response.welcome.protocol)
                     self.connected = True
                     self._paced(response.welcome.lease_s, response.welcome.reconnect_s)
                     self._outbox.take_up_again()
                     self._wake.set()
-                    sender = asyncio.create_task(self._send(call))
+                    sender = asyncio.create_task(self._send(call, spoken.minor))
                     await self._on_welcome(response.welcome)
                 elif response.HasField("reassign"):
                     await self.orders.came(response.reassign)
@@ -179,12 +179,12 @@ class Link:
         self._lease_s = lease_s or self._lease_s
         self._reconnect_s = min(reconnect_s or self._reconnect_s, _LONGEST_SPREAD_S)
 
-    async def _send(self, call: Any) -> None:
+    async def _send(self, call: Any, minor: int) -> None:
         """Write reports as they come, and a lease where there is none for a while."""
         sent = 0
         while True:
             for request in self._outbox.after(sent):
-                await call.write(request)
+                await call.write(_understood(request, minor))
                 sent = request.sequence
             self._wake.clear()
             if self._outbox.after(sent):
@@ -198,3 +198,17 @@ class Link:
     def _put(self, request: session_pb2.SessionRequest) -> None:
         self._outbox.add(request)
         self._wake.set()
+
+
+def _understood(request: session_pb2.SessionRequest, minor: int) -> session_pb2.SessionRequest:
+    """A report as a coordinator takes it that speaks a minor version of the protocol."""
+    if minor >= 1 or not request.HasField("front"):
+        return request
+    # Before 1.1 nothing was known of starts, and a front's epochs had to ascend by themselves.
+    older = session_pb2.SessionRequest()
+    older.CopyFrom(request)
+    del older.front.front.points[:]
+    for point in request.front.front.points:
+        if not older.front.front.points or point.epoch_s > older.front.front.points[-1].epoch_s:
+            older.front.front.points.append(point)
+    return older

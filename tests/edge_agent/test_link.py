@@ -14,7 +14,7 @@ import pytest
 from edge_agent.link import Link
 from edge_agent.outbox import Outbox, OutboxFile
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 
 HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1)
 
@@ -253,5 +253,26 @@ def test_an_answer_that_only_newer_agents_know_is_passed_over(outbox: Outbox) ->
             link.report_state(state("understood"))
             assert await link.flush(10)
             assert len(coordinator.sessions) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize(("minor", "epochs_s"), [(0, [10, 30]), (1, [10, 8, 30])])
+def test_a_coordinator_that_knows_no_starts_gets_a_front_that_it_takes(
+    outbox: Outbox, minor: int, epochs_s: list[float]
+) -> None:
+    points = [
+        power_pb2.FrontPoint(epoch_s=epoch_s, start_s=start_s, power_w=watts)
+        for epoch_s, start_s, watts in ((10, 2, 30), (8, 9, 20), (30, 9, 10))
+    ]
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=minor)
+        async with linked(coordinator, outbox) as (link, _):
+            link.report_front(session_pb2.FrontReport(front=power_pb2.Front(points=points), idle_w=7))
+            assert await link.flush(10)
+            (taken,) = [request.front for request in coordinator.sessions[0] if request.HasField("front")]
+            assert [point.epoch_s for point in taken.front.points] == epochs_s
 
     run(body)
