@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
 
 from wattfleet.planning.curves import Indices, Mask, Values
 from wattfleet.planning.headroom import Headroom, running_sums
@@ -134,6 +132,10 @@ def _fill(chosen: Mask, extra_w: Values, headroom: Headroom, order: Indices) -> 
 
 def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices) -> UsefulSet | None:
     """The same by a mixed-integer solver; None where it found none within its bounded search."""
+    # Here, as a coordinator that plans by other policies can spare their memory, and the time of their import.
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csr_array
+
     paths = headroom.above[:, order]
     level, column = np.nonzero(paths >= 0)
     weights = csr_array(
