@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 
 from edge_agent.link import Link
 from edge_agent.outbox import Outbox, OutboxFile
@@ -159,7 +160,8 @@ def told(story: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-def test_whenever_it_is_killed_nothing_that_was_acknowledged_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("how", "times"), [("killed", KILLS), ("stopped", 2)])
+def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(tmp_path: Path, how: str, times: int) -> None:
     coordinator = MortalCoordinator(tmp_path, "--site-budget-w", "600", "--policy", "random", "--clients", "20")
     acknowledged = Acknowledged()
     chance = random.Random(SEED)
@@ -174,10 +176,13 @@ def test_whenever_it_is_killed_nothing_that_was_acknowledged_is_lost(tmp_path: P
         working.append(asyncio.create_task(flower.run()))
         restarts_s = []
         try:
-            for _ in range(KILLS):
+            for _ in range(times):
                 before = len(acknowledged.plans)
                 await asyncio.sleep(chance.uniform(0.0, 1.0))
-                coordinator.kill()
+                if how == "killed":
+                    coordinator.kill()
+                else:  # in the midst of a round, most likely
+                    assert await asyncio.to_thread(coordinator.stop) == 0
                 seen = Acknowledged(
                     dict(acknowledged.plans), set(acknowledged.observations), set(acknowledged.finished)
                 )
@@ -197,9 +202,9 @@ def test_whenever_it_is_killed_nothing_that_was_acknowledged_is_lost(tmp_path: P
                 assert coordinator.stop() == 0
         restarts_s.sort()
         print(f"back within {restarts_s[-1]:.2f} s, {restarts_s[len(restarts_s) // 2]:.2f} s in the median")
-        if KILLS > 10:  # the short form runs beside other tests
+        if times > 10:  # the short form runs beside other tests
             assert restarts_s[-1] <= BACK_WITHIN_S
-        assert len(acknowledged.finished) > KILLS // 2
+        assert len(acknowledged.finished) > times // 2
 
     told(story)
     with sqlite3.connect(tmp_path / "coordinator.db") as database:
