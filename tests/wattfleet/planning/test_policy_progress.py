@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.plan import random_fleet
 from tests.fronts import front
-from tests.wattfleet.planning.fleets import history_of, many
+from tests.wattfleet.planning.fleets import Fleet, history_of, many, tree
 from tests.wattfleet.planning.runs import run
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
@@ -31,10 +30,25 @@ def twins(count: int, *points: tuple[float, float]) -> list[Offer]:
     return [Offer(f"device-{k}", front(*points), 2.0) for k in range(count)]
 
 
+def fleet_on_racks(chance: np.random.Generator, devices: int) -> Fleet:
+    """Devices of unlike speed and appetite on two racks, with watts for some of what all would take."""
+    offers = []
+    for k in range(devices):
+        slowdown = np.cumprod([1.0, *chance.uniform(1.1, 1.8, 5)])
+        epoch_s = chance.uniform(5, 60) * slowdown
+        power_w = chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6)
+        points = front(*zip(epoch_s, power_w, strict=True), epoch_log_sd=0.05, power_log_sd=0.03)
+        offers.append(Offer(f"device-{k}", points, float(chance.uniform(1, 6)), ("left", "right")[k % 2]))
+    all_w = sum(float(offer.front.planned_w[0]) for offer in offers)
+    share = chance.uniform(0.3, 0.7, 3) * (1.0, 0.6, 0.6)
+    supplies = tree(site=None, left="site", right="site")
+    return Fleet(offers, Allowance(supplies, dict(zip(supplies.names, all_w * share, strict=True))))
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(seed: int) -> None:
     chance = np.random.default_rng(seed)
-    fleet = random_fleet(chance, devices=8, points=6, rack=4)
+    fleet = fleet_on_racks(chance, 8)
     policy = Progress(half_devices=float(chance.uniform(0.5, 6)), overhead_s=float(chance.uniform(0, 30)))
 
     def progress(devices: int, duration_s: float) -> float:
@@ -47,7 +61,7 @@ def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(s
         for limit_s in np.unique(curves.time_s)
     )
     plan = plan_round(fleet.offers, policy, fleet.allowance, 1.0, 1)
-    assert progress(len(plan.assignments), plan.duration_s) >= 0.95 * best
+    assert progress(len(plan.assignments), plan.duration_s) >= 0.92 * best
 
 
 def test_scarce_watts_make_a_few_devices_quick_rather_than_many_crawl() -> None:
