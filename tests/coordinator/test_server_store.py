@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socketserver
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
-from functools import partialmethod
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -18,12 +15,10 @@ from click.testing import CliRunner
 from sqlalchemy import event
 from sqlalchemy.pool import Pool
 
-from coordinator import server as coordinator_server
 from coordinator.fleet import Fleet
 from coordinator.records import RoundRecord, RunRecord
 from coordinator.retention import forget_daily
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
-from coordinator.site_file import SiteFile
 from coordinator.store import standby
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseError
 from coordinator.store.ownership import FileLock
@@ -39,26 +34,9 @@ from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc, view_pb2, view_p
 _WITHIN_S = 30.0
 
 
-@pytest.fixture
-def config(tmp_path: Path) -> CoordinatorConfig:
-    return CoordinatorConfig(
-        address="127.0.0.1:0",
-        metrics_address="127.0.0.1:0",
-        store=tmp_path / "coordinator.db",
-        reference="agx_orin_resnet18",
-        site=SiteFile.of_site(100.0),
-        policy=Everyone(),
-        profile_modes=20,
-    )
-
-
 @pytest.fixture(autouse=True)
-def quick_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordinator_server, "_STOP_GRACE_S", 0.05)
+def quick_to_take_over(quick_to_stop: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standby, "_TRIED_EVERY_S", 0.01)
-    monkeypatch.setattr(
-        socketserver.BaseServer, "serve_forever", partialmethod(socketserver.BaseServer.serve_forever, 0.01)
-    )
 
 
 class Running:
