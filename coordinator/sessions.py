@@ -80,10 +80,11 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         hello = first.hello
+        spoken = common_version(hello.protocol)
         lease = self._begin(hello)
         try:
             outlet = Outlet(context.write)
-            await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(hello)))
+            await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(spoken)))
             with self._orders.session(lease.device_id, outlet):
                 if (order := self._fleet.standing_order(lease.device_id)) is not None:
                     outlet.tell(order_message(order))
@@ -103,11 +104,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take a Hello; the new session's lease.
 
         Raises:
-            ProtocolVersionError: the agent speaks another protocol.
             InvalidInputError: it cannot be a device, or is enrolled as another kind of board.
             DuplicateSessionError: another agent has a session for this device.
         """
-        common_version(hello.protocol)
         evidence = evidence_from_message(hello.evidence)
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
@@ -128,14 +127,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._writer.save_soon(connected)
         return lease
 
-    def _welcome(self, hello: session_pb2.Hello) -> session_pb2.Welcome:
+    def _welcome(self, spoken: session_pb2.ProtocolVersion) -> session_pb2.Welcome:
         pace = self._leases.pace
         return session_pb2.Welcome(
             reference_digest=self._references.digest,
             profile_modes=self._profile_modes,
             lease_s=pace.lease_s,
             reconnect_s=pace.reconnect_s,
-            protocol=common_version(hello.protocol),
+            protocol=spoken,
         )
 
     async def _serve(self, lease: Lease, context: Any, outlet: Outlet) -> None:
@@ -143,10 +142,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         sequence = 0
         while (request := await context.read()) is not _EOF:
             pace = self._leases.renew(lease, self._now_s())
-            # What came before is there already; leases have no number.
-            if request.sequence > sequence:
+            # What came before is there already. What has no number, as leases have none, is taken as it comes.
+            if not 0 < request.sequence <= sequence:
                 await self._take(lease.device_id, request)
-                sequence = request.sequence
+                sequence = max(sequence, request.sequence)
             ack = session_pb2.Ack(sequence=request.sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
             await outlet.write(session_pb2.SessionResponse(ack=ack))
 

@@ -318,6 +318,23 @@ def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothi
     with_coordinator(config, story)
 
 
+def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_none(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.hello("orin")
+        await agent.send(state=READY)
+        for detail in ("one", "two"):
+            state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
+            await agent.call.write(session_pb2.SessionRequest(state=state))
+            assert (await agent.call.read()).ack.sequence == 0
+            assert (await client.devices())["orin"].detail == detail
+        await agent.call.write(session_pb2.SessionRequest(hello=hello_of("orin")))
+        with pytest.raises(grpc.aio.AioRpcError, match="a session has one Hello"):
+            await agent.call.read()
+
+    with_coordinator(config, story)
+
+
 def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorConfig, artefact: Artefact) -> None:
     async def story(client: Client) -> None:
         request = fetch(artefact.digest)
