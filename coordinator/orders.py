@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.records import Reassignment
 from wattfleet_proto.convert import mode_to_message
@@ -54,16 +53,15 @@ class Orders:
         """No session yet."""
         self._outlets: dict[str, Outlet] = {}
 
-    @contextmanager
-    def session(self, device_id: str, outlet: Outlet) -> Iterator[None]:
-        """Send a device's orders to an outlet while its session lasts."""
+    def begin(self, device_id: str, outlet: Outlet) -> None:
+        """Send a device's orders to an outlet from now on."""
         self._outlets[device_id] = outlet
-        try:
-            yield
-        finally:
-            outlet.close()
-            if self._outlets.get(device_id) is outlet:  # else a newer session has begun
-                del self._outlets[device_id]
+
+    def end(self, device_id: str, outlet: Outlet) -> None:
+        """Its session is over."""
+        outlet.close()
+        if self._outlets.get(device_id) is outlet:  # else a newer session has begun
+            del self._outlets[device_id]
 
     def send(self, reassignments: Sequence[Reassignment]) -> None:
         """Tell devices what they are to go on with."""

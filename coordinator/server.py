@@ -70,6 +70,10 @@ OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
     ("grpc.http2.bdp_probe", 0),
+    # Ten thousand connections keep what nobody asks for: gRPC's own statistics, and tables of headers seen before.
+    ("grpc.enable_channelz", 0),
+    ("grpc.http2.hpack_table_size.decoder", 0),
+    ("grpc.http2.hpack_table_size.encoder", 0),
     # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
     # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
     ("grpc.server.max_pending_requests", 20_000),

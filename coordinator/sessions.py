@@ -79,16 +79,16 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             return  # it never began
         if first is _EOF:
             return
-        hello = first.hello
-        spoken = common_version(hello.protocol)
-        lease = self._begin(hello)
+        spoken = common_version(first.hello.protocol)
+        lease = self._begin(first.hello)
+        outlet = Outlet(context.write)
         try:
-            outlet = Outlet(context.write)
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(spoken)))
-            with self._orders.session(lease.device_id, outlet):
-                if (order := self._fleet.standing_order(lease.device_id)) is not None:
-                    outlet.tell(order_message(order))
-                await self._serve(lease, context, outlet)
+            del first, spoken  # ten thousand sessions would keep them for as long as they last
+            self._orders.begin(lease.device_id, outlet)
+            if (order := self._fleet.standing_order(lease.device_id)) is not None:
+                outlet.tell(order_message(order))
+            await self._serve(lease, context, outlet)
         except asyncio.CancelledError:
             ended = self._ended.pop(lease, None)
             if ended is None:
@@ -98,6 +98,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             this.uncancel()
             await context.abort(*ended)
         finally:
+            self._orders.end(lease.device_id, outlet)
             self._over(lease)
 
     def _begin(self, hello: session_pb2.Hello) -> Lease:
@@ -147,7 +148,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 await self._take(lease.device_id, request)
                 sequence = max(sequence, request.sequence)
             ack = session_pb2.Ack(sequence=request.sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
+            del request
             await outlet.write(session_pb2.SessionResponse(ack=ack))
+            del ack
 
     async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
         """Take one report; of a kind that only newer agents know, nothing."""

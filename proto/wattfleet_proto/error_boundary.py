@@ -34,6 +34,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     def __init__(self, table: StatusTable) -> None:
         """Use one service's table."""
         self._table = table
+        self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
@@ -41,10 +42,16 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
         """Wrap a method's handler."""
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            return handler
         method = handler_call_details.method
+        if method not in self._guarded:
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                return handler  # a method that nobody serves, of which there is no end
+            self._guarded[method] = self._guard(method, handler)
+        return self._guarded[method]
+
+    def _guard(self, method: str, handler: Handler) -> Handler:
+        """A method's handler whose errors are turned."""
 
         async def refuse(error: Exception, context: Any) -> NoReturn:
             if isinstance(error, WattfleetError):
