@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.newest import Newest
 from coordinator.placement import DeviceRules, OnlySite, Placement
 from coordinator.promises import Promises
 from coordinator.records import (
@@ -49,6 +50,7 @@ class Fleet:
 
     Attributes:
         may_exceed: more may be drawn than when watts were last looked at: `trim` has to be called.
+        newest: what each device was last assigned, and observed to need.
     """
 
     def __init__(
@@ -92,6 +94,10 @@ class Fleet:
         self._connected: set[str] = set()
         self.may_exceed = False
         self._promises = Promises(rounds, self.runs)
+        self.newest = Newest()
+        for record in rounds:
+            self.newest.assigned(record.plan.assignments)
+            self.newest.observed(record.observations.values())
 
     @property
     def site_budget_w(self) -> float:
@@ -147,6 +153,7 @@ class Fleet:
                 self._promises.changed(device_id, assignments.get(device_id))
                 told.append(Reassignment(device_id, plan_id, assignments.get(device_id)))
             ended_w = sum(self.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
+            self.newest.assigned(trim.plan.assignments)
             changed.append(self._put_round(replace(record, plan=trim.plan, idle_w=record.idle_w + ended_w)))
         return changed, told
 
@@ -241,6 +248,7 @@ class Fleet:
         if kept is None:
             kept = observed
             self._promises.observed(observed.device_id, plan_id)
+            self.newest.observed([observed])
             self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
         return RoundObservation(plan_id, kept)
 
@@ -307,6 +315,7 @@ class Fleet:
         record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
         self._promises.free([offer.device_id for offer in offers], run_id)
         self._promises.made(record)
+        self.newest.assigned(plan.assignments)
         return self._put_round(record)
 
     def finish_round(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:
@@ -468,7 +477,7 @@ class Fleet:
         """A fleet that goes its own way from here: what is changed in one is not changed in the other."""
         copied = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, (dict, set, Promises)):
+            if isinstance(value, (dict, set, Promises, Newest)):
                 setattr(copied, name, value.copy())
         return copied
 

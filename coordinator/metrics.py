@@ -5,6 +5,7 @@ Missing is not zero: what is not known has no sample.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from http.server import HTTPServer
 
@@ -13,6 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.fleet import Fleet
+from coordinator.newest import Newest
 from coordinator.records import DeviceState, RoundRecord
 from wattfleet.errors import InvalidInputError
 
@@ -30,46 +32,46 @@ class FleetCollector(Collector):
         devices = list(self._fleet.devices.values())
         rounds = list(self._fleet.rounds.values())
 
+        # A device has one sample, of the state that it is in: ten thousand would have fifty thousand that say no.
         state = GaugeMetricFamily(
-            "wattfleet_device_state", "1 for the state the device is in", labels=["device", "board", "state"]
+            "wattfleet_device_state", "1, with the state the device is in", labels=["device", "board", "state"]
         )
+        count = GaugeMetricFamily("wattfleet_devices", "Devices in each state", labels=["state"])
         modes = GaugeMetricFamily("wattfleet_device_profiled_modes", "Power modes measured", labels=["device"])
         idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Watts while parked", labels=["device"])
+        in_state = Counter(device.state for device in devices)
+        for possible in DeviceState:
+            count.add_metric([possible.value], in_state[possible])
         for device in devices:
-            for possible in DeviceState:
-                state.add_metric([device.device_id, device.board, possible.value], float(device.state is possible))
+            state.add_metric([device.device_id, device.board, device.state.value], 1.0)
             modes.add_metric([device.device_id], device.profiled_modes)
             if device.idle_w is not None:
                 idle.add_metric([device.device_id], device.idle_w)
-        yield from (state, modes, idle)
-        yield from _device_families(rounds)
+        yield from (state, count, modes, idle)
+        yield from _device_families(self._fleet.newest)
         yield from _round_families(rounds, self._fleet.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
 
 
-def _device_families(rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
+def _device_families(newest: Newest) -> Iterator[GaugeMetricFamily]:
     """What the newest round that took each device predicted and saw."""
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (
             ("budget_watts", "Watts set aside for the device in the newest round that chose it"),
             ("predicted_epoch_seconds", "Predicted seconds per epoch in that round"),
-            ("observed_epoch_seconds", "Observed seconds per epoch, in the newest round it was observed in"),
+            ("observed_epoch_seconds", "Observed seconds per epoch, as last reported"),
             ("predicted_power_watts", "Predicted watts while training in that round"),
-            ("observed_power_watts", "Observed watts while training, in the newest round it was observed in"),
+            ("observed_power_watts", "Observed watts while training, as last reported"),
         )
     }
-    newest: dict[tuple[str, str], float] = {}
-    for record in rounds:
-        for chosen in record.plan.assignments:
-            newest["budget_watts", chosen.device_id] = chosen.power_limit_w
-            newest["predicted_epoch_seconds", chosen.device_id] = chosen.epoch_s
-            newest["predicted_power_watts", chosen.device_id] = chosen.power_w
-        for seen in record.observations.values():
-            newest["observed_epoch_seconds", seen.device_id] = seen.epoch_s
-            newest["observed_power_watts", seen.device_id] = seen.power_w
-    for (name, device_id), value in newest.items():
-        families[name].add_metric([device_id], value)
+    for chosen in list(newest.assignments.values()):
+        families["budget_watts"].add_metric([chosen.device_id], chosen.power_limit_w)
+        families["predicted_epoch_seconds"].add_metric([chosen.device_id], chosen.epoch_s)
+        families["predicted_power_watts"].add_metric([chosen.device_id], chosen.power_w)
+    for seen in list(newest.observations.values()):
+        families["observed_epoch_seconds"].add_metric([seen.device_id], seen.epoch_s)
+        families["observed_power_watts"].add_metric([seen.device_id], seen.power_w)
     yield from families.values()
 
 

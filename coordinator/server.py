@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -59,6 +60,9 @@ from wattfleet_proto.v1 import (
 
 _MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
+# A scrape of a large fleet computes for a second in a thread of its own. By the interpreter's 5 ms, each answer to an
+# agent would wait that long for its turn.
+_SWITCH_S = 0.0005
 _SERVICES = [
     service.full_name
     for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
@@ -150,6 +154,7 @@ async def serve(
     host, port = split_address(config.address)
     metrics_host, metrics_port = split_address(config.metrics_address)
     _allow_connections()
+    sys.setswitchinterval(_SWITCH_S)
     reference = open_reference(config.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
     _require_free(host, port)

@@ -22,6 +22,7 @@ from wattfleet.planning.policies.fastest_k import FastestK
 
 DOCUMENTED = {
     "wattfleet_device_state": {"device", "board", "state"},
+    "wattfleet_devices": {"state"},
     "wattfleet_device_profiled_modes": {"device"},
     "wattfleet_device_idle_watts": {"device"},
     "wattfleet_device_budget_watts": {"device"},
@@ -108,23 +109,37 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
     assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
 
 
-def test_a_device_is_in_exactly_one_of_all_states() -> None:
+def test_a_device_has_the_state_that_it_is_in_and_all_states_are_counted() -> None:
     fleet = trained_fleet()
     fleet.report_state("orin", DeviceState.TRAINING, 50, "")
     fleet.disconnect("slow")
-    states = of(scraped(fleet), "wattfleet_device_state")
-    assert {key[2] for key in states} == {state.value for state in DeviceState}
-    assert {(device, state) for (_, device, state), value in states.items() if value == 1} == {
-        ("orin", "training"),
-        ("nano", "ready"),
-        ("slow", "offline"),
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_device_state") == {
+        ("agx-orin", "orin", "training"): 1,
+        ("agx-orin", "nano", "ready"): 1,
+        ("agx-orin", "slow", "offline"): 1,
     }
-    assert set(states.values()) == {0, 1}
-    assert {board for board, _, _ in states} == {"agx-orin"}
+    count = of(samples, "wattfleet_devices")
+    assert count == {(state.value,): float(state.value in ("training", "ready", "offline")) for state in DeviceState}
+
+
+def test_a_device_keeps_its_figures_while_rounds_go_on_without_it() -> None:
+    fleet = trained_fleet()
+    fleet.disconnect("nano")
+    fleet.finish_round(f"{RUN}/1", [], 80.0)
+    fleet.plan(RUN, 2, NODES, 1.0)
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 2}
+    assert of(samples, "wattfleet_device_budget_watts")[("nano",)] == 15
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
 
 
 def test_before_the_first_device_only_the_budget_is_known() -> None:
-    assert scraped(Fleet(Allowance.of_site(90.0), FastestK())) == {("wattfleet_site_power_watts", "allowed"): 90}
+    samples = scraped(Fleet(Allowance.of_site(90.0), FastestK()))
+    assert set(of(samples, "wattfleet_devices").values()) == {0}
+    assert {key: value for key, value in samples.items() if key[0] != "wattfleet_devices"} == {
+        ("wattfleet_site_power_watts", "allowed"): 90
+    }
 
 
 def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
@@ -133,6 +148,7 @@ def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
     assert {key[0] for key in scraped(fleet)} == {
         "wattfleet_site_power_watts",
         "wattfleet_device_state",
+        "wattfleet_devices",
         "wattfleet_device_profiled_modes",
     }
 

@@ -23,6 +23,7 @@ PROMETHEUS = DEPLOY / "prometheus"
 GRAFANA = DEPLOY / "grafana"
 SERVED = {
     "wattfleet_device_state": {"device", "board", "state"},
+    "wattfleet_devices": {"state"},
     "wattfleet_device_budget_watts": {"device"},
     "wattfleet_device_predicted_epoch_seconds": {"device"},
     "wattfleet_device_observed_epoch_seconds": {"device"},
