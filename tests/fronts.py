@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -30,6 +31,12 @@ def front(
         power_log_sd=np.full(k, power_log_sd),
         start_s=np.full(k, start_s, dtype=np.float64),
     )
+
+
+def columns_of(front: Front) -> dict[str, Any]:
+    """All that a front says, by the names of its arguments, as arrays."""
+    names = ("modes", "epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "start_s")
+    return {name: getattr(front, name) for name in names}
 
 
 @st.composite

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,47 +35,89 @@ def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
     return np.asarray(order[power[order] < lowest_before])
 
 
-@dataclass(frozen=True)
 class Front:
     """The predicted Pareto-optimal modes of one device, by ascending time and descending planned watts.
 
     Time is that of a training of one epoch, its start included. The epoch alone need not rise from point to point.
 
-    Attributes:
-        modes: `[k, 4]` power modes.
-        epoch_s: `[k]` median seconds per epoch.
-        power_w: `[k]` median watts while training.
-        epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
-        power_log_sd: `[k]` standard deviation of the logarithm of the power.
-        start_s: `[k]` seconds that a training takes beyond its epochs, once (`wattfleet.start`); 0 where none is known.
-
-    Raises:
-        InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
+    It holds its values packed, since a coordinator keeps the fronts of ten thousand devices.
     """
 
-    modes: ModeArray
-    epoch_s: Values
-    power_w: Values
-    epoch_log_sd: Values
-    power_log_sd: Values
-    start_s: Values
+    __slots__ = ("_columns", "_knobs", "_places")
 
-    def __post_init__(self) -> None:
-        k = len(self.modes)
+    def __init__(
+        self,
+        modes: ModeArray,
+        epoch_s: Values,
+        power_w: Values,
+        epoch_log_sd: Values,
+        power_log_sd: Values,
+        start_s: Values,
+    ) -> None:
+        """Take the points.
+
+        Args:
+            modes: `[k, 4]` power modes.
+            epoch_s: `[k]` median seconds per epoch.
+            power_w: `[k]` median watts while training.
+            epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
+            power_log_sd: `[k]` standard deviation of the logarithm of the power.
+            start_s: `[k]` seconds that a training takes beyond its epochs, once (`wattfleet.start`); 0 where none is
+                known.
+
+        Raises:
+            InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
+        """
+        k = len(modes)
         if not 1 <= k <= MAX_POINTS:
             raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
-        columns = (self.epoch_s, self.power_w, self.epoch_log_sd, self.power_log_sd, self.start_s)
-        if self.modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
+        columns = (epoch_s, power_w, epoch_log_sd, power_log_sd, start_s)
+        if modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
             raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
-        if not all(np.isfinite(values).all() and (values > 0).all() for values in (self.modes, *columns[:2])):
+        if not all(np.isfinite(values).all() and (values > 0).all() for values in (modes, *columns[:2])):
             raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
             raise InvalidInputError("a front's standard deviations and starts must be finite and not negative")
+        self._columns = np.array(columns, dtype=np.float64)
+        # A knob has few settings: each is kept once, and the modes as places among them, of which a byte counts 256.
+        self._knobs, places = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
+        self._places = places.reshape(k, 4).astype(np.uint8)
+        self._columns.setflags(write=False)
         if (np.diff(self.one_epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
             raise InvalidInputError("a front's times must rise and its planned watts fall from point to point")
 
     def __len__(self) -> int:
-        return len(self.modes)
+        return len(self._places)
+
+    @property
+    def modes(self) -> ModeArray:
+        """`[k, 4]` power modes."""
+        return np.asarray(self._knobs[self._places])
+
+    @property
+    def epoch_s(self) -> Values:
+        """`[k]` median seconds per epoch."""
+        return self._column(0)
+
+    @property
+    def power_w(self) -> Values:
+        """`[k]` median watts while training."""
+        return self._column(1)
+
+    @property
+    def epoch_log_sd(self) -> Values:
+        """`[k]` standard deviation of the logarithm of the time."""
+        return self._column(2)
+
+    @property
+    def power_log_sd(self) -> Values:
+        """`[k]` standard deviation of the logarithm of the power."""
+        return self._column(3)
+
+    @property
+    def start_s(self) -> Values:
+        """`[k]` seconds that a training takes beyond its epochs, once; 0 where none is known."""
+        return self._column(4)
 
     @property
     def one_epoch_s(self) -> Values:
@@ -89,13 +129,17 @@ class Front:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
         return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
 
+    def _column(self, number: int) -> Values:
+        column: Values = self._columns[number]
+        return column
+
     def equals(self, other: Front) -> bool:
-        """Whether another front says the same in every column."""
-        return all(np.array_equal(getattr(self, column.name), getattr(other, column.name)) for column in fields(self))
+        """Whether another front says the same of every point."""
+        return np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
-        return as_modes(self.modes[index : index + 1])[0]
+        return as_modes(self._knobs[self._places[index]][None])[0]
 
 
 def predicted_front(

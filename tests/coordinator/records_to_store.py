@@ -8,6 +8,7 @@ from typing import Any
 from coordinator.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
 from coordinator.store.store import KeptRecords
 from tests.coordinator.small_fleet import NODES, RUN, small_fleet
+from tests.fronts import columns_of
 
 BLANK = DeviceRecord("nano", "orin-nano", "simulated", 1_800)
 
@@ -36,7 +37,7 @@ def finished_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
 
 def comparable(record: DeviceRecord) -> tuple[Any, ...]:
     """A device's values; arrays do not compare as one."""
-    columns = None if record.front is None else {k: v.tolist() for k, v in vars(record.front).items()}
+    columns = None if record.front is None else {k: v.tolist() for k, v in columns_of(record.front).items()}
     return (*(getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "front"), columns)
 
 

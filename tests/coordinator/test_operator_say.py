@@ -24,8 +24,10 @@ from tests.coordinator.small_fleet import (
     make_ready,
     small_fleet,
 )
+from tests.fronts import columns_of
 from wattfleet.budgets import ConstantBudget, InForce
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import Everyone
 from wattfleet.planning.selection import Selection
@@ -65,6 +67,8 @@ def plain(value: Any) -> Any:
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
+    if isinstance(value, Front):
+        return plain(columns_of(value))
     return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else value
 
 

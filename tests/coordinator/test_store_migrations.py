@@ -21,6 +21,7 @@ from coordinator.store.schema import migration_config, upgrade
 from coordinator.store.store import KeptRecords, Store
 from coordinator.store.tables import Base
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
+from tests.fronts import columns_of
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
 
@@ -52,7 +53,7 @@ def old(tmp_path: Path) -> Path:
 
 def columns(front: Front | None) -> dict[str, list[float]]:
     assert front is not None
-    return {name: values.tolist() for name, values in vars(front).items()}
+    return {name: values.tolist() for name, values in columns_of(front).items()}
 
 
 def assert_all_is_there(kept: KeptRecords) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from random import Random
 from statistics import NormalDist
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fronts import front
+from tests.fronts import columns_of, front
 from wattfleet.errors import InvalidInputError
-from wattfleet.front import MAX_POINTS, pareto_front, predicted_front
+from wattfleet.front import MAX_POINTS, Front, pareto_front, predicted_front
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet.predictor import Prediction
 
@@ -156,7 +155,7 @@ def test_a_slower_epoch_after_a_shorter_start_is_no_slower() -> None:
 )
 def test_what_is_no_front_is_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason):
-        replace(GOOD, **changes)
+        Front(**(columns_of(GOOD) | changes))
 
 
 @pytest.mark.parametrize("k", [0, MAX_POINTS + 1])
