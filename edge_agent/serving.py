@@ -114,8 +114,13 @@ class DeviceServing:
     ) -> None:
         """Serve a ready device's trainings until `other` is done, and then to the end of the one in hand."""
         with closing(ready.learner):
+            learner = ready.learner
             watch = TrainingWatch(
-                self._device, ready.parked, self._config.minibatches_per_epoch, ready.learner.productive
+                self._device,
+                ready.parked,
+                self._config.minibatches_per_epoch,
+                learner.productive,
+                lambda: learner.first_gcycles,
             )
             care = DeviceCare(watch, self._link, self._standing, ready.learner, ready.front_report)
             servicer = LocalAgentServicer(self._config.device_id, watch, self._link, ready.learner, care)

@@ -16,6 +16,7 @@ from edge_agent.records import require_above_zero
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
+from wattfleet.start import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
 
@@ -38,8 +39,8 @@ class Observed:
 
     Attributes:
         mode: the mode in force.
-        epoch_s: seconds per epoch, the warm-up minibatch left out as when profiling.
-        power_w: mean watts while training.
+        epoch_s: seconds per epoch at the pace of steady minibatches; the training's start is not in it.
+        power_w: mean watts while training, without the start.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -75,6 +76,7 @@ class TrainingWatch:
         parked: PowerMode,
         minibatches_per_epoch: int,
         productive: Callable[[float], ProductiveProfiler],
+        first_gcycles: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Watch one device.
 
@@ -83,11 +85,13 @@ class TrainingWatch:
             parked: the mode between trainings.
             minibatches_per_epoch: minibatches of one pass over the device's data.
             productive: what measures modes during a training that was given so many watts.
+            first_gcycles: CPU cycles of a training's first minibatch as far as is known, in units of 1e9.
         """
         self._device = device
         self._parked = parked
         self._minibatches_per_epoch = minibatches_per_epoch
         self._productive = productive
+        self._first_gcycles = first_gcycles
         self._running: _Running | None = None
 
     @property
@@ -112,7 +116,7 @@ class TrainingWatch:
         self.abandon()
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
-            self._device.step()  # warm-up
+            self._device.step()  # the first minibatch, and with it the start, before anything is observed
         self._running = _Running(mode, epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
@@ -202,7 +206,8 @@ class TrainingWatch:
 
         Returns:
             What the assigned mode was seen to need; None where other modes were in force meanwhile, too little is known
-            to have been done, or the training was too short for its power to be sampled.
+            to have been done, or the training was too short for its power to be sampled or its start to be told from
+            the rest.
 
         Raises:
             PowerNotReadError: too few power samples could be read to tell what the board drew.
@@ -227,11 +232,22 @@ class TrainingWatch:
             _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
         if running.elsewhere or changed or epochs < _FEWEST_EPOCHS:
             return None
-        power_w = _mean_power_w(trace, running.started_s, ended_s)
+        training_s, first_s = ended_s - running.started_s, self._first_s(running.mode)
+        # The start is the CPU's work, and its power is not that of a training.
+        power_w = _mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
             _log.warning("nothing was observed: training ended before power was sampled %d times", _FEWEST_READ)
             return None
-        return Observed(running.mode, (ended_s - running.started_s) / epochs, power_w)
+        minibatches = max(1.0, epochs * self._minibatches_per_epoch)
+        steady_s = steady_minibatch_s(training_s, minibatches, first_s)
+        if steady_s is None:
+            _log.warning("nothing was observed: half of the training or more may have been its start")
+            return None
+        return Observed(running.mode, steady_s * minibatches / epochs, power_w)
+
+    def _first_s(self, mode: PowerMode) -> float:
+        """Seconds of what is observed that the first minibatch took: an app shows none, the profile tells it."""
+        return 0.0 if isinstance(self._device, SoftDevice) else first_minibatch_s(mode, self._first_gcycles())
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""
