@@ -238,12 +238,12 @@ class TrainingWatch:
         if power_w is None:
             _log.warning("nothing was observed: training ended before power was sampled %d times", _FEWEST_READ)
             return None
-        minibatches = max(1.0, epochs * self._minibatches_per_epoch)
-        steady_s = steady_minibatch_s(training_s, minibatches, first_s)
+        trained = max(1.0, epochs * self._minibatches_per_epoch)
+        steady_s = steady_minibatch_s(training_s, trained, first_s)
         if steady_s is None:
             _log.warning("nothing was observed: half of the training or more may have been its start")
             return None
-        return Observed(running.mode, steady_s * minibatches / epochs, power_w)
+        return Observed(running.mode, steady_s * trained / epochs, power_w)
 
     def _first_s(self, mode: PowerMode) -> float:
         """Seconds of what is observed that the first minibatch took: an app shows none, the profile tells it."""
