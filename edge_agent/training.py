@@ -7,30 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
-from edge_agent.devices.device import Device, PowerMeter, PowerTrace, SoftDevice
+from edge_agent.devices.device import Device, PowerMeter, SoftDevice
 from edge_agent.journal import JournalError
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.records import require_above_zero
+from edge_agent.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
 from edge_agent.workloads.step import StepTimes
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.start import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
 
-_LISTENED_FOR_S = 3.0
 # What an app may ask for: time is told per epoch, which has to remain a number to learn from.
 _FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
-# Where more is missing than was read, the mean tells when the rails answered rather than what the board drew.
-_LEAST_READ = 0.5
-_FEWEST_READ = 2
 _UNNOTICED_S = 0.1
-
-
-class PowerNotReadError(WattfleetError):
-    """Too little of the power could be read while training; missing is not zero, so nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -234,9 +225,9 @@ class TrainingWatch:
             return None
         training_s, first_s = ended_s - running.started_s, self._first_s(running.mode)
         # The start is the CPU's work, and its power is not that of a training.
-        power_w = _mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
+        power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
-            _log.warning("nothing was observed: training ended before power was sampled %d times", _FEWEST_READ)
+            _log.warning("nothing was observed: training ended before power was sampled %d times", FEWEST_READ)
             return None
         trained = max(1.0, epochs * self._minibatches_per_epoch)
         steady_s = steady_minibatch_s(training_s, trained, first_s)
@@ -276,10 +267,10 @@ class TrainingWatch:
         self.park()
         begun_s, meter = self._device.clock.now_s(), self._device.start_meter()
         try:
-            self._device.clock.sleep_s(_LISTENED_FOR_S)
+            self._device.clock.sleep_s(LISTENED_FOR_S)
         finally:
             trace = meter.stop()
-        _mean_power_w(trace, begun_s, self._device.clock.now_s())
+        mean_power_w(trace, begun_s, self._device.clock.now_s())
 
     def park(self) -> None:
         """Put the mode between trainings in force.
@@ -288,34 +279,3 @@ class TrainingWatch:
             ModeNotAppliedError: another mode was read back.
         """
         self._device.apply(self._parked)
-
-
-def _mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | None:
-    """Mean watts of a training; None where it ended before there were enough samples.
-
-    Args:
-        trace: sampled while it lasted.
-        begun_s: when it began, device-clock seconds.
-        ended_s: when it ended.
-
-    Raises:
-        PowerNotReadError: too much of it is missing.
-    """
-    during = trace.at_s >= begun_s
-    # A board that runs draws some power, so that 0 W is a rail that was not read.
-    was_read = during & np.isfinite(trace.power_mw) & (trace.power_mw > 0)
-    # A sampler that has nothing new repeats itself.
-    read_at_s = np.unique(trace.at_s[was_read])
-    taken, read, lasted_s = int(during.sum()), int(was_read.sum()), ended_s - begun_s
-    silent_s = float(np.diff(read_at_s, prepend=begun_s, append=ended_s).max())
-    enough = len(read_at_s) >= _FEWEST_READ
-    if not enough and 0 < taken == read and lasted_s < _LISTENED_FOR_S:
-        return None
-    # A meter that has stopped altogether leaves no missing samples, but silence.
-    silent = silent_s > max(_LISTENED_FOR_S, (1 - _LEAST_READ) * lasted_s)
-    if not enough or read < _LEAST_READ * taken or silent:
-        raise PowerNotReadError(
-            f"power was read only {read} of {taken} times in {lasted_s:.0f} s, and for {silent_s:.0f} s not once: check"
-            " the power rails"
-        )
-    return float(np.mean(trace.power_mw[was_read])) / 1e3
