@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-import grpc
-
 from edge_agent.config import AgentConfig
+from edge_agent.connection import connects_to
 from edge_agent.devices.device import Device
 from edge_agent.installation import installation_name
 from edge_agent.link import Link
@@ -19,7 +18,7 @@ from edge_agent.serving import DeviceServing
 from edge_agent.unix_socket import require_own_socket
 from edge_agent.welcomes import WelcomeFile, Welcomes
 from wattfleet_proto.convert import evidence_to_message
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import own_version
 
 
@@ -47,28 +46,27 @@ async def run_agent(config: AgentConfig, device: Device, profiled: ProfiledWorkl
 async def _run_with_device(
     config: AgentConfig, device: Device, profiled: ProfiledWorkload, stop: asyncio.Event
 ) -> None:
-    async with grpc.aio.insecure_channel(config.coordinator) as channel:
-        stub = session_pb2_grpc.SessionServiceStub(channel)
-        hello = session_pb2.Hello(
-            device_id=config.device_id,
-            board=device.board_kind,
-            evidence=evidence_to_message(device.evidence),
-            mode_count=len(device.modes),
-            protocol=own_version(),
-            installation=installation_name(config.state_directory / INSTALLATION_FILE),
-        )
-        welcomes = Welcomes(WelcomeFile(config.state_directory / WELCOME_FILE))
-        link = Link(stub, hello, welcomes.came, Outbox(OutboxFile(config.state_directory / OUTBOX_FILE)))
-        tasks = [
-            asyncio.create_task(link.run()),
-            asyncio.create_task(DeviceServing(config, device, profiled, link, welcomes, stub).run()),
-            asyncio.create_task(stop.wait()),
-        ]
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in pending:
-            task.cancel()
-        for task in pending:
-            with suppress(asyncio.CancelledError):
-                await task
-        for task in done:
-            task.result()
+    connect = connects_to(config.coordinator)
+    hello = session_pb2.Hello(
+        device_id=config.device_id,
+        board=device.board_kind,
+        evidence=evidence_to_message(device.evidence),
+        mode_count=len(device.modes),
+        protocol=own_version(),
+        installation=installation_name(config.state_directory / INSTALLATION_FILE),
+    )
+    welcomes = Welcomes(WelcomeFile(config.state_directory / WELCOME_FILE))
+    link = Link(connect, hello, welcomes.came, Outbox(OutboxFile(config.state_directory / OUTBOX_FILE)))
+    tasks = [
+        asyncio.create_task(link.run()),
+        asyncio.create_task(DeviceServing(config, device, profiled, link, welcomes, connect).run()),
+        asyncio.create_task(stop.wait()),
+    ]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    for task in pending:
+        with suppress(asyncio.CancelledError):
+            await task
+    for task in done:
+        task.result()

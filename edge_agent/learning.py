@@ -88,12 +88,16 @@ class OnlineLearner:
         return len(self._journal.records)
 
     @property
+    def first_gcycles(self) -> float:
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known."""
+        return self._journal.first_gcycles
+
+    @property
     def front(self) -> Front:
         """The front by what is known now, of the modes that the board bears."""
         borne = Bearing.of(self._journal).bears(self._device.modes)
         modes = self._device.modes[borne]
-        prediction, first_gcycles = self._prediction.among(borne), self._journal.first_gcycles
-        return predicted_front(modes, prediction, self._minibatches_per_epoch, first_gcycles)
+        return predicted_front(modes, self._prediction.among(borne), self._minibatches_per_epoch, self.first_gcycles)
 
     def observe(self, observed: Observed) -> str | None:
         """Let what a round showed join the profile, and fit the predictor anew.

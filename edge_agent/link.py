@@ -6,21 +6,22 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import deepcopy
 from typing import Any
 
 import grpc
 
+from edge_agent.backoff import LONGEST_S, Backoff
+from edge_agent.connection import Connect
 from edge_agent.orders import Orders
 from edge_agent.outbox import Outbox
 from edge_agent.time_limit import within
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import ProtocolVersionError, common_version
 
 _log = logging.getLogger(__name__)
 
-_FIRST_BACKOFF_S = 0.2
-_LONGEST_BACKOFF_S = 30.0
 _LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 5.0
 # A coordinator to which a large fleet comes back may take a while to welcome each.
 _WELCOMED_WITHIN_S = 60.0
@@ -28,6 +29,7 @@ _WELCOMED_WITHIN_S = 60.0
 _SILENCE_BORNE_S = 15.0
 _LEASES_UNANSWERED = 3
 _LONGEST_SPREAD_S = 120.0
+_LOOKS_AGAIN_AFTER_S = 60.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
@@ -46,7 +48,7 @@ class Link:
 
     def __init__(
         self,
-        stub: session_pb2_grpc.SessionServiceAsyncStub,
+        connect: Connect,
         hello: session_pb2.Hello,
         on_welcome: Callable[[session_pb2.Welcome], Awaitable[None]],
         outbox: Outbox,
@@ -54,13 +56,14 @@ class Link:
         """Prepare a session; `run` opens it.
 
         Args:
-            stub: the coordinator.
+            connect: opens a connection to the coordinator.
             hello: who this is.
             on_welcome: called with the answer to every Hello.
             outbox: what waits to be delivered.
         """
-        self._stub = stub
-        self._hello = hello
+        self._connect = connect
+        self._hello = deepcopy(hello)
+        self._is_displaced = False
         self._on_welcome = on_welcome
         self._outbox = outbox
         self.connected = False
@@ -103,26 +106,40 @@ class Link:
         Raises:
             InvalidInputError: the coordinator refuses this device for good; the text is its reason.
         """
-        backoff_s, met_before = _FIRST_BACKOFF_S, False
+        backoff, met_before = Backoff(), False
         while True:
             try:
                 async for met in self._session():
-                    # A large fleet that lost its coordinator is spread over the seconds that it takes to welcome it.
-                    backoff_s, met_before = max(_FIRST_BACKOFF_S, self._reconnect_s), met
+                    backoff.reset()
+                    met_before = met
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 # A duplicate on first contact is a mistake; later it is this device's own session not yet lapsed.
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not met_before):
                     raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
-                _log.warning("coordinator away (%s: %s)", code.name, error.details())
+                if code is grpc.StatusCode.ABORTED:
+                    self._displaced(error.details())
+                    met_before = True
+                else:
+                    _log.warning("coordinator away (%s: %s)", code.name, error.details())
             except asyncio.TimeoutError:
                 _log.warning("coordinator away (no answer any more)")
             except ProtocolVersionError as error:
                 raise InvalidInputError(f"the coordinator cannot be understood: {error}") from None
             self.away.set()
-            # Full jitter, so that a fleet does not come back all at once.
-            await asyncio.sleep(random.uniform(0, backoff_s))
-            backoff_s = max(self._reconnect_s, min(self._longest_backoff_s, backoff_s * 2))
+            # A large fleet that lost its coordinator is spread over the seconds that it takes to welcome it.
+            spread_s = _LOOKS_AGAIN_AFTER_S if self._is_displaced else self._reconnect_s
+            await backoff.pause(self._longest_backoff_s, spread_s)
+
+    def _displaced(self, details: str | None) -> None:
+        """Another agent of this installation has taken the session: no longer take it back by the name of both.
+
+        Else the two would end each other's sessions for ever. Without the name, the coordinator has the device back
+        once the other has left.
+        """
+        _log.error("%s. This one waits until the other has left", details)
+        self._is_displaced = True
+        self._hello.ClearField("installation")
 
     async def _session(self) -> AsyncIterator[bool]:
         """One session from Hello to its end; yields at every acknowledgement, from which on it may be called sound.
@@ -131,35 +148,36 @@ class Link:
             AioRpcError: it ended with an error.
             TimeoutError: the coordinator does not answer any more.
         """
-        call: Any = self._stub.Session(None)
-        sender: asyncio.Task[None] | None = None
-        try:
-            await call.write(session_pb2.SessionRequest(hello=self._hello))
-            self._lease_s = 0.0
-            while (response := await within(self._silence_borne_s, call.read())) is not _END:
-                if response.HasField("welcome"):
-                    spoken = common_version(response.welcome.protocol)
-                    self.connected = True
-                    self._paced(response.welcome.lease_s, response.welcome.reconnect_s)
-                    self._outbox.take_up_again()
-                    self._wake.set()
-                    sender = asyncio.create_task(self._send(call, spoken.minor))
-                    await self._on_welcome(response.welcome)
-                elif response.HasField("reassign"):
-                    await self.orders.came(response.reassign)
-                elif response.HasField("ack"):
-                    self._paced(response.ack.lease_s, response.ack.reconnect_s)
-                    async with self._acknowledged:
-                        self._outbox.acknowledged(response.ack.sequence)
-                        self._acknowledged.notify_all()
-                    yield True
-        finally:
-            self.connected = False
-            if sender:
-                sender.cancel()
-                # What it failed of has ended the session, too.
-                await asyncio.gather(sender, return_exceptions=True)
-            call.cancel()
+        async with self._connect() as stub:
+            call: Any = stub.Session(None)
+            sender: asyncio.Task[None] | None = None
+            try:
+                await within(self._silence_borne_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
+                self._lease_s = 0.0
+                while (response := await within(self._silence_borne_s, call.read())) is not _END:
+                    if response.HasField("welcome"):
+                        spoken = common_version(response.welcome.protocol)
+                        self.connected = True
+                        self._paced(response.welcome.lease_s, response.welcome.reconnect_s)
+                        self._outbox.take_up_again()
+                        self._wake.set()
+                        sender = asyncio.create_task(self._send(call, spoken.minor))
+                        await self._on_welcome(response.welcome)
+                    elif response.HasField("reassign"):
+                        await self.orders.came(response.reassign)
+                    elif response.HasField("ack"):
+                        self._paced(response.ack.lease_s, response.ack.reconnect_s)
+                        async with self._acknowledged:
+                            self._outbox.acknowledged(response.ack.sequence)
+                            self._acknowledged.notify_all()
+                        yield True
+            finally:
+                self.connected = False
+                if sender:
+                    sender.cancel()
+                    # What it failed of has ended the session, too.
+                    await asyncio.gather(sender, return_exceptions=True)
+                call.cancel()
 
     @property
     def _silence_borne_s(self) -> float:
@@ -170,7 +188,7 @@ class Link:
     @property
     def _longest_backoff_s(self) -> float:
         # A coordinator that never told how large its fleet is may have a very large one.
-        return _LONGEST_BACKOFF_S if self._reconnect_s == 0.0 else _LONGEST_BACKOFF_OF_A_SMALL_FLEET_S
+        return LONGEST_S if self._reconnect_s == 0.0 else _LONGEST_BACKOFF_OF_A_SMALL_FLEET_S
 
     def _paced(self, lease_s: float, reconnect_s: float) -> None:
         """Take over how often the coordinator wants to hear something; zeros say nothing."""

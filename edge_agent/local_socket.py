@@ -28,7 +28,8 @@ from edge_agent.states import (
     TrainingEnded,
     TrainingRefused,
 )
-from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
+from edge_agent.training import Observed, TrainingWatch
+from edge_agent.training_power import PowerNotReadError
 from edge_agent.uncancelled import to_the_end, uncancelled
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError

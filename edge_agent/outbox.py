@@ -41,18 +41,19 @@ class OutboxFile:
         self._stored = True
 
     def load(self) -> list[session_pb2.SessionRequest]:
-        """What an earlier process could not deliver, in order. A damaged file is moved aside; its sound lines count."""
+        """What an earlier process could not deliver, in order. Of a damaged file the sound lines count, and remain."""
         try:
-            lines = self._path.read_bytes().splitlines()
+            content = self._path.read_bytes()
         except FileNotFoundError:
             return []
         except OSError as error:
             _log.error("%s: cannot be read: %s; what it holds is not delivered", self._path, error.strerror)
             return []
-        loaded = [_parsed(line) for line in lines]
+        loaded = [_parsed(line) for line in content.splitlines()]
         sound = [request for request in loaded if request is not None]
         if len(sound) < len(loaded):
-            self._move_aside(len(loaded) - len(sound))
+            self._keep_aside(content, len(loaded) - len(sound))
+            self.store(sound)
         return sound
 
     def store(self, requests: list[session_pb2.SessionRequest]) -> None:
@@ -75,13 +76,15 @@ class OutboxFile:
             _log.info("%s: can be written again", self._path)
         self._stored = True
 
-    def _move_aside(self, damaged: int) -> None:
+    def _keep_aside(self, content: bytes, damaged: int) -> None:
         aside = self._path.with_name(f"{self._path.name}.damaged")
-        _log.error("%s: %d of its lines are damaged and not delivered; moved to %s", self._path, damaged, aside)
+        _log.error(
+            "%s: %d of its lines are damaged and not delivered; all of it is kept in %s", self._path, damaged, aside
+        )
         try:
-            os.replace(self._path, aside)
+            replace_file(aside, content, self._write)
         except OSError as error:
-            _log.error("%s: cannot be moved: %s", self._path, error.strerror)
+            _log.error("%s: cannot be written: %s", aside, error.strerror)
 
 
 class Outbox:
@@ -111,7 +114,10 @@ class Outbox:
     def acknowledged(self, sequence: int) -> None:
         """The coordinator has stored a report."""
         request = self._unacknowledged.pop(sequence, None)
-        if request is not None and not request.HasField("state"):
+        if request is None or request.HasField("state"):
+            return
+        # Of many the last one only: a report that is repeated after a restart counts once, and every write is synced.
+        if all(waiting.HasField("state") for waiting in self._unacknowledged.values()):
             self._store()
 
     def has_up_to(self, sequence: int) -> bool:

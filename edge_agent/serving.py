@@ -10,6 +10,7 @@ from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 from edge_agent.config import AgentConfig
+from edge_agent.connection import Connect
 from edge_agent.device_care import DeviceCare
 from edge_agent.devices.device import Device
 from edge_agent.link import Link
@@ -26,7 +27,7 @@ from edge_agent.uncancelled import uncancelled
 from edge_agent.unix_socket import serve_socket
 from edge_agent.welcomes import Welcomes
 from wattfleet.errors import WattfleetError
-from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import session_pb2
 
 Result = TypeVar("Result")
 
@@ -44,7 +45,7 @@ class DeviceServing:
         profiled: what is trained while modes are measured.
         link: where everything is reported.
         welcomes: what the coordinator asks for.
-        stub: the coordinator.
+        connect: opens connections to the coordinator.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class DeviceServing:
         profiled: ProfiledWorkload,
         link: Link,
         welcomes: Welcomes,
-        stub: session_pb2_grpc.SessionServiceAsyncStub,
+        connect: Connect,
     ) -> None:
         self._config = config
         self._device = device
         self._profiled = profiled
         self._link = link
         self._welcomes = welcomes
-        self._stub = stub
+        self._connect = connect
         self._standing = Standing(link)
 
     async def run(self) -> None:
@@ -82,7 +83,7 @@ class DeviceServing:
     async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Make the device ready as a Welcome asks. Once this has ended, be it cancelled, nothing touches the device."""
         kept = self._config.state_directory / REFERENCES_DIRECTORY
-        reference = await reference_of_digest(welcome.reference_digest, kept, self._stub)
+        reference = await reference_of_digest(welcome.reference_digest, kept, self._connect)
         # Not before: without the coordinator, a Welcome whose reference is not here would be of no use.
         self._welcomes.keep(welcome)
         loop = asyncio.get_running_loop()
@@ -113,8 +114,13 @@ class DeviceServing:
     ) -> None:
         """Serve a ready device's trainings until `other` is done, and then to the end of the one in hand."""
         with closing(ready.learner):
+            learner = ready.learner
             watch = TrainingWatch(
-                self._device, ready.parked, self._config.minibatches_per_epoch, ready.learner.productive
+                self._device,
+                ready.parked,
+                self._config.minibatches_per_epoch,
+                learner.productive,
+                lambda: learner.first_gcycles,
             )
             care = DeviceCare(watch, self._link, self._standing, ready.learner, ready.front_report)
             servicer = LocalAgentServicer(self._config.device_id, watch, self._link, ready.learner, care)

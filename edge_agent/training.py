@@ -7,29 +7,21 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-import numpy as np
-
-from edge_agent.devices.device import Device, PowerMeter, PowerTrace, SoftDevice
+from edge_agent.devices.device import Device, PowerMeter, SoftDevice
 from edge_agent.journal import JournalError
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.records import require_above_zero
+from edge_agent.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
 from edge_agent.workloads.step import StepTimes
-from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
+from wattfleet.start import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
 
-_LISTENED_FOR_S = 3.0
 # What an app may ask for: time is told per epoch, which has to remain a number to learn from.
 _FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
-# Where more is missing than was read, the mean tells when the rails answered rather than what the board drew.
-_LEAST_READ = 0.5
-_FEWEST_READ = 2
 _UNNOTICED_S = 0.1
-
-
-class PowerNotReadError(WattfleetError):
-    """Too little of the power could be read while training; missing is not zero, so nothing is reported."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +30,8 @@ class Observed:
 
     Attributes:
         mode: the mode in force.
-        epoch_s: seconds per epoch, the warm-up minibatch left out as when profiling.
-        power_w: mean watts while training.
+        epoch_s: seconds per epoch at the pace of steady minibatches; the training's start is not in it.
+        power_w: mean watts while training, without the start.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -75,6 +67,7 @@ class TrainingWatch:
         parked: PowerMode,
         minibatches_per_epoch: int,
         productive: Callable[[float], ProductiveProfiler],
+        first_gcycles: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """Watch one device.
 
@@ -83,11 +76,13 @@ class TrainingWatch:
             parked: the mode between trainings.
             minibatches_per_epoch: minibatches of one pass over the device's data.
             productive: what measures modes during a training that was given so many watts.
+            first_gcycles: CPU cycles of a training's first minibatch as far as is known, in units of 1e9.
         """
         self._device = device
         self._parked = parked
         self._minibatches_per_epoch = minibatches_per_epoch
         self._productive = productive
+        self._first_gcycles = first_gcycles
         self._running: _Running | None = None
 
     @property
@@ -112,7 +107,7 @@ class TrainingWatch:
         self.abandon()
         self._device.apply(mode)
         if isinstance(self._device, SoftDevice):
-            self._device.step()  # warm-up
+            self._device.step()  # the first minibatch, and with it the start, before anything is observed
         self._running = _Running(mode, epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
@@ -202,7 +197,8 @@ class TrainingWatch:
 
         Returns:
             What the assigned mode was seen to need; None where other modes were in force meanwhile, too little is known
-            to have been done, or the training was too short for its power to be sampled.
+            to have been done, or the training was too short for its power to be sampled or its start to be told from
+            the rest.
 
         Raises:
             PowerNotReadError: too few power samples could be read to tell what the board drew.
@@ -227,11 +223,22 @@ class TrainingWatch:
             _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
         if running.elsewhere or changed or epochs < _FEWEST_EPOCHS:
             return None
-        power_w = _mean_power_w(trace, running.started_s, ended_s)
+        training_s, first_s = ended_s - running.started_s, self._first_s(running.mode)
+        # The start is the CPU's work, and its power is not that of a training.
+        power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
-            _log.warning("nothing was observed: training ended before power was sampled %d times", _FEWEST_READ)
+            _log.warning("nothing was observed: training ended before power was sampled %d times", FEWEST_READ)
             return None
-        return Observed(running.mode, (ended_s - running.started_s) / epochs, power_w)
+        trained = max(1.0, epochs * self._minibatches_per_epoch)
+        steady_s = steady_minibatch_s(training_s, trained, first_s)
+        if steady_s is None:
+            _log.warning("nothing was observed: half of the training or more may have been its start")
+            return None
+        return Observed(running.mode, steady_s * trained / epochs, power_w)
+
+    def _first_s(self, mode: PowerMode) -> float:
+        """Seconds of what is observed that the first minibatch took: an app shows none, the profile tells it."""
+        return 0.0 if isinstance(self._device, SoftDevice) else first_minibatch_s(mode, self._first_gcycles())
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""
@@ -260,10 +267,10 @@ class TrainingWatch:
         self.park()
         begun_s, meter = self._device.clock.now_s(), self._device.start_meter()
         try:
-            self._device.clock.sleep_s(_LISTENED_FOR_S)
+            self._device.clock.sleep_s(LISTENED_FOR_S)
         finally:
             trace = meter.stop()
-        _mean_power_w(trace, begun_s, self._device.clock.now_s())
+        mean_power_w(trace, begun_s, self._device.clock.now_s())
 
     def park(self) -> None:
         """Put the mode between trainings in force.
@@ -272,34 +279,3 @@ class TrainingWatch:
             ModeNotAppliedError: another mode was read back.
         """
         self._device.apply(self._parked)
-
-
-def _mean_power_w(trace: PowerTrace, begun_s: float, ended_s: float) -> float | None:
-    """Mean watts of a training; None where it ended before there were enough samples.
-
-    Args:
-        trace: sampled while it lasted.
-        begun_s: when it began, device-clock seconds.
-        ended_s: when it ended.
-
-    Raises:
-        PowerNotReadError: too much of it is missing.
-    """
-    during = trace.at_s >= begun_s
-    # A board that runs draws some power, so that 0 W is a rail that was not read.
-    was_read = during & np.isfinite(trace.power_mw) & (trace.power_mw > 0)
-    # A sampler that has nothing new repeats itself.
-    read_at_s = np.unique(trace.at_s[was_read])
-    taken, read, lasted_s = int(during.sum()), int(was_read.sum()), ended_s - begun_s
-    silent_s = float(np.diff(read_at_s, prepend=begun_s, append=ended_s).max())
-    enough = len(read_at_s) >= _FEWEST_READ
-    if not enough and 0 < taken == read and lasted_s < _LISTENED_FOR_S:
-        return None
-    # A meter that has stopped altogether leaves no missing samples, but silence.
-    silent = silent_s > max(_LISTENED_FOR_S, (1 - _LEAST_READ) * lasted_s)
-    if not enough or read < _LEAST_READ * taken or silent:
-        raise PowerNotReadError(
-            f"power was read only {read} of {taken} times in {lasted_s:.0f} s, and for {silent_s:.0f} s not once: check"
-            " the power rails"
-        )
-    return float(np.mean(trace.power_mw[was_read])) / 1e3

@@ -36,3 +36,31 @@ def start_s(modes: ModeArray, minibatch_ms: Values, first_gcycles: float) -> Val
         first_gcycles: the device's, as `first_minibatch_gcycles` finds them.
     """
     return np.maximum(first_gcycles / (modes[:, _CPU_KHZ] / 1e6) - minibatch_ms / 1e3, 0.0)
+
+
+def first_minibatch_s(mode: PowerMode, first_gcycles: float) -> float:
+    """Seconds of a training's first minibatch, as far as it is the CPU's work.
+
+    Args:
+        mode: the mode of the training.
+        first_gcycles: the device's, as `first_minibatch_gcycles` finds them.
+    """
+    return first_gcycles / (mode.cpu_khz / 1e6)
+
+
+def steady_minibatch_s(training_s: float, minibatches: float, first_s: float) -> float | None:
+    """Seconds of a whole training's steady minibatch, its start left out as `start_s` has it.
+
+    Args:
+        training_s: what all of it took.
+        minibatches: of the training.
+        first_s: what `first_minibatch_s` says.
+
+    Returns:
+        None where the first minibatch may have taken half of the training or more: little is told of the others then.
+    """
+    if training_s <= 2 * first_s:
+        return None
+    if training_s >= minibatches * first_s:
+        return training_s / minibatches  # the first one is as the others
+    return (training_s - first_s) / (minibatches - 1)

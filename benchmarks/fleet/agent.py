@@ -16,7 +16,7 @@ FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30
 WELCOMED_WITHIN_S = 60.0
 SILENCE_BORNE_S = 15.0
 LEASES_UNANSWERED = 3
-"""Those of `edge_agent.link`."""
+"""Those of `edge_agent.link` and `edge_agent.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _FRONT = requests.front()

@@ -20,6 +20,9 @@ POLL_S = 1.0
 # A node that did not say who it is costs a round of messages to ask, which takes seconds even where all answer.
 _ASKED_AGAIN_AFTER_S = 600.0
 
+# So many are a message that a coordinator takes, however long the ids.
+_BOUND_AT_ONCE = 1000
+
 
 class Nodes:
     """Waits for nodes, and asks those that no device is known for who they are."""
@@ -83,8 +86,9 @@ class Nodes:
             if node_id not in self._asked_s or now_s - self._asked_s[node_id] >= _ASKED_AGAIN_AFTER_S
         ]
         bindings = self._ask(grid, unknown) if unknown else []
-        if bindings:
-            self._planner.ask("BindNodes", planning_pb2.BindNodesRequest(bindings=bindings))
+        for begin in range(0, len(bindings), _BOUND_AT_ONCE):
+            some = bindings[begin : begin + _BOUND_AT_ONCE]
+            self._planner.ask("BindNodes", planning_pb2.BindNodesRequest(bindings=some))
         return self._without_former([*known.bindings, *bindings])
 
     def _ask(self, grid: Grid, node_ids: list[int]) -> list[planning_pb2.NodeBinding]:

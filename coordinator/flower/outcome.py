@@ -17,6 +17,9 @@ LOSS_KEYS = ("train_loss", "train-loss", "loss")
 """Where an app reports its mean training loss: the first of these that its reply has."""
 
 _LONGEST_REASON = 300
+_SHORTEST_REASON = 16
+# What a message within another takes beside itself.
+_FRAMED_BYTES = 4
 # Flower's own numbers (ErrorCode), which it does not export.
 _CODES = {
     1: "the app could not be loaded",
@@ -40,6 +43,18 @@ def failure_of(error: Error) -> str:
     # The last line of an exception says what it was; those before say where.
     lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
     return f"{words}: {lines[-1][:_LONGEST_REASON]}" if lines else words
+
+
+def shorten(results: Sequence[planning_pb2.DeviceResult], most_bytes: int) -> None:
+    """Cut the reasons of failures, where results are to be longer than so many bytes in all."""
+    excess = sum(result.ByteSize() + _FRAMED_BYTES for result in results) - most_bytes
+    failed = [result for result in results if result.failure]
+    if excess <= 0 or not failed:
+        return
+    reasons = [result.failure.encode() for result in failed]
+    longest = max(_SHORTEST_REASON, (sum(map(len, reasons)) - excess) // len(failed))
+    for result, reason in zip(failed, reasons, strict=True):
+        result.failure = reason[:longest].decode(errors="ignore")
 
 
 class Outcome:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from logging import WARNING
 from typing import Any
 
 import grpc
+from flwr.common.logger import log
 
 from coordinator.flower.errors import CoordinatorAwayError, RefusedError
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -14,8 +17,17 @@ _ANSWERS_WITHIN_S = 30.0
 _REACHED_WITHIN_S = 15.0
 _REACHED_AGAIN_WITHIN_S = 2.0
 
-# By itself gRPC tries every two minutes only, after a while: a coordinator that is back would be missed by some rounds.
-_SOON_BACK = (("grpc.initial_reconnect_backoff_ms", 500), ("grpc.max_reconnect_backoff_ms", 1000))
+TAKEN_BYTES = 1024 * 1024
+"""A coordinator takes no longer messages."""
+
+_OPTIONS = (
+    # By itself gRPC tries every two minutes only, after a while: a coordinator that is back would be missed by some
+    # rounds.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # The plan of a round of many thousand devices has a reason for each.
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+)
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
@@ -31,7 +43,7 @@ class Planner:
         """
         self.name = coordinator if isinstance(coordinator, str) else "its stub"
         if isinstance(coordinator, str):
-            channel = grpc.insecure_channel(coordinator, options=_SOON_BACK)
+            channel = grpc.insecure_channel(coordinator, options=_OPTIONS)
             coordinator = planning_pb2_grpc.PlanningServiceStub(channel)
         self._stub = coordinator
         self._untold: list[tuple[str, Any]] = []
@@ -53,9 +65,8 @@ class Planner:
             self.away = True
             raise CoordinatorAwayError(str(refused)) from None
         self.away = False
-        untold, self._untold = self._untold, []
-        for method, request in untold:
-            self.tell(method, request)
+        with suppress(RefusedError):
+            self._tell_untold()
 
     def ask(self, method: str, request: Any) -> Any:
         """Call a method.
@@ -72,22 +83,54 @@ class Planner:
                 self.reach()
             raise
 
-    def tell(self, method: str, request: Any) -> str:
-        """Report something that the training does not depend on; kept for later while the coordinator is away.
+    def tell(self, method: str, request: Any) -> None:
+        """Report something that the training does not depend on; kept for later where it cannot be taken now.
 
-        Returns:
-            Why it was refused; empty where it was not.
+        Raises:
+            RefusedError: it was refused for good.
         """
         if not self.away:
             try:
+                self._tell_untold()
+                self._call(method, request, _REACHED_WITHIN_S)
+                return
+            except RefusedError as refused:
+                if not _is_for_later(refused, request):
+                    raise
+                self.away = refused.code in _AWAY
+        self._untold.append((method, request))
+
+    @property
+    def untold(self) -> int:
+        """How many reports could not be taken yet."""
+        return len(self._untold)
+
+    def catch_up(self) -> None:
+        """Tell what could not be taken when it was reported, in its order.
+
+        Raises:
+            CoordinatorAwayError: the coordinator does not answer.
+            RefusedError: it cannot take it now.
+        """
+        if self.away and self._untold:
+            self.reach()
+        try:
+            self._tell_untold()
+        except RefusedError as refused:
+            if refused.code in _AWAY:
+                self.reach()
+            raise
+
+    def _tell_untold(self) -> None:
+        while self._untold:
+            method, request = self._untold[0]
+            try:
                 self._call(method, request, _REACHED_WITHIN_S)
             except RefusedError as refused:
-                if refused.code not in _AWAY:
-                    return str(refused)
-                self.away = True
-        if self.away:
-            self._untold.append((method, request))
-        return ""
+                if _is_for_later(refused, request):
+                    raise
+                log(WARNING, "%s was not taken: %s", method, refused)
+            del self._untold[0]
 
     def _call(self, method: str, request: Any, within_s: float, wait_for_ready: bool = True) -> Any:
         try:
@@ -95,3 +138,9 @@ class Planner:
         except grpc.RpcError as error:
             text = f"the coordinator at {self.name}: {error.code().name}: {error.details()}"
             raise RefusedError(text, error.code()) from None
+
+
+def _is_for_later(refused: RefusedError, request: Any) -> bool:
+    """Whether what was refused may be taken later: by a coordinator that is back, or has room on its disk again."""
+    is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED and request.ByteSize() <= TAKEN_BYTES
+    return is_full or refused.code in _AWAY

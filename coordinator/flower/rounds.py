@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,10 +14,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from coordinator.flower.clock import Clock
-from coordinator.flower.errors import CoordinatorAwayError, PlanningError, RefusedError, TwoStrategiesError
+from coordinator.flower.errors import CoordinatorAwayError, RefusedError
 from coordinator.flower.nodes import POLL_S, Nodes
-from coordinator.flower.outcome import Outcome
-from coordinator.flower.planner import Planner
+from coordinator.flower.outcome import Outcome, shorten
+from coordinator.flower.planner import TAKEN_BYTES, Planner
+from coordinator.flower.turns import RUNS
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import planning_pb2
@@ -29,6 +28,9 @@ from wattfleet_proto.v1 import planning_pb2
 _DURATION_SLACK = 2.0
 _LOW_BUDGET_POLL_S = 10.0
 _SAID_AGAIN_AFTER_S = 600.0
+_TOLD_AT_THE_END_WITHIN_S = 30.0
+# Of a message, what is left beside its plan's name.
+_RESULTS_BYTES = TAKEN_BYTES - 4096
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class PlannedRounds:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
         """
-        with _RUNS.begun(str(grid.run.run_id)) as run_id:
+        with RUNS.begun(str(grid.run.run_id)) as run_id:
             self._start(run_id, rounds)
             try:
                 yield
@@ -214,6 +216,7 @@ class PlannedRounds:
                 log(WARNING, "%s failed: %s", result.device_id, result.failure)
             elif result.share < 1:
                 log(INFO, "%s did %.0f %% of its work in time", result.device_id, 100 * result.share)
+        shorten(results, _RESULTS_BYTES)
         request = planning_pb2.FinishRoundRequest(
             plan_id=planned.plan.plan_id, results=results, wall_s=self._clock.now_s() - planned.began_s
         )
@@ -233,15 +236,32 @@ class PlannedRounds:
     def _start(self, run_id: str, rounds: int) -> None:
         self._run = planning_pb2.StartRunRequest(run_id=run_id, strategy=self._strategy, rounds=rounds)
         self._has_planned = self._is_plain = False
-        if refused := self._planner.tell("StartRun", self._run):
-            raise PlanningError(refused)
+        self._planner.tell("StartRun", self._run)
 
     def _finish(self, error: str) -> None:
         assert self._run is not None, "it was started"
         self._tell("FinishRun", planning_pb2.FinishRunRequest(run_id=self._run.run_id, error=error))
+        began_s = self._clock.now_s()
+        while self._planner.untold and not error:
+            try:
+                self._planner.catch_up()
+            except CoordinatorAwayError:
+                break
+            except RefusedError:
+                if self._clock.now_s() - began_s >= _TOLD_AT_THE_END_WITHIN_S:
+                    break
+                self._clock.sleep_s(POLL_S)
+        if self._planner.untold:
+            log(
+                WARNING,
+                "the coordinator does not know all of this run: %d reports were not taken",
+                self._planner.untold,
+            )
 
     def _tell(self, method: str, request: Any) -> None:
-        if refused := self._planner.tell(method, request):
+        try:
+            self._planner.tell(method, request)
+        except RefusedError as refused:
             log(WARNING, "%s was not taken: %s", method, refused)
 
     def _planned(self, grid: Grid, number: int, node_ids: list[int], waits: bool) -> planning_pb2.PlanRoundResponse:
@@ -251,13 +271,14 @@ class PlannedRounds:
         began_s = said_s = -float("inf")
         is_known = True
         while True:
-            request = planning_pb2.PlanRoundRequest(
-                run_id=self._run.run_id,
-                round=number,
-                node_ids=self._nodes.identified(grid, node_ids),
-                epochs=self._local_epochs,
-            )
             try:
+                self._planner.catch_up()
+                request = planning_pb2.PlanRoundRequest(
+                    run_id=self._run.run_id,
+                    round=number,
+                    node_ids=self._nodes.identified(grid, node_ids),
+                    epochs=self._local_epochs,
+                )
                 plan: planning_pb2.PlanRoundResponse = self._planner.ask("PlanRound", request)
                 return plan
             except RefusedError as refused:
@@ -287,38 +308,3 @@ class PlannedRounds:
         if refused.code is grpc.StatusCode.FAILED_PRECONDITION and self._has_planned:
             return self._patience.low_budget_s, _LOW_BUDGET_POLL_S
         return self._patience.nodes_s, POLL_S
-
-
-class _Runs:
-    """The Flower runs of this process that a power-aware strategy is in."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[str] = set()
-        self._begun: Counter[str] = Counter()
-
-    @contextmanager
-    def begun(self, run_id: str) -> Iterator[str]:
-        """One strategy's turn in a run; gives the name that the coordinator knows it by.
-
-        Raises:
-            TwoStrategiesError: another one has its turn.
-        """
-        with self._lock:
-            if run_id in self._running:
-                raise TwoStrategiesError(
-                    f"two power-aware strategies at once in run {run_id}: each would plan with all of the site's"
-                    " watts. Start the second when the first has ended"
-                )
-            self._running.add(run_id)
-            self._begun[run_id] += 1
-            # The second begins again with round 1, of which the coordinator has a plan already.
-            name = run_id if self._begun[run_id] == 1 else f"{run_id}-{self._begun[run_id]}"
-        try:
-            yield name
-        finally:
-            with self._lock:
-                self._running.discard(run_id)
-
-
-_RUNS = _Runs()

@@ -203,6 +203,7 @@ class PlannerStub:
         chosen: devices that it chooses, where they are connected; None for all.
         nodes: which node is which device.
         away: whether it does not answer.
+        full: whether its disk is: what would have to be stored is refused.
         refusals: what it answers to the next requests for a plan instead; each once.
         deadline_s: of every plan.
         duration_s: of every plan.
@@ -212,6 +213,7 @@ class PlannerStub:
     chosen: Sequence[str] | None = None
     nodes: dict[int, str] = field(default_factory=dict)
     away: bool = False
+    full: bool = False
     refusals: list[StatusError] = field(default_factory=list)
     deadline_s: float = 0.0
     duration_s: float = 20.0
@@ -224,6 +226,8 @@ class PlannerStub:
         def call(request: Any, timeout: float, wait_for_ready: bool) -> Any:
             if self.away:
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+            if self.full and method != "ResolveNodes":
+                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the database is full")
             self.calls.append((method, request))
             if method == "ResolveNodes":
                 bindings = [self._binding(node_id) for node_id in request.node_ids if node_id in self.nodes]

@@ -18,6 +18,7 @@ from typing import Any
 import grpc
 import pytest
 
+from edge_agent.connection import connects_to
 from edge_agent.link import Link
 from edge_agent.outbox import Outbox, OutboxFile
 from tests.coordinator.mortal_coordinator import MortalCoordinator
@@ -28,7 +29,6 @@ from wattfleet_proto.v1 import (
     planning_pb2_grpc,
     power_pb2,
     session_pb2,
-    session_pb2_grpc,
     view_pb2,
     view_pb2_grpc,
 )
@@ -65,22 +65,19 @@ class SimulatedAgent:
         async def welcomed(welcome: session_pb2.Welcome) -> None:
             pass
 
-        # Else the channels of a process to one address share a connection.
-        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_reconnect_backoff_ms", 500)]
-        async with grpc.aio.insecure_channel(self.address, options=options) as channel:
-            hello = session_pb2.Hello(
-                device_id=self.device_id,
-                board="orin-nano",
-                evidence=power_pb2.EVIDENCE_SIMULATED,
-                mode_count=100,
-                protocol=own_version(),
-                installation=self.device_id,
-            )
-            self.outbox = Outbox(OutboxFile(self.folder / self.device_id / "outbox.jsonl"))
-            self.link = Link(session_pb2_grpc.SessionServiceStub(channel), hello, welcomed, self.outbox)
-            self.link.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
-            self.link.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
-            await self.link.run()
+        hello = session_pb2.Hello(
+            device_id=self.device_id,
+            board="orin-nano",
+            evidence=power_pb2.EVIDENCE_SIMULATED,
+            mode_count=100,
+            protocol=own_version(),
+            installation=self.device_id,
+        )
+        self.outbox = Outbox(OutboxFile(self.folder / self.device_id / "outbox.jsonl"))
+        self.link = Link(connects_to(self.address), hello, welcomed, self.outbox)
+        self.link.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
+        self.link.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
+        await self.link.run()
 
     async def observe(self, plan_id: str, epoch_s: float) -> None:
         """Report a training, and wait until that is acknowledged."""

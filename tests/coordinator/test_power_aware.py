@@ -416,6 +416,53 @@ def test_a_coordinator_that_goes_away_during_a_round_hears_of_it_later() -> None
     assert told == ["1", "3"]
 
 
+class FullFor:
+    """A clock by which a coordinator's disk has room again after a while."""
+
+    def __init__(self, clock: Any, planner: PlannerStub, seconds: float) -> None:
+        self._clock, self._planner = clock, planner
+        self._seconds = seconds
+        self._full_since_s: float | None = None
+
+    def now_s(self) -> float:
+        return float(self._clock.now_s())
+
+    def sleep_s(self, seconds: float) -> None:
+        self._clock.sleep_s(seconds)
+        if self._planner.full:
+            self._full_since_s = self._full_since_s or self.now_s()
+            self._planner.full = self.now_s() - self._full_since_s < self._seconds
+
+
+@pytest.mark.parametrize(("rounds", "full_in"), [(2, 1), (2, 2)])
+def test_one_whose_disk_is_full_for_a_while_is_told_everything_in_its_order(rounds: int, full_in: int) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN))
+
+    def train(message: Any) -> Any:
+        planner.full |= message.content["config"]["server-round"] == full_in
+        return trained(message)
+
+    grid.nodes[B].train = train
+    clock = FullFor(grid.clock, planner, 20.0)
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=clock)
+    strategy.start(grid, ARRAYS, num_rounds=rounds, evaluate_fn=lambda number, arrays: MetricRecord({"accuracy": 0.1}))
+    round_by_round = ["PlanRound", "FinishRound", "ReportMetrics"]
+    told = [method for method, _ in planner.calls if method != "ResolveNodes"]
+    assert told == ["StartRun", "ReportMetrics", *(rounds * round_by_round), "FinishRun"]
+
+
+def test_one_whose_disk_stays_full_does_not_keep_the_run_from_ending(warnings: _Warnings) -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN))
+
+    def train(message: Any) -> Any:
+        planner.full = True
+        return trained(message)
+
+    grid.nodes[B].train = train
+    assert run(grid, planner).arrays
+    assert warnings.about("does not know all of this run: 2 reports were not taken")
+
+
 def test_one_whose_store_was_replaced_is_told_of_the_run_again() -> None:
     grid = GridOfNodes(fleet())
     unknown = StatusError(grpc.StatusCode.NOT_FOUND, "run '7' never started")

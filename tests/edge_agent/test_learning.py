@@ -31,11 +31,24 @@ from wattfleet.drift import DriftRule
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import as_array, as_modes
 from wattfleet.profile import Profile
+from wattfleet.start import start_s
 
 REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 PER_EPOCH = 500
 LIMIT = 16
+
+
+class TrainsByItself:
+    """A board as an agent knows a real one: it is not told when work is done."""
+
+    def __init__(self, board):
+        self.board = board
+
+    def __getattr__(self, name):
+        if name in ("step", "run"):
+            raise AttributeError(name)
+        return getattr(self.board, name)
 
 
 class Bench:
@@ -61,7 +74,11 @@ class Bench:
             self.kept.append,
             rule,
         )
-        self.watch = TrainingWatch(self.device, as_modes(self.device.modes)[0], PER_EPOCH, self.learner.productive)
+        self.watch = self.watch_of(self.device)
+
+    def watch_of(self, device):
+        parked, learner = as_modes(self.device.modes)[0], self.learner
+        return TrainingWatch(device, parked, PER_EPOCH, learner.productive, lambda: learner.first_gcycles)
 
     def some_front_mode(self, rng):
         front = self.learner.front
@@ -97,6 +114,23 @@ def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
     true_ms, _ = bench.device.truth(at)
     assert abs(after.minibatch_ms[0] / true_ms[0] - 1) < 0.05
     assert after.time_log_sd[0] < before.time_log_sd[0]
+
+
+@pytest.mark.parametrize("trains_by_itself", [True, False])
+def test_a_trainings_start_is_counted_once(bench, trains_by_itself):
+    epochs, minibatches = 0.2, 100
+    watch = bench.watch_of(TrainsByItself(bench.device)) if trains_by_itself else bench.watch
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        watch.start(bench.some_front_mode(rng), epochs, 60.0)
+        if trains_by_itself:
+            bench.device.run(minibatches)
+        assert bench.learner.observe(watch.finish()) is None
+    front = bench.learner.front
+    true_s = bench.device.truth(front.modes)[0] / 1e3
+    true_start_s = start_s(front.modes, true_s * 1e3, bench.device.mean_first_gcycles)
+    off = (front.start_s + epochs * front.epoch_s) / (true_start_s + minibatches * true_s) - 1
+    assert abs(np.median(off)) < 0.05
 
 
 @pytest.mark.parametrize("seed", [1, 2])

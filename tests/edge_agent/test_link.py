@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from edge_agent.connection import connects_to
 from edge_agent.link import Link
 from edge_agent.outbox import Outbox, OutboxFile
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 
-HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1)
+HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
 
 
 class Coordinator(session_pb2_grpc.SessionServiceServicer):
@@ -29,12 +30,15 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
         self.ack = ack or session_pb2.Ack()
         self.version: session_pb2.ProtocolVersion | None = None
         self.mute_sessions = 0
+        self.installations: list[str] = []
         self.refusal: tuple[grpc.StatusCode, str] | None = None
 
     async def Session(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
     ) -> AsyncIterator[session_pb2.SessionResponse]:
-        assert (await anext(request_iterator)).hello == HELLO
+        hello = (await anext(request_iterator)).hello
+        assert hello.device_id == HELLO.device_id
+        self.installations.append(hello.installation)
         if self.refusal:
             await context.abort(*self.refusal)
         received: list[session_pb2.SessionRequest] = []
@@ -56,27 +60,77 @@ def outbox(tmp_path: Path) -> Outbox:
 
 
 @asynccontextmanager
-async def linked(coordinator: Coordinator, outbox: Outbox) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+async def served(coordinator: Coordinator) -> AsyncIterator[int]:
     server = grpc.aio.server()
     session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-
-            async def on_welcome(welcome: session_pb2.Welcome) -> None:
-                pass
-
-            link = Link(session_pb2_grpc.SessionServiceStub(channel), HELLO, on_welcome, outbox)
-            running = asyncio.create_task(link.run())
-            try:
-                yield link, running
-            finally:
-                running.cancel()
-                with suppress(asyncio.CancelledError, InvalidInputError):
-                    await running
+        yield port
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def linked_to(port: int, outbox: Outbox) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+    async def on_welcome(welcome: session_pb2.Welcome) -> None:
+        pass
+
+    link = Link(connects_to(f"127.0.0.1:{port}"), HELLO, on_welcome, outbox)
+    running = asyncio.create_task(link.run())
+    try:
+        yield link, running
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError, InvalidInputError):
+            await running
+
+
+@asynccontextmanager
+async def linked(coordinator: Coordinator, outbox: Outbox) -> AsyncIterator[tuple[Link, asyncio.Task[None]]]:
+    async with served(coordinator) as port, linked_to(port, outbox) as both:
+        yield both
+
+
+class Proxy:
+    """Passes bytes between agents and a coordinator; the first connections fall silent, or all are closed at once."""
+
+    def __init__(self, behind: int | None) -> None:
+        self.behind = behind
+        self.connections = 0
+        self.silent = 0
+        self._handlers: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for handler in self._handlers:
+                handler.cancel()
+            await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        this = asyncio.current_task()
+        assert this is not None
+        self._handlers.add(this)
+        with closing(writer):
+            if self.behind is not None:
+                inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.behind)
+                with closing(inner_writer):
+                    number = self.connections
+                    await asyncio.gather(
+                        self._passed(number, reader, inner_writer), self._passed(number, inner_reader, writer)
+                    )
+
+    async def _passed(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(4096):
+            if number > self.silent:
+                writer.write(some)
+        writer.close()
 
 
 def run(body: Callable[[], Awaitable[None]]) -> None:
@@ -164,6 +218,68 @@ def test_a_coordinator_that_falls_silent_is_called_anew(outbox: Outbox, monkeypa
             assert "unheard" in {request.observation.plan_id for request in coordinator.sessions[-1]}
 
     run(body)
+
+
+def test_a_connection_on_which_nothing_comes_any_more_is_left_for_a_new_one(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.link._SILENCE_BORNE_S", 0.2)
+
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=0.05)
+        async with served(coordinator) as port:
+            proxy = Proxy(port)
+            async with proxy.listening() as front, linked_to(front, outbox) as (link, _):
+                await until(lambda: link.connected)
+                proxy.silent = 1
+                link.report_observation(session_pb2.Observation(plan_id="unheard"))
+                assert await link.flush(20)
+                assert proxy.connections == 2
+
+    run(body)
+
+
+def test_a_coordinator_that_is_long_away_is_tried_as_often_as_the_agent_means_to(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.backoff.random.uniform", lambda low, high: 0.01)
+
+    async def body() -> None:
+        proxy = Proxy(None)
+        async with proxy.listening() as front, linked_to(front, outbox):
+            # gRPC's own backoff would be at minutes.
+            await until(lambda: proxy.connections >= 30)
+
+    run(body)
+
+
+def test_of_two_agents_from_one_disk_the_first_leaves_the_device_to_the_second(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+
+    def noted(low: float, high: float) -> float:
+        pauses.append(high)
+        return 0.01
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same installation has begun")
+        monkeypatch.setattr("edge_agent.backoff.random.uniform", noted)
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: len(coordinator.installations) == 1)
+            coordinator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "orin-0 is connected already")
+            await until(lambda: len(coordinator.installations) >= 4)
+            coordinator.refusal = None
+            link.report_state(state("the other has left"))
+            assert await link.flush(20)
+            # Only with the name of both would it end the other's session.
+            first, *later = coordinator.installations
+            assert first == HELLO.installation and set(later) == {""}
+
+    run(body)
+    assert min(pauses[:4]) == 60.0
+    assert "a newer session of the same installation has begun. This one waits" in caplog.text
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS])

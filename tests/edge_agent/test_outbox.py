@@ -58,11 +58,33 @@ def test_what_was_acknowledged_is_not_delivered_by_the_next_process(path):
     outbox = opened(path)
     outbox.add(observation(1))
     outbox.add(observation(2))
+    outbox.add(state("ready"))
     outbox.acknowledged(1)
     outbox.acknowledged(0)  # of a lease
     outbox.acknowledged(99)
-    assert waiting(opened(path)) == ["2"]
     assert outbox.has_up_to(2) and not outbox.has_up_to(1)
+    outbox.add(observation(3))
+    assert waiting(opened(path)) == ["2", "3"]
+    outbox.acknowledged(2)
+    outbox.acknowledged(4)
+    assert waiting(opened(path)) == []
+
+
+def test_what_waited_long_is_delivered_without_a_write_for_each(path):
+    kept = opened(path)
+    for number in range(100):
+        kept.add(observation(number))
+    writes = []
+
+    def write(descriptor, data):
+        writes.append(len(data))
+        return os.write(descriptor, data)
+
+    outbox = Outbox(OutboxFile(path, write))
+    for request in outbox.after(0):
+        outbox.acknowledged(request.sequence)
+    assert len(writes) <= 1
+    assert waiting(opened(path)) == []
 
 
 def test_only_the_newest_front_waits_an_earlier_processs_included(path):
@@ -99,11 +121,12 @@ def test_beyond_the_bound_the_oldest_observations_are_forgotten_and_counted(path
         b"[]",
     ],
 )
-def test_damage_is_moved_aside_and_the_sound_reports_are_delivered(path, caplog, damage):
+def test_damage_is_kept_aside_and_the_sound_reports_are_delivered(path, caplog, damage):
     opened(path).add(observation("run/0"))
     path.write_bytes(damage + b"\n" + path.read_bytes())
     outbox = opened(path)
     assert waiting(outbox) == ["run/0"]
+    assert waiting(opened(path)) == ["run/0"], "a restart before anything is added"
     aside = path.with_name("outbox.jsonl.damaged")
     assert "1 of its lines are damaged" in caplog.text and str(aside) in caplog.text
     assert aside.read_bytes().startswith(damage)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 import reference_models
+from edge_agent.connection import connects_to
 from edge_agent.references import reference_of_digest
 from wattfleet.artefact import Artefact
 from wattfleet.errors import CorruptReferenceError
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
 
@@ -30,7 +33,7 @@ class FakeCoordinator:
         self.sent = 0
 
     async def FetchReference(  # noqa: N802 - named by the protocol
-        self, request: session_pb2.FetchReferenceRequest
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
         self.asked += 1
         offset = request.weights_offset if self.resumes else 0
@@ -50,7 +53,7 @@ def shipped() -> Artefact:
 
 
 def fetch(coordinator: FakeCoordinator, digest: str, cache: Path) -> Artefact:
-    return asyncio.run(reference_of_digest(digest, cache, coordinator))  # type: ignore[arg-type]
+    return asyncio.run(reference_of_digest(digest, cache, lambda: nullcontext(coordinator)))  # type: ignore[arg-type]
 
 
 def test_fetched_once_and_kept(shipped: Artefact, tmp_path: Path) -> None:
@@ -94,3 +97,43 @@ def test_a_coordinator_that_cannot_resume_is_asked_for_everything(shipped: Artef
     coordinator = FakeCoordinator(shipped.manifest, shipped.weights, breaks_after=5000, resumes=False)
     assert fetch(coordinator, shipped.digest, tmp_path) == shipped
     assert coordinator.sent == len(shipped.weights) + 5000
+
+
+class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
+    """Falls silent after the first half; then it sends what is asked for."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        self.artefact = artefact
+        self.offsets: list[int] = []
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, context: Any
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        self.offsets.append(request.weights_offset)
+        offset, half = request.weights_offset, len(self.artefact.weights) // 2
+        yield session_pb2.FetchReferenceResponse(manifest=self.artefact.manifest, weights_offset=offset)
+        if not offset:
+            yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[:half])
+            await asyncio.Event().wait()
+        yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[offset:])
+
+
+def test_a_fetch_that_stalls_goes_on_where_it_stopped(
+    shipped: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.references._FETCHED_WITHIN_S", 0.5)
+    coordinator = StallingCoordinator(shipped)
+
+    async def body() -> Artefact:
+        server = grpc.aio.server()
+        session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(f"127.0.0.1:{port}"))
+            return await asyncio.wait_for(fetched, 20)
+        finally:
+            await server.stop(None)
+
+    assert asyncio.run(body()) == shipped
+    assert coordinator.offsets == [0, len(shipped.weights) // 2]

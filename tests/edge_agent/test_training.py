@@ -20,7 +20,8 @@ from edge_agent.devices.virtual_clock import VirtualClock
 from edge_agent.journal import Journal, JournalHeader
 from edge_agent.productive import ProductiveProfiler
 from edge_agent.readiness import parked_mode
-from edge_agent.training import Observed, PowerNotReadError, TrainingWatch
+from edge_agent.training import Observed, TrainingWatch
+from edge_agent.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from tests.edge_agent.jetson_boards import ORIN_NANO
 from tests.edge_agent.jetson_tree import FakedJetson, open_sysfs

@@ -12,7 +12,7 @@ from edge_agent.profiler import Profiler
 from wattfleet.front import POWER_QUANTILE, predicted_front
 from wattfleet.modes import as_array, as_modes
 from wattfleet.predictor import Prediction
-from wattfleet.start import first_minibatch_gcycles, start_s
+from wattfleet.start import first_minibatch_gcycles, first_minibatch_s, start_s, steady_minibatch_s
 
 
 def modes_at(*cpu_ghz: float) -> np.ndarray:
@@ -36,6 +36,21 @@ def test_where_no_first_minibatch_is_known_a_training_starts_at_once() -> None:
 
 def test_a_first_minibatch_that_is_none_slower_than_the_others_makes_no_start() -> None:
     assert start_s(modes_at(2.0), np.array([5_000.0]), 7.0).tolist() == [0]
+
+
+@given(st.floats(0.05, 20), st.integers(1, 3000), st.floats(0, 9), st.sampled_from([0.4, 0.9, 2.0]))
+def test_a_steady_minibatch_and_its_start_make_the_whole_training(
+    minibatch_s: float, minibatches: int, first_gcycles: float, cpu_ghz: float
+) -> None:
+    (mode,) = as_modes(modes_at(cpu_ghz))
+    (start,) = start_s(modes_at(cpu_ghz), np.array([minibatch_s * 1e3]), first_gcycles)
+    training_s = start + minibatches * minibatch_s
+    first_s = first_minibatch_s(mode, first_gcycles)
+    found = steady_minibatch_s(training_s, minibatches, first_s)
+    if training_s <= 2 * first_s:
+        assert found is None
+    else:
+        assert found == pytest.approx(minibatch_s)
 
 
 @pytest.mark.parametrize("kind", ["agx-orin", "orin-nano", "orin-nx", "xavier-agx"])
