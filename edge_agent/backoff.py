@@ -6,18 +6,18 @@ import asyncio
 import random
 
 LONGEST_S = 30.0
-_FIRST_S = 0.2
+FIRST_S = 0.2
 
 
 class Backoff:
     """Pauses that double, at random up to their whole length, so that a fleet does not come back all at once."""
 
     def __init__(self) -> None:
-        self._up_to_s = _FIRST_S
+        self._up_to_s = FIRST_S
 
     def reset(self) -> None:
         """An attempt went well."""
-        self._up_to_s = _FIRST_S
+        self._up_to_s = FIRST_S
 
     async def pause(self, longest_s: float = LONGEST_S, spread_s: float = 0.0) -> None:
         """Wait before the next attempt.

@@ -12,6 +12,7 @@ from benchmarks.fleet.load import Load, percentiles_ms
 from benchmarks.fleet.servers import Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports
+from benchmarks.fleet.use import Use
 from coordinator.leases import pace_of
 from simulation.processes import Parts
 from wattfleet.artefact import Artefact, write_directory
@@ -60,6 +61,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
             found |= await _storm(swarm, settings)
             found |= await _restart(swarm, ours, settings)
             found["peak_rss_mb"] = max(found["peak_rss_mb"], ours.peak_rss_mb())
+            found["in_use"] = await _in_use(swarm, ours, settings, count)
         finally:
             swarm.leave()
         found["ended"] = dict(swarm.ended)
@@ -69,6 +71,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         try:
             beside = await _live(swarm, other, settings)
             beside |= await _storm(swarm, settings)
+            beside["peak_rss_mb"] = other.peak_rss_mb()
         finally:
             swarm.leave()
         await other.quiet(settings.limit_s)
@@ -102,6 +105,15 @@ async def _live(swarm: Swarm, server: Server, settings: Settings) -> dict[str, A
         "generator_cores": load.generator_cores,
         "generator_late_ms": load.generator_late_ms,
     }
+
+
+async def _in_use(swarm: Swarm, server: Server, settings: Settings, count: int) -> dict[str, Any]:
+    """Rounds are planned and metrics scraped while leases are renewed."""
+    async with Use(server, count) as use:
+        swarm.measure_anew()
+        await asyncio.sleep(settings.steady_s)
+        latencies_s = swarm.latencies_s
+    return {"lease_ms": percentiles_ms(latencies_s), "peak_rss_mb": server.peak_rss_mb(), **use.figures}
 
 
 async def _storm(swarm: Swarm, settings: Settings) -> dict[str, Any]:

@@ -14,6 +14,14 @@ SERVICE = "/wattfleet.v1.SessionService"
 
 LEASE = session_pb2.SessionRequest(lease=session_pb2.Lease()).SerializeToString()
 
+# As many settings as a Jetson AGX Orin has.
+_KNOBS = (
+    np.arange(1, 13),
+    np.linspace(115_200, 2_201_600, 29),
+    np.linspace(306_000_000, 1_300_500_000, 11),
+    np.array([204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000]),
+)
+
 ACK_BYTES = len(
     session_pb2.SessionResponse(
         ack=session_pb2.Ack(sequence=1000, lease_s=LEASE_S, reconnect_s=1.0)
@@ -31,11 +39,16 @@ def state(sequence: int) -> bytes:
     ).SerializeToString()
 
 
+def device_id(number: int) -> str:
+    """The name of one agent's device."""
+    return f"device-{number:06}"
+
+
 def hello(number: int) -> bytes:
     """Who one agent is."""
     return session_pb2.SessionRequest(
         hello=session_pb2.Hello(
-            device_id=f"device-{number:06}",
+            device_id=device_id(number),
             board="agx-orin",
             evidence=power_pb2.EVIDENCE_SIMULATED,
             mode_count=18_096,
@@ -48,7 +61,8 @@ def hello(number: int) -> bytes:
 def front() -> bytes:
     """A front of as many points as one may have."""
     slowdown = np.linspace(1.0, 6.0, MAX_POINTS)
-    modes = np.tile([12.0, 2_201_600, 1_300.5e6, 3_199e6], (MAX_POINTS, 1))
+    rng = np.random.default_rng(0)
+    modes = np.column_stack([rng.choice(values, MAX_POINTS) for values in _KNOBS]).round()
     spread = np.full(MAX_POINTS, 0.03)
     reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_POINTS, 4.0))
     return session_pb2.SessionRequest(

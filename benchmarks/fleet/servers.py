@@ -42,6 +42,7 @@ class Server:
         self._announced = folder / f"{name}.json"
         self._part: Part | None = None
         self._port = 0
+        self.metrics_url = ""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -65,7 +66,9 @@ class Server:
             if loop.time() > give_up_s:
                 raise PartFailedError(f"{self.name} did not come up within {_READY_WITHIN_S:g} s")
             await asyncio.sleep(_POLL_S)
-        self._port = int(json.loads(self._announced.read_text())["address"].rpartition(":")[2])
+        announced = json.loads(self._announced.read_text())
+        self._port = int(announced["address"].rpartition(":")[2])
+        self.metrics_url = f"http://{announced.get('metrics_address')}/metrics"
 
     def kill(self) -> None:
         """End it without notice."""

@@ -1,0 +1,110 @@
+"""What else a coordinator does while it answers leases: it plans rounds, and its metrics are scraped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from array import array
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+
+import grpc
+
+from benchmarks.fleet import requests
+from benchmarks.fleet.load import Figures, percentiles_ms
+from benchmarks.fleet.servers import Server
+from coordinator.records import plan_id_of
+from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
+
+SCRAPED_EVERY_S = 5.0
+"""As `deploy/prometheus/prometheus.yml` has it."""
+
+PLANNED_EVERY_S = 10.0
+"""A round of a fleet this fast is a short one."""
+
+_RUN = "benchmark"
+_BOUND_AT_ONCE = 1_000
+_LONGEST_PLAN = 64 * 1024 * 1024
+_PLAN = "/wattfleet.v1.PlanningService/PlanRound"
+
+
+class Use:
+    """A context in which rounds of all devices are planned and metrics are scraped, each at its pace.
+
+    Args:
+        server: the coordinator.
+        count: devices.
+    """
+
+    def __init__(self, server: Server, count: int) -> None:
+        self._server = server
+        self._count = count
+        self._plans_s = array("d")
+        self._scrapes_s = array("d")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._number = 0
+
+    @property
+    def figures(self) -> dict[str, Figures]:
+        """How long plans and scrapes took, as they were seen from outside."""
+        return {"plan_ms": percentiles_ms(self._plans_s), "scrape_ms": percentiles_ms(self._scrapes_s)}
+
+    async def __aenter__(self) -> Use:
+        host, port = self._server.address
+        options = [("grpc.max_receive_message_length", _LONGEST_PLAN)]
+        self._channel = grpc.aio.insecure_channel(f"{host}:{port}", options)
+        # A plan is not taken apart here: the generator has leases to answer.
+        self._plan_round = self._channel.unary_unary(_PLAN, planning_pb2.PlanRoundRequest.SerializeToString, None)
+        self._stub = planning_pb2_grpc.PlanningServiceStub(self._channel)
+        nodes = [
+            planning_pb2.NodeBinding(node_id=number + 1, device_id=requests.device_id(number))
+            for number in range(self._count)
+        ]
+        for begin in range(0, self._count, _BOUND_AT_ONCE):
+            await self._stub.BindNodes(planning_pb2.BindNodesRequest(bindings=nodes[begin : begin + _BOUND_AT_ONCE]))
+        await self._stub.StartRun(planning_pb2.StartRunRequest(run_id=_RUN, strategy="FedAvg", rounds=1_000))
+        self._tasks = [
+            asyncio.create_task(_every(PLANNED_EVERY_S, self._plan)),
+            asyncio.create_task(_every(SCRAPED_EVERY_S, self._scrape)),
+        ]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        ended = await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close(None)
+        for outcome in ended:
+            if isinstance(outcome, Exception) and error is None:
+                raise outcome
+
+    async def _plan(self) -> None:
+        self._number += 1
+        request = planning_pb2.PlanRoundRequest(
+            run_id=_RUN, round=self._number, node_ids=range(1, self._count + 1), epochs=1.0
+        )
+        begun_s = time.perf_counter()
+        await self._plan_round(request)
+        self._plans_s.append(time.perf_counter() - begun_s)
+        plan_id = plan_id_of(_RUN, self._number)
+        await self._stub.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=60.0))
+
+    async def _scrape(self) -> None:
+        begun_s = time.perf_counter()
+        await asyncio.to_thread(_read, self._server.metrics_url)
+        self._scrapes_s.append(time.perf_counter() - begun_s)
+
+
+async def _every(seconds: float, act: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        began_s = time.perf_counter()
+        await act()
+        await asyncio.sleep(max(0.0, seconds - (time.perf_counter() - began_s)))
+
+
+def _read(url: str) -> None:
+    with urllib.request.urlopen(url) as answer:
+        answer.read()
