@@ -20,6 +20,7 @@ from coordinator.references import ReferenceShelf
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import evidence_from_message, front_from_message
+from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
@@ -82,6 +83,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         spoken = common_version(first.hello.protocol)
         lease = self._begin(first.hello)
         outlet = Outlet(context.write)
+        ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(spoken)))
             del first, spoken  # ten thousand sessions would keep them for as long as they last
@@ -90,16 +92,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 outlet.tell(order_message(order))
             await self._serve(lease, context, outlet)
         except asyncio.CancelledError:
-            ended = self._ended.pop(lease, None)
+            ended = self._ended.get(lease)
             if ended is None:
                 raise  # the agent hung up
             this = asyncio.current_task()
             assert this is not None, "a handler is a task"
             this.uncancel()
-            await context.abort(*ended)
         finally:
             self._orders.end(lease.device_id, outlet)
             self._over(lease)
+        if ended is not None:
+            await refuse(context, *ended)
 
     def _begin(self, hello: session_pb2.Hello) -> Lease:
         """Take a Hello; the new session's lease.

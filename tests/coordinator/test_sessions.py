@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -17,6 +19,7 @@ from tests.coordinator.served import READY, Agent, Client, fetch, status, until,
 from tests.coordinator.small_fleet import NANO_FRONT, ORIN_FRONT
 from wattfleet.artefact import Artefact, restore
 from wattfleet.boards import board
+from wattfleet_proto import error_boundary
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     power_pb2,
@@ -444,35 +447,100 @@ def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
     with_coordinator(config, after)
 
 
-def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+@asynccontextmanager
+async def blocked_reader(client: Client, hello: session_pb2.Hello) -> AsyncIterator[tuple[Agent, asyncio.Task[None]]]:
+    """An agent that has sent until the network's buffers are full, and reads nothing of what it is answered."""
     sent = 0
 
-    async def flood(agent: Agent, messages: int) -> None:
+    async def flood(agent: Agent) -> None:
         nonlocal sent
-        for k in range(messages):
+        for k in range(FLOOD):
             state = session_pb2.StateReport(state=READY.state, detail="x" * 1000)
             await agent.call.write(session_pb2.SessionRequest(sequence=k + 1, state=state))
             sent += 1
 
-    async def story(client: Client) -> None:
-        options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0)]
-        async with grpc.aio.insecure_channel(client.bound.address, options=options) as own:
-            slow, other = Agent(session_pb2_grpc.SessionServiceStub(own)), client.agent()
-            await slow.hello("slow")
-            await other.hello("other")
-            flooding = asyncio.create_task(flood(slow, 1_000))
-            before = -1
-            while sent > before:  # until the network's buffers are full
-                before = sent
-                await asyncio.sleep(0.3)
-            assert not flooding.done()
-            await other.send(lease=session_pb2.Lease())
-            reading = asyncio.create_task(flooding_read(slow, 1_000))
-            await flooding
-            assert await reading == list(range(1, 1_001)), "nothing of it was lost"
-            await other.goodbye()
+    options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(client.bound.address, options=options) as own:
+        slow = Agent(session_pb2_grpc.SessionServiceStub(own))
+        await slow.greet(hello)
+        flooding = asyncio.create_task(flood(slow))
+        before = -1
+        while sent > before:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert not flooding.done()
+        yield slow, flooding
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
 
-    async def flooding_read(agent: Agent, messages: int) -> list[int]:
-        return [(await agent.call.read()).ack.sequence for _ in range(messages)]
+
+FLOOD = 1_000
+
+
+def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+    async def read_all(agent: Agent) -> list[int]:
+        return [(await agent.call.read()).ack.sequence for _ in range(FLOOD)]
+
+    async def story(client: Client) -> None:
+        other = client.agent()
+        await other.hello("other")
+        async with blocked_reader(client, hello_of("slow")) as (slow, flooding):
+            await other.send(lease=session_pb2.Lease())
+            reading = asyncio.create_task(read_all(slow))
+            await flooding
+            assert await reading == list(range(1, FLOOD + 1)), "nothing of it was lost"
+        await other.goodbye()
+
+    with_coordinator(config, story)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_boundary, "TOLD_WITHIN_S", 0.1)
+
+
+def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
+    config: CoordinatorConfig, impatient: None
+) -> None:
+    async def story(client: Client) -> None:
+        # The second takes the place of the first, which nobody can tell so.
+        async with (
+            blocked_reader(client, hello_of("slow", "same installation")),
+            blocked_reader(client, hello_of("slow", "same installation")),
+        ):
+            client.stop.set()
+            await client.running
+
+    with_coordinator(config, story)
+
+
+def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
+    config: CoordinatorConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(client: Client) -> None:
+        async with blocked_reader(client, hello_of("slow")):
+            client.stop.set()
+            await asyncio.sleep(0.1)  # its connection breaks while it is told
+        await client.running
+
+    with_coordinator(config, story)
+    assert not caplog.records, caplog.text
+
+
+def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
+    config: CoordinatorConfig, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.2)
+    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+
+    async def story(client: Client) -> None:
+        async def offline() -> bool:
+            return await client.states() == {"slow": "offline"}
+
+        async with blocked_reader(client, hello_of("slow")):
+            await until(offline)
+            again = client.agent()
+            await again.hello("slow")
+            await again.goodbye()
 
     with_coordinator(config, story)
