@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ from coordinator.records import (
     run_of,
 )
 from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part, PastRound
@@ -286,7 +287,7 @@ class Fleet:
         if len(nodes) < len(known):
             twice = sorted({self.nodes[n] for n in known if n not in nodes.values()})
             raise InvalidInputError(
-                f"several connected nodes say that they are {', '.join(twice)}: give each SuperNode its own device-id"
+                f"several connected nodes say that they are {few_of(twice)}: give each SuperNode its own device-id"
             )
         offers = [
             offer
@@ -298,8 +299,7 @@ class Fleet:
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if all(self.say_of(offer.device_id).drained for offer in offers):
-            states = ", ".join(f"{d.device_id} is {self._occupation(d, run_id)}" for d in self.devices.values())
-            raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
+            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
         plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
         chosen = {assignment.device_id for assignment in plan.assignments}
@@ -361,6 +361,16 @@ class Fleet:
         if promise is None or promise.is_over or run_of(promise.plan_id) == run_id:
             return None
         return promise.plan_id
+
+    def _occupations(self, run_id: str) -> str:
+        """What keeps devices from a run's round, in words; of more than a few, how many are in which state."""
+        if not self.devices:
+            return "none ever connected"
+        told = [f"{each.device_id} is {self._occupation(each, run_id)}" for each in self.devices.values()]
+        if len(told) <= MOST_NAMED:
+            return few_of(told)
+        counts = Counter(device.state.value for device in self.devices.values()).most_common()
+        return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {few_of(told)}"
 
     def _occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""

@@ -184,6 +184,19 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
     assert chosen(fleet.plan(RUN, 1, NODES, 1.0)) == {"orin"}, "the same round can be planned once somebody is"
 
 
+def test_of_a_large_fleet_the_states_are_counted_and_a_few_devices_named() -> None:
+    fleet = small_fleet()
+    fleet.disconnect("orin")
+    fleet.disconnect("nano")
+    for k in range(3_000):
+        fleet.connect(f"device-{k:04}", "agx-orin", "simulated", 18_096)
+    with pytest.raises(NoDevicesError) as refused:
+        fleet.plan(RUN, 1, NODES, 1.0)
+    said = str(refused.value)
+    assert said.startswith("no device is ready to train: 3,000 are enrolled, 2 are offline: orin is offline, nano is")
+    assert said.endswith("device-0007 is enrolled, and 2,992 more")
+
+
 def test_a_fleet_that_nobody_joined_says_so() -> None:
     fleet = Fleet(Allowance.of_site(100.0), Everyone())
     fleet.start_run(RUN, "FedAvg", 1)
