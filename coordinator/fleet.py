@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.names import require_name, require_tag, shown
 from coordinator.placement import DeviceRules, OnlySite, Placement
 from coordinator.promises import Promises
 from coordinator.records import (
@@ -41,8 +43,11 @@ from wattfleet.planning.selection import Selection
 from wattfleet.planning.trimming import InFlight, trimmed
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
-_LONGEST_NAME = 200
 _LONGEST_DETAIL = 2_000
+_DIGEST = re.compile("([0-9a-f]{64})?")
+
+_IMPLAUSIBLE_W = 1_000.0
+"""No board draws as much, Jetsons a tenth at most; one that is believed to leaves no watts to its site."""
 
 
 class Fleet:
@@ -121,7 +126,6 @@ class Fleet:
         Returns:
             The rounds that had to be trimmed, and what their devices are to be told.
         """
-        self.may_exceed = False
         flying: dict[str, list[Offer]] = {}
         for device_id, promise in self._promises.awaited():
             device = self.devices.get(device_id)
@@ -131,6 +135,7 @@ class Fleet:
             if (offer := self._offer(device)) is not None:
                 flying.setdefault(promise.plan_id, []).append(offer)
         if not flying:
+            self.may_exceed = False
             return [], []
         rounds = [
             InFlight(self.rounds[plan_id].plan, self.rounds[plan_id].epochs, offers)
@@ -149,6 +154,7 @@ class Fleet:
                 told.append(Reassignment(device_id, plan_id, assignments.get(device_id)))
             ended_w = sum(self.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
             changed.append(self._put_round(replace(record, plan=trim.plan, idle_w=record.idle_w + ended_w)))
+        self.may_exceed = False
         return changed, told
 
     def standing_order(self, device_id: str) -> Reassignment | None:
@@ -178,12 +184,12 @@ class Fleet:
         """A device's session begins, or another takes its place.
 
         Raises:
-            InvalidInputError: no id, or the id was enrolled as another kind of board.
+            InvalidInputError: no id, or none that can be shown, or the id was enrolled as another kind of board.
         """
         if not device_id or not board or mode_count < 1:
             raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
-        if max(len(device_id), len(board)) > _LONGEST_NAME:
-            raise InvalidInputError(f"a device's id and its kind of board have {_LONGEST_NAME} characters at most")
+        require_name("a device's id", device_id)
+        require_name("a device's kind of board", board)
         known = self.devices.get(device_id)
         if known and (known.board, known.evidence) != (board, evidence):
             raise InvalidInputError(
@@ -215,9 +221,19 @@ class Fleet:
         """A device reports its front.
 
         Raises:
-            InvalidInputError: the idle watts are no watts.
+            InvalidInputError: no board draws such watts, or the digest is none.
         """
         Offer(device_id, front, idle_w)  # the planner's own conditions, checked where the report comes in
+        for does, watts in (("idles at", idle_w), ("may take", float(front.planned_w[0]))):
+            if watts >= _IMPLAUSIBLE_W:
+                raise InvalidInputError(
+                    f"{device_id} says that it {does} {watts:,.0f} W, which no board does: are its milliwatts told as"
+                    " watts? See what it reads with `wattfleet agent doctor`, and let it profile anew"
+                )
+        if not _DIGEST.fullmatch(reference_digest):
+            raise InvalidInputError(
+                f"{device_id}: a reference's digest has 64 hexadecimal digits, unlike {shown(reference_digest)}"
+            )
         before = self.device(device_id)
         if before.front is not None and before.front.equals(front):
             front = before.front
@@ -248,7 +264,12 @@ class Fleet:
     # --- Flower -------------------------------------------------------------------------------------------------
 
     def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
-        """Tie one of Flower's nodes to a device, whose agent may connect later."""
+        """Tie one of Flower's nodes to a device, whose agent may connect later.
+
+        Raises:
+            InvalidInputError: no device can have such an id.
+        """
+        require_name("a device's id", device_id)
         self.nodes[node_id] = device_id
         return NodeRecord(node_id, device_id)
 
@@ -258,7 +279,7 @@ class Fleet:
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """A Flower run is over."""
-        record = replace(self.run(run_id), error=error, finished=True)
+        record = replace(self.run(run_id), error=error[:_LONGEST_DETAIL], finished=True)
         self._promises.run_over(run_id)
         return self._put_run(record)
 
@@ -326,7 +347,14 @@ class Fleet:
         return self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
-        """The strategy reports what it evaluated after a round; round 0 is before the first."""
+        """The strategy reports what it evaluated after a round; round 0 is before the first.
+
+        Raises:
+            UnknownRecordError: no such run or round.
+            InvalidInputError: a metric's name is none.
+        """
+        for name in metrics:
+            require_name("a metric's name", name)
         if number == 0:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(plan_id_of(run_id, number))
@@ -434,11 +462,10 @@ class Fleet:
 
         Raises:
             UnknownRecordError: a device never connected.
-            InvalidInputError: a tag is empty or too long, is both given and taken, or is one of the site file's.
+            InvalidInputError: a tag is no word, is both given and taken, or is one of the site file's.
         """
-        for word in add | remove:
-            if not (word.strip() and len(word) <= _LONGEST_NAME and word.isprintable()):
-                raise InvalidInputError(f"a tag is a word of up to {_LONGEST_NAME} printable characters, not {word!r}")
+        for word in add:  # what older versions took for a tag can be removed
+            require_tag(word)
         if both := add & remove:
             raise InvalidInputError(f"{', '.join(sorted(both))}: either add a tag or remove it")
         says = []

@@ -16,6 +16,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.late_reports import LateReports
 from coordinator.leases import LEASE_S, Lease, Leases
+from coordinator.names import require_name
 from coordinator.orders import Orders, Outlet, order_message
 from coordinator.records import DeviceState, ObservedTraining, StoredRecord, run_of
 from coordinator.references import ReferenceShelf
@@ -116,6 +117,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             DuplicateSessionError: another agent has a session for this device.
         """
         evidence = evidence_from_message(hello.evidence)
+        if hello.installation:
+            require_name("an installation", hello.installation)
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())

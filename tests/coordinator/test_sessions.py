@@ -398,11 +398,16 @@ def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig) -> No
     with_coordinator(config, story)
 
 
-@pytest.mark.parametrize(("device_id", "board"), [("x" * 300, "agx-orin"), ("orin", "x" * 300)])
-def test_a_name_that_is_too_long_is_refused(config: CoordinatorConfig, device_id: str, board: str) -> None:
+@pytest.mark.parametrize("name", ["x" * 201, "or\0in", "or\nin", "or\u202ein", " "])
+@pytest.mark.parametrize("field", ["device_id", "board", "installation"])
+def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
+    config: CoordinatorConfig, field: str, name: str
+) -> None:
     async def story(client: Client) -> None:
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await client.agent().hello(device_id, board)
+        hello = hello_of("orin", "one")
+        setattr(hello, field, name)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 to 200 printable characters") as refused:
+            await client.agent().greet(hello)
         assert status(refused)[0] is INVALID
         assert await client.states() == {}
 
