@@ -29,7 +29,7 @@ class NoDevicesError(WattfleetError):
 
 
 class FleetReturningError(WattfleetError):
-    """The coordinator has just restarted, and waits for its devices: ask again."""
+    """The coordinator has just restarted, or called its devices back, and waits for them: ask again."""
 
 
 class BudgetSourceError(WattfleetError):

@@ -121,7 +121,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         return planning_pb2.FinishRunResponse()
 
     def _require_back(self, node_ids: Sequence[int]) -> None:
-        """Make sure that a plan after a restart is not made for the few devices that came back first.
+        """Make sure that a plan is not made for the few devices that came back first after a restart or a new pin.
 
         Raises:
             FleetReturningError: some are waited for still.
@@ -130,7 +130,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         awaited, left_s = self._leases.awaited(device_ids, self._now_s())
         if awaited:
             raise FleetReturningError(
-                f"the coordinator has restarted: {awaited} of the devices that it had are not back yet; they are waited"
+                f"the fleet is coming back: {awaited} of the devices that it had are not back yet; they are waited"
                 f" for another {left_s:.0f} s"
             )
 

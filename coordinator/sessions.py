@@ -251,6 +251,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """
         leases = [lease for lease in self._handlers if lease not in self._ended]
         for lease in leases:
+            self._leases.call_back(lease, self._now_s())
             self._end(lease, grpc.StatusCode.UNAVAILABLE, why)
         return len(leases)
 
@@ -258,6 +259,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
         while True:
             await asyncio.sleep(_SWEPT_EVERY_S)
+            if missing := self._leases.missing(self._now_s()):
+                _log.warning("%d devices did not come back, and are waited for no more", len(missing))
+                # Stored as what they were, each later start would wait for them again.
+                self._writer.save_soon(*map(self._fleet.device, missing))
             for lease in self._leases.lapsed(self._now_s()):
                 self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: nothing was heard any more")
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import grpc
@@ -22,6 +23,7 @@ from wattfleet.boards import board
 from wattfleet_proto import error_boundary
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
+    operator_pb2,
     power_pb2,
     session_pb2,
     session_pb2_grpc,
@@ -450,6 +452,60 @@ def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
 
     with_coordinator(config, before)
     with_coordinator(config, after)
+
+
+def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_only(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+
+    async def before(client: Client) -> None:
+        await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+
+    async def refusal(client: Client) -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.plan()
+        return status(refused)[1]
+
+    async def first(client: Client) -> None:
+        async def noted() -> bool:
+            with closing(sqlite3.connect(str(config.store))) as store:
+                return store.execute("SELECT DISTINCT state FROM device").fetchall() == [("offline",)]
+
+        await until(noted)
+
+    async def second(client: Client) -> None:
+        assert await refusal(client) == "no device is ready to train: orin is offline, nano is offline"
+
+    with_coordinator(config, before)
+    monkeypatch.setattr(leases, "GRACE_S", 0.0)
+    with_coordinator(config, first)
+    monkeypatch.setattr(leases, "GRACE_S", 60.0)
+    with_coordinator(config, second)
+
+
+def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
+    config: CoordinatorConfig, another: Artefact
+) -> None:
+    async def story(client: Client) -> None:
+        agents = await client.two_ready()
+        parts = [operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights)]
+        await client.operator.PublishReference(iter(parts))
+        await client.operator.PinReference(operator_pb2.PinReferenceRequest(digest=another.digest))
+        for agent in agents:
+            with pytest.raises(grpc.aio.AioRpcError, match="come back for it"):
+                await agent.call.read()
+        orin, nano = client.agent(), client.agent()
+        await orin.become_ready("orin", ORIN_FRONT, 5.0)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 of the devices that it had are not back yet") as refused:
+            await client.plan()
+        assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
+        await nano.become_ready("nano", NANO_FRONT, 3.0)
+        assert len((await client.plan()).assignments) == 2
+
+    with_coordinator(config, story)
 
 
 @asynccontextmanager
