@@ -24,12 +24,16 @@ class DuplicateSessionError(WattfleetError):
     """A device of this id is connected already."""
 
 
+class OversizedMessageError(WattfleetError):
+    """A message is larger than any of its kind has to be."""
+
+
 class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or look at the devices' states."""
 
 
 class FleetReturningError(WattfleetError):
-    """The coordinator has just restarted, and waits for its devices: ask again."""
+    """The coordinator has just restarted, or called its devices back, and waits for them: ask again."""
 
 
 class BudgetSourceError(WattfleetError):
@@ -70,6 +74,7 @@ STATUS: StatusTable = {
     CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
+    OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
+import re
+from collections import Counter
 from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.names import require_name, require_tag, shown
 from coordinator.newest import Newest
 from coordinator.placement import DeviceRules, OnlySite, Placement
 from coordinator.promises import Promises
@@ -30,7 +33,7 @@ from coordinator.records import (
     run_of,
 )
 from wattfleet.budgets import InForce
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History, Part, PastRound
@@ -41,8 +44,11 @@ from wattfleet.planning.selection import Selection
 from wattfleet.planning.trimming import InFlight, trimmed
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
-_LONGEST_NAME = 200
 _LONGEST_DETAIL = 2_000
+_DIGEST = re.compile("([0-9a-f]{64})?")
+
+_IMPLAUSIBLE_W = 1_000.0
+"""No board draws as much, Jetsons a tenth at most; one that is believed to leaves no watts to its site."""
 
 
 class Fleet:
@@ -126,7 +132,6 @@ class Fleet:
         Returns:
             The rounds that had to be trimmed, and what their devices are to be told.
         """
-        self.may_exceed = False
         flying: dict[str, list[Offer]] = {}
         for device_id, promise in self._promises.awaited():
             device = self.devices.get(device_id)
@@ -136,6 +141,7 @@ class Fleet:
             if (offer := self._offer(device)) is not None:
                 flying.setdefault(promise.plan_id, []).append(offer)
         if not flying:
+            self.may_exceed = False
             return [], []
         rounds = [
             InFlight(self.rounds[plan_id].plan, self.rounds[plan_id].epochs, offers)
@@ -155,6 +161,7 @@ class Fleet:
             ended_w = sum(self.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
             self.newest.assigned(trim.plan.assignments)
             changed.append(self._put_round(replace(record, plan=trim.plan, idle_w=record.idle_w + ended_w)))
+        self.may_exceed = False
         return changed, told
 
     def standing_order(self, device_id: str) -> Reassignment | None:
@@ -184,12 +191,12 @@ class Fleet:
         """A device's session begins, or another takes its place.
 
         Raises:
-            InvalidInputError: no id, or the id was enrolled as another kind of board.
+            InvalidInputError: no id, or none that can be shown, or the id was enrolled as another kind of board.
         """
         if not device_id or not board or mode_count < 1:
             raise InvalidInputError("a device needs an id, a kind of board and at least one power mode")
-        if max(len(device_id), len(board)) > _LONGEST_NAME:
-            raise InvalidInputError(f"a device's id and its kind of board have {_LONGEST_NAME} characters at most")
+        require_name("a device's id", device_id)
+        require_name("a device's kind of board", board)
         known = self.devices.get(device_id)
         if known and (known.board, known.evidence) != (board, evidence):
             raise InvalidInputError(
@@ -221,9 +228,19 @@ class Fleet:
         """A device reports its front.
 
         Raises:
-            InvalidInputError: the idle watts are no watts.
+            InvalidInputError: no board draws such watts, or the digest is none.
         """
         Offer(device_id, front, idle_w)  # the planner's own conditions, checked where the report comes in
+        for does, watts in (("idles at", idle_w), ("may take", float(front.planned_w[0]))):
+            if watts >= _IMPLAUSIBLE_W:
+                raise InvalidInputError(
+                    f"{device_id} says that it {does} {watts:,.0f} W, which no board does: are its milliwatts told as"
+                    " watts? See what it reads with `wattfleet agent doctor`, and let it profile anew"
+                )
+        if not _DIGEST.fullmatch(reference_digest):
+            raise InvalidInputError(
+                f"{device_id}: a reference's digest has 64 hexadecimal digits, unlike {shown(reference_digest)}"
+            )
         before = self.device(device_id)
         if before.front is not None and before.front.equals(front):
             front = before.front
@@ -255,7 +272,12 @@ class Fleet:
     # --- Flower -------------------------------------------------------------------------------------------------
 
     def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
-        """Tie one of Flower's nodes to a device, whose agent may connect later."""
+        """Tie one of Flower's nodes to a device, whose agent may connect later.
+
+        Raises:
+            InvalidInputError: no device can have such an id.
+        """
+        require_name("a device's id", device_id)
         self.nodes[node_id] = device_id
         return NodeRecord(node_id, device_id)
 
@@ -265,7 +287,7 @@ class Fleet:
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """A Flower run is over."""
-        record = replace(self.run(run_id), error=error, finished=True)
+        record = replace(self.run(run_id), error=error[:_LONGEST_DETAIL], finished=True)
         self._promises.run_over(run_id)
         return self._put_run(record)
 
@@ -294,7 +316,7 @@ class Fleet:
         if len(nodes) < len(known):
             twice = sorted({self.nodes[n] for n in known if n not in nodes.values()})
             raise InvalidInputError(
-                f"several connected nodes say that they are {', '.join(twice)}: give each SuperNode its own device-id"
+                f"several connected nodes say that they are {few_of(twice)}: give each SuperNode its own device-id"
             )
         offers = [
             offer
@@ -306,8 +328,7 @@ class Fleet:
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if all(self.say_of(offer.device_id).drained for offer in offers):
-            states = ", ".join(f"{d.device_id} is {self._occupation(d, run_id)}" for d in self.devices.values())
-            raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
+            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
         plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
         chosen = {assignment.device_id for assignment in plan.assignments}
@@ -335,7 +356,14 @@ class Fleet:
         return self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
-        """The strategy reports what it evaluated after a round; round 0 is before the first."""
+        """The strategy reports what it evaluated after a round; round 0 is before the first.
+
+        Raises:
+            UnknownRecordError: no such run or round.
+            InvalidInputError: a metric's name is none.
+        """
+        for name in metrics:
+            require_name("a metric's name", name)
         if number == 0:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(plan_id_of(run_id, number))
@@ -370,6 +398,16 @@ class Fleet:
         if promise is None or promise.is_over or run_of(promise.plan_id) == run_id:
             return None
         return promise.plan_id
+
+    def _occupations(self, run_id: str) -> str:
+        """What keeps devices from a run's round, in words; of more than a few, how many are in which state."""
+        if not self.devices:
+            return "none ever connected"
+        told = [f"{each.device_id} is {self._occupation(each, run_id)}" for each in self.devices.values()]
+        if len(told) <= MOST_NAMED:
+            return few_of(told)
+        counts = Counter(device.state.value for device in self.devices.values()).most_common()
+        return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {few_of(told)}"
 
     def _occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""
@@ -433,11 +471,10 @@ class Fleet:
 
         Raises:
             UnknownRecordError: a device never connected.
-            InvalidInputError: a tag is empty or too long, is both given and taken, or is one of the site file's.
+            InvalidInputError: a tag is no word, is both given and taken, or is one of the site file's.
         """
-        for word in add | remove:
-            if not (word.strip() and len(word) <= _LONGEST_NAME and word.isprintable()):
-                raise InvalidInputError(f"a tag is a word of up to {_LONGEST_NAME} printable characters, not {word!r}")
+        for word in add:  # what older versions took for a tag can be removed
+            require_tag(word)
         if both := add & remove:
             raise InvalidInputError(f"{', '.join(sorted(both))}: either add a tag or remove it")
         says = []

@@ -17,7 +17,8 @@ WELCOMES_PER_S = 400.0
 """A fleet that lost its coordinator comes back over as many seconds as it takes to welcome these in each."""
 
 GRACE_S = 60.0
-"""After its start a coordinator waits this long for the devices that it had before, ere it plans without them."""
+"""A coordinator waits this long for the devices that it had before its start, or whose sessions it ended to have them
+back, ere it plans without them."""
 
 _LEASES_MISSED = 3
 
@@ -48,11 +49,13 @@ class Lease:
         device_id: the device.
         installation: name of the agent's installation; empty for agents that tell none.
         lapses_s: when it is believed no more, in seconds of the clock that the leases are told.
+        is_called_back: it is ended for the device to come back at once.
     """
 
     device_id: str
     installation: str
     lapses_s: float
+    is_called_back: bool = False
 
 
 class Leases:
@@ -115,20 +118,32 @@ class Leases:
         if self._held.get(lease.device_id) is not lease:
             return False
         del self._held[lease.device_id]
+        if lease.is_called_back:
+            self._expected.add(lease.device_id)
         return True
+
+    def call_back(self, lease: Lease, now_s: float) -> None:
+        """A session is about to be ended so that its device comes back: from its end on that is waited for."""
+        lease.is_called_back = True
+        self._grace_ends_s = now_s + GRACE_S
 
     def lapsed(self, now_s: float) -> list[Lease]:
         """Leases that were not renewed in time; the devices count as connected until their sessions end."""
         return [lease for lease in self._held.values() if lease.lapses_s <= now_s]
 
     def awaited(self, among: Set[str], now_s: float) -> tuple[int, float]:
-        """How many of some devices are still expected back since the start, and for how many seconds.
+        """How many of some devices are still expected back, and for how many seconds.
 
         Args:
             among: ids of devices.
             now_s: now.
         """
-        if now_s >= self._grace_ends_s:
-            self._expected.clear()
-        count = len(self._expected & among)
+        count = len(self._expected & among) if now_s < self._grace_ends_s else 0
         return count, self._grace_ends_s - now_s if count else 0.0
+
+    def missing(self, now_s: float) -> list[str]:
+        """Devices that were not back within the grace: they are told once, and not expected any more."""
+        if now_s < self._grace_ends_s:
+            return []
+        missing, self._expected = sorted(self._expected), set()
+        return missing

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+import grpc
+
 from coordinator.records import Reassignment
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -38,7 +40,10 @@ class Outlet:
         async with self._turn:
             while self._order is not None:
                 order, self._order = self._order, None
-                await self._write(session_pb2.SessionResponse(reassign=order))
+                try:
+                    await self._write(session_pb2.SessionResponse(reassign=order))
+                except grpc.aio.BaseError:
+                    return  # the peer is gone, which ends the session; the next one begins with what stands
 
     def close(self) -> None:
         """The session is over."""

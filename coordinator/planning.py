@@ -11,8 +11,10 @@ from coordinator.archive import recalled
 from coordinator.errors import FleetReturningError
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
+from coordinator.names import require_name
 from coordinator.records import DeviceResult, run_of
 from coordinator.store.writer import Writer
+from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -23,6 +25,8 @@ _OVERDUE_AFTER = 2.0
 more that waits for it: Flower's servers wait as many times as long, and by default a minute and a half beyond."""
 
 _OVERDUE_S = 600.0
+
+_LONGEST_FAILURE = 500
 
 
 class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
@@ -50,6 +54,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.StartRunRequest, context: Any
     ) -> planning_pb2.StartRunResponse:
         """A Flower run begins."""
+        require_name("a run's id", request.run_id)
+        require_name("a strategy's name", request.strategy)
         await recalled(self._fleet, self._writer, request.run_id)
         await self._writer.saved(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
         return planning_pb2.StartRunResponse()
@@ -67,8 +73,13 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     async def BindNodes(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.BindNodesRequest, context: Any
     ) -> planning_pb2.BindNodesResponse:
-        """Tie nodes to devices."""
-        bound = [self._fleet.bind_node(binding.node_id, binding.device_id) for binding in request.bindings]
+        """Tie nodes to devices; a node that cannot be any is left out, so that it is no hindrance to the others."""
+        bound = []
+        for binding in request.bindings:
+            try:
+                bound.append(self._fleet.bind_node(binding.node_id, binding.device_id))
+            except InvalidInputError as error:
+                _log.warning("node %d is left out: %s", binding.node_id, error)
         await self._writer.saved(*bound)
         return planning_pb2.BindNodesResponse()
 
@@ -110,7 +121,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         return planning_pb2.FinishRunResponse()
 
     def _require_back(self, node_ids: Sequence[int]) -> None:
-        """Make sure that a plan after a restart is not made for the few devices that came back first.
+        """Make sure that a plan is not made for the few devices that came back first after a restart or a new pin.
 
         Raises:
             FleetReturningError: some are waited for still.
@@ -119,7 +130,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         awaited, left_s = self._leases.awaited(device_ids, self._now_s())
         if awaited:
             raise FleetReturningError(
-                f"the coordinator has restarted: {awaited} of the devices that it had are not back yet; they are waited"
+                f"the fleet is coming back: {awaited} of the devices that it had are not back yet; they are waited"
                 f" for another {left_s:.0f} s"
             )
 
@@ -139,7 +150,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
 def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
     return DeviceResult(
         device_id=message.device_id,
-        failure=message.failure,
+        failure=message.failure[:_LONGEST_FAILURE],
         num_examples=message.num_examples if message.HasField("num_examples") else None,
         loss=message.loss if message.HasField("loss") else None,
         share=message.share,

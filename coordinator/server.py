@@ -27,6 +27,7 @@ from coordinator.budget_watch import BudgetWatch
 from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
+from coordinator.message_sizes import MAX_MESSAGE_BYTES, SizeInterceptor
 from coordinator.metrics import serve_metrics
 from coordinator.operations import OperatorServicer
 from coordinator.orders import Orders
@@ -58,7 +59,6 @@ from wattfleet_proto.v1 import (
     view_pb2_grpc,
 )
 
-_MAX_MESSAGE_BYTES = 1024 * 1024
 _STOP_GRACE_S = 2.0
 # A scrape of a large fleet computes for a second in a thread of its own. By the interpreter's 5 ms, each answer to an
 # agent would wait that long for its turn.
@@ -71,7 +71,7 @@ _SERVICES = [
 OPTIONS = [
     # Without it a second coordinator would share the port instead of failing.
     ("grpc.so_reuseport", 0),
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
     ("grpc.http2.bdp_probe", 0),
     # Ten thousand connections keep what nobody asks for: gRPC's own statistics, and tables of headers seen before.
@@ -192,7 +192,7 @@ async def serve(
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS)],
+            interceptors=[ErrorInterceptor(STATUS), SizeInterceptor()],
             options=OPTIONS,
         )
         # Before the writer is closed: sessions that end are still written.

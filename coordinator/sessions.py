@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -13,19 +14,24 @@ import grpc
 from coordinator.archive import recalled
 from coordinator.errors import UnknownRecordError
 from coordinator.fleet import Fleet
+from coordinator.late_reports import LateReports
 from coordinator.leases import LEASE_S, Lease, Leases
+from coordinator.names import require_name
 from coordinator.orders import Orders, Outlet, order_message
-from coordinator.records import DeviceState, ObservedTraining, run_of
+from coordinator.records import DeviceState, ObservedTraining, StoredRecord, run_of
 from coordinator.references import ReferenceShelf
+from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import evidence_from_message, front_from_message
+from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
 _SWEPT_EVERY_S = 1.0
+_STORED_WITHIN_S = 3.0
 _CHUNK_BYTES = 64 * 1024
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
@@ -82,6 +88,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         spoken = common_version(first.hello.protocol)
         lease = self._begin(first.hello)
         outlet = Outlet(context.write)
+        ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await outlet.write(session_pb2.SessionResponse(welcome=self._welcome(spoken)))
             del first, spoken  # ten thousand sessions would keep them for as long as they last
@@ -90,16 +97,17 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 outlet.tell(order_message(order))
             await self._serve(lease, context, outlet)
         except asyncio.CancelledError:
-            ended = self._ended.pop(lease, None)
+            ended = self._ended.get(lease)
             if ended is None:
                 raise  # the agent hung up
             this = asyncio.current_task()
             assert this is not None, "a handler is a task"
             this.uncancel()
-            await context.abort(*ended)
         finally:
             self._orders.end(lease.device_id, outlet)
             self._over(lease)
+        if ended is not None:
+            await refuse(context, *ended)
 
     def _begin(self, hello: session_pb2.Hello) -> Lease:
         """Take a Hello; the new session's lease.
@@ -109,6 +117,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             DuplicateSessionError: another agent has a session for this device.
         """
         evidence = evidence_from_message(hello.evidence)
+        if hello.installation:
+            require_name("an installation", hello.installation)
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.connect(hello.device_id, hello.board, evidence, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
@@ -141,50 +151,81 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def _serve(self, lease: Lease, context: Any, outlet: Outlet) -> None:
         """Acknowledge what comes up until nothing does."""
         sequence = 0
-        while (request := await context.read()) is not _EOF:
-            pace = self._leases.renew(lease, self._now_s())
-            # What came before is there already. What has no number, as leases have none, is taken as it comes.
-            if not 0 < request.sequence <= sequence:
-                await self._take(lease.device_id, request)
-                sequence = max(sequence, request.sequence)
-            ack = session_pb2.Ack(sequence=request.sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
-            del request
-            await outlet.write(session_pb2.SessionResponse(ack=ack))
-            del ack
+        late: LateReports | None = None
+        try:
+            while (request := await context.read()) is not _EOF:
+                self._leases.renew(lease, self._now_s())
+                number, record = request.sequence, None
+                # What came before is there already. What has no number, as leases have none, is taken as it comes.
+                if not 0 < number <= sequence:
+                    record = await self._taken(lease.device_id, request)
+                    sequence = max(sequence, number)
+                del request
+                is_report = record is not None or number
+                if is_report and (late or not await self._stored(record)):
+                    late = late or self._late(lease, outlet)
+                    late.add(number, record)
+                else:
+                    await self._acknowledge(outlet, number)
+                del record
+        finally:
+            if late is not None:
+                late.close()
 
-    async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> None:
-        """Take one report; of a kind that only newer agents know, nothing."""
+    async def _stored(self, record: StoredRecord | None) -> bool:
+        """Store what was reported; False where that fails or takes so long that leases would go unanswered."""
+        if record is None:
+            return True
+        try:
+            async with asyncio.timeout(_STORED_WITHIN_S):
+                await self._writer.saved(record)
+        except (StoreUnavailableError, TimeoutError):
+            return False
+        return True
+
+    def _late(self, lease: Lease, outlet: Outlet) -> LateReports:
+        return LateReports(
+            lease.device_id,
+            self._fleet,
+            self._writer,
+            partial(self._acknowledge, outlet),
+            partial(self._end, lease),
+        )
+
+    async def _acknowledge(self, outlet: Outlet, sequence: int) -> None:
+        pace = self._leases.pace
+        ack = session_pb2.Ack(sequence=sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
+        await outlet.write(session_pb2.SessionResponse(ack=ack))
+
+    async def _taken(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
+        """Take one report; what is to be stored before it is acknowledged, also where nothing is new to the fleet."""
         body = request.WhichOneof("body")
         if body == "state":
             if request.state.state not in _STATE:
                 raise InvalidInputError(f"{device_id}: no state that a device can report")
             state = _STATE[request.state.state]
-            await self._writer.saved(
-                self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
-            )
-        elif body == "front":
+            return self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
+        if body == "front":
             report = request.front
-            before = self._fleet.device(device_id)
-            after = self._fleet.report_front(
+            return self._fleet.report_front(
                 device_id,
                 front_from_message(report.front),
                 report.idle_w,
                 report.profiled_modes,
                 report.reference_digest,
             )
-            if after is not before:  # each new session tells it anew
-                await self._writer.saved(after)
-        elif body == "observation":
+        if body == "observation":
             seen = request.observation
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
                 await recalled(self._fleet, self._writer, run_of(seen.plan_id))
-                await self._writer.saved(self._fleet.observe(seen.plan_id, observed))
+                return self._fleet.observe(seen.plan_id, observed)
             except UnknownRecordError as error:
                 # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.
                 _log.warning("%s: an observation is let go: %s", device_id, error)
-        elif body == "hello":
+        if body == "hello":
             raise InvalidInputError(f"{device_id}: a session has one Hello")
+        return None  # a lease, or of a kind that only newer agents know
 
     def _over(self, lease: Lease) -> None:
         """Note the end of a session's handler."""
@@ -210,6 +251,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """
         leases = [lease for lease in self._handlers if lease not in self._ended]
         for lease in leases:
+            self._leases.call_back(lease, self._now_s())
             self._end(lease, grpc.StatusCode.UNAVAILABLE, why)
         return len(leases)
 
@@ -217,6 +259,10 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
         while True:
             await asyncio.sleep(_SWEPT_EVERY_S)
+            if missing := self._leases.missing(self._now_s()):
+                _log.warning("%d devices did not come back, and are waited for no more", len(missing))
+                # Stored as what they were, each later start would wait for them again.
+                self._writer.save_soon(*map(self._fleet.device, missing))
             for lease in self._leases.lapsed(self._now_s()):
                 self._end(lease, grpc.StatusCode.DEADLINE_EXCEEDED, f"{lease.device_id}: nothing was heard any more")
 

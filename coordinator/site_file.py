@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
+from coordinator.names import require_tag
 from coordinator.placement import DeviceRules
 from coordinator.prometheus_budget import PrometheusBudget
 from wattfleet.budgets import Budget, ConstantBudget, ReadingRule, require_watts
@@ -235,8 +236,11 @@ class _Document(_Keys):
                 )
             if device.limit_w is not None:
                 require_watts(f"{key}.limit_w", device.limit_w)
-            if "" in device.tags:
-                raise InvalidInputError(f"{key}.tags: a tag is a word, not empty")
+            for tag in device.tags:
+                try:
+                    require_tag(tag)
+                except InvalidInputError as error:
+                    raise InvalidInputError(f"{key}.tags: {error}") from None
             yield device_id, DeviceRules(device.limit_w, frozenset(device.tags))
 
 

@@ -47,15 +47,19 @@ class Trimmer:
 
     async def watch(self) -> None:
         """Trim whenever more may be drawn than before, until cancelled."""
+        is_failing = False
         while True:
             await self._sleep(_LOOK_EVERY_S)
             if not self._fleet.may_exceed:
                 continue
             try:
                 self._put_in_force(*self._fleet.trim())
+                is_failing = False
             except Exception:
                 # The boundary of the watch: what goes wrong with one round must not end the coordinator.
-                _log.exception("rounds in flight could not be trimmed")
+                if not is_failing:
+                    _log.exception("rounds in flight could not be trimmed; it is tried again")
+                is_failing = True
 
     def _put_in_force(self, changed: Sequence[RoundRecord], told: Sequence[Reassignment]) -> None:
         self._orders.send(told)  # first, whether or not it can be stored: the watts have fallen

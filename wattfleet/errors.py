@@ -1,5 +1,16 @@
 """Errors of the domain; the type says what the caller should do about it."""
 
+from collections.abc import Sequence
+
+MOST_NAMED = 10
+"""Things of which an error's text names each; of more it names as many and counts the others."""
+
+
+def few_of(texts: Sequence[str], separator: str = ", ") -> str:
+    """The first few of many texts, and how many more there are."""
+    more = len(texts) - MOST_NAMED
+    return separator.join([*texts[:MOST_NAMED], *([f"and {more:,} more"] if more > 0 else [])])
+
 
 class WattfleetError(Exception):
     """Base of every error that Wattfleet raises on purpose; its text says what is wrong and what to do.

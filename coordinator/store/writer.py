@@ -75,6 +75,7 @@ class _Waiter:
 
     keys: frozenset[_Key]
     done: asyncio.Future[None]
+    is_patient: bool = False
 
     def tell(self, error: Exception | None) -> None:
         if self.done.done():  # it was cancelled, and does not wait any more
@@ -120,9 +121,24 @@ class Writer:
             StoreUnavailableError: they could not be stored yet, which is tried again.
             UnstorableRecordError: the database cannot hold them, which is not tried again.
         """
+        await self._saved(records, is_patient=False)
+
+    async def saved_at_last(self, *records: StoredRecord) -> None:
+        """Store records, and return when they are on disk, however often that has to be tried.
+
+        Args:
+            records: the newest of each thing, as they take the place of those that wait.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            UnstorableRecordError: the database cannot hold them, which is not tried again.
+        """
+        await self._saved(records, is_patient=True)
+
+    async def _saved(self, records: Sequence[StoredRecord], is_patient: bool) -> None:
         if not records:
             return
-        waiter = _Waiter(frozenset(map(_key, records)), asyncio.get_running_loop().create_future())
+        waiter = _Waiter(frozenset(map(_key, records)), asyncio.get_running_loop().create_future(), is_patient)
         self._waiters.append(waiter)
         self.save_soon(*records)
         await waiter.done
@@ -191,6 +207,8 @@ class Writer:
             failed = error
             # Those that have come meanwhile are newer.
             self._pending = {**batch, **self._pending}
+            self._waiters = [waiter for waiter in waiters if waiter.is_patient] + self._waiters
+            waiters = [waiter for waiter in waiters if not waiter.is_patient]
         except Exception as error:
             # The boundary of the writer: whatever it is, those who wait have to be told, and those to come be served.
             _log.exception("%d records could not be stored", len(batch))

@@ -10,6 +10,9 @@ from wattfleet.modes import PowerMode, as_array
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
+_TOO_HIGH = 10**12
+"""1 THz, hundreds of times what any board's clock runs at."""
+
 
 def mode_to_message(mode: PowerMode) -> power_pb2.PowerMode:
     """A power mode as it travels."""
@@ -20,11 +23,14 @@ def mode_from_message(message: power_pb2.PowerMode) -> PowerMode:
     """The power mode that a message holds.
 
     Raises:
-        InvalidInputError: a knob is unset.
+        InvalidInputError: a knob is unset, or above all that a board has.
     """
     mode = PowerMode(message.cores, message.cpu_khz, message.gpu_hz, message.mem_hz)
     if min(mode) <= 0:
         raise InvalidInputError(f"a power mode needs all four knobs, got {tuple(mode)}")
+    # Fronts hold knobs as doubles: what is beyond their whole numbers could not be written into a message again.
+    if max(mode) >= _TOO_HIGH:
+        raise InvalidInputError(f"a power mode's clocks run at less than 1 THz, got {tuple(mode)}")
     return mode
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -13,6 +14,11 @@ from wattfleet.errors import WattfleetError
 
 _log = logging.getLogger(__name__)
 
+TOLD_WITHIN_S = 2.0
+"""A peer that does not read what was written to it is not waited for any longer to take its status."""
+
+_LONGEST_DETAILS_BYTES = 2_000  # gRPC refuses a status whose metadata, with what is escaped, have more than 16 KiB
+
 StatusTable = Mapping[type[WattfleetError], grpc.StatusCode]
 """The status of every error that a servicer may raise; the first base class that is listed counts."""
 
@@ -23,6 +29,23 @@ def status_of(error: WattfleetError, table: StatusTable) -> grpc.StatusCode:
         if base in table:
             return table[base]
     return grpc.StatusCode.UNKNOWN
+
+
+async def refuse(context: Any, code: grpc.StatusCode, details: str) -> NoReturn:
+    """End a call with a status, whether or not its peer takes it; of long details the beginning counts.
+
+    Raises:
+        AbortError: to be let through, as `context.abort` has it.
+        CancelledError: the peer is gone, or has not taken the status in `TOLD_WITHIN_S`: there is nobody to tell.
+    """
+    whole = details.encode(errors="replace")
+    if len(whole) > _LONGEST_DETAILS_BYTES:
+        details = whole[:_LONGEST_DETAILS_BYTES].decode(errors="ignore") + " ..."
+    try:
+        await asyncio.wait_for(context.abort(code, details), TOLD_WITHIN_S)
+    except (asyncio.TimeoutError, grpc.aio.InternalError):
+        raise asyncio.CancelledError from None
+    raise AssertionError("abort returns never")
 
 
 Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
@@ -53,12 +76,13 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
     def _guard(self, method: str, handler: Handler) -> Handler:
         """A method's handler whose errors are turned."""
 
-        async def refuse(error: Exception, context: Any) -> NoReturn:
+        async def turn(error: Exception, context: Any) -> NoReturn:
+            if isinstance(error, grpc.aio.InternalError):
+                raise asyncio.CancelledError from None  # what was read or written failed, since the peer is gone
             if isinstance(error, WattfleetError):
-                await context.abort(status_of(error, self._table), str(error))
+                await refuse(context, status_of(error, self._table), str(error))
             _log.exception("%s failed", method, exc_info=error)
-            await context.abort(grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
-            raise AssertionError("abort returns never")
+            await refuse(context, grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
 
         def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
             async def unary(request: Any, context: Any) -> Any:
@@ -67,7 +91,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
-                    await refuse(error, context)
+                    await turn(error, context)
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
@@ -76,7 +100,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
-                    await refuse(error, context)
+                    await turn(error, context)
 
             # A streaming method may also be a coroutine that writes to its context, as the health service's Watch.
             return stream if inspect.isasyncgenfunction(inner) else unary

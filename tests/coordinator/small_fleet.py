@@ -20,7 +20,7 @@ ORIN_NODE, NANO_NODE = 2**64 - 1, 2**63 + 5
 def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float, node_id: int) -> None:
     """What a device's agent reports until it can be planned with, and what Flower's server then says of its node."""
     fleet.connect(device_id, "agx-orin", "simulated", 18_096)
-    fleet.report_front(device_id, device_front, idle_w, 50, "a digest")
+    fleet.report_front(device_id, device_front, idle_w, 50, "d" * 64)
     fleet.report_state(device_id, DeviceState.READY, 50, "parked")
     fleet.bind_node(node_id, device_id)
 

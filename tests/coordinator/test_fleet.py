@@ -15,6 +15,7 @@ from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRO
 from tests.coordinator.small_fleet import make_ready as make_ready_in
 from tests.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.fastest_k import Everyone, FastestK
 
@@ -79,9 +80,29 @@ def test_a_device_says_what_it_is_doing() -> None:
 
 def test_a_front_comes_with_what_it_was_made_from() -> None:
     fleet = small_fleet()
-    record = fleet.report_front("orin", NANO_FRONT, 4.5, 20, "another digest")
+    record = fleet.report_front("orin", NANO_FRONT, 4.5, 20, "a" * 64)
     assert (record.front, record.idle_w, record.profiled_modes) == (NANO_FRONT, 4.5, 20)
-    assert (record.reference_digest, record.state) == ("another digest", DeviceState.READY)
+    assert (record.reference_digest, record.state) == ("a" * 64, DeviceState.READY)
+
+
+@pytest.mark.parametrize(("device_front", "idle_w"), [(NANO_FRONT, 5_000.0), (front((10, 50_000), (20, 30_000)), 5.0)])
+def test_watts_that_no_board_draws_stop_nobody(device_front: Front, idle_w: float) -> None:
+    fleet = small_fleet()
+    fleet.connect("newcomer", "agx-orin", "simulated", 18_096)
+    fleet.plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(InvalidInputError, match="^newcomer says that it .*,000 W, which no board does.*agent doctor"):
+        fleet.report_front("newcomer", device_front, idle_w, 50, "")
+    fleet.report_state("newcomer", DeviceState.PROFILING, 50, "")
+    assert fleet.trim() == ([], []), "the trainings in flight go on"
+
+
+@pytest.mark.parametrize("digest", ["d" * 63, "d" * 1_000_000, "g" * 64, "D" * 64, "d" * 64 + "\n"])
+def test_a_digest_that_is_none_is_refused(digest: str) -> None:
+    fleet = small_fleet()
+    with pytest.raises(InvalidInputError, match="64 hexadecimal digits") as refused:
+        fleet.report_front("orin", NANO_FRONT, 5.0, 50, digest)
+    assert len(str(refused.value)) < 500
+    assert fleet.device("orin").reference_digest == "d" * 64
 
 
 @pytest.mark.parametrize("idle_w", [-1.0, math.nan, math.inf])
@@ -184,6 +205,19 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
     assert chosen(fleet.plan(RUN, 1, NODES, 1.0)) == {"orin"}, "the same round can be planned once somebody is"
 
 
+def test_of_a_large_fleet_the_states_are_counted_and_a_few_devices_named() -> None:
+    fleet = small_fleet()
+    fleet.disconnect("orin")
+    fleet.disconnect("nano")
+    for k in range(3_000):
+        fleet.connect(f"device-{k:04}", "agx-orin", "simulated", 18_096)
+    with pytest.raises(NoDevicesError) as refused:
+        fleet.plan(RUN, 1, NODES, 1.0)
+    said = str(refused.value)
+    assert said.startswith("no device is ready to train: 3,000 are enrolled, 2 are offline: orin is offline, nano is")
+    assert said.endswith("device-0007 is enrolled, and 2,992 more")
+
+
 def test_a_fleet_that_nobody_joined_says_so() -> None:
     fleet = Fleet(Allowance.of_site(100.0), Everyone())
     fleet.start_run(RUN, "FedAvg", 1)
@@ -283,7 +317,7 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
 
 def test_an_observed_round_lasts_as_long_as_its_starts_were_predicted_and_its_epochs_observed() -> None:
     fleet = small_fleet(policy=FastestK(2))
-    fleet.report_front("orin", front((10, 50), start_s=60), 5.0, 50, "a digest")
+    fleet.report_front("orin", front((10, 50), start_s=60), 5.0, 50, "d" * 64)
     planned = fleet.plan(RUN, 1, NODES, 2.0)
     assert planned.plan.duration_s == 60 + 2 * 10
     fleet.observe(planned.plan_id, ObservedTraining("orin", 11.0, 31.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import DuplicateSessionError
-from coordinator.leases import GRACE_S, LEASE_S, RENEWALS_PER_S, WELCOMES_PER_S, Leases
+from coordinator.leases import GRACE_S, LEASE_S, RENEWALS_PER_S, WELCOMES_PER_S, Leases, pace_of
 
 
 def fleet_of(devices: int) -> Leases:
@@ -78,7 +78,26 @@ def test_devices_that_were_there_before_a_restart_are_waited_for_within_the_grac
     assert leases.awaited(fleet, 113.0) == (0, 0.0)
 
 
-def test_after_the_grace_nobody_is_waited_for() -> None:
-    leases = Leases(100.0, expected=["gone"])
-    assert leases.awaited({"gone"}, 100.0 + GRACE_S) == (0, 0.0)
-    assert leases.pace.reconnect_s == 0.0
+def test_after_the_grace_nobody_is_waited_for_and_who_is_missing_is_told_once() -> None:
+    leases = Leases(100.0, expected=["gone", "lost", "back"])
+    leases.begin("back", "x", 101.0)
+    assert leases.missing(100.0 + GRACE_S - 0.1) == []
+    assert leases.awaited({"gone", "back"}, 100.0 + GRACE_S - 0.1)[0] == 1
+    assert leases.awaited({"gone", "back"}, 100.0 + GRACE_S) == (0, 0.0)
+    assert leases.missing(100.0 + GRACE_S) == ["gone", "lost"]
+    assert leases.missing(100.0 + GRACE_S) == []
+    assert leases.pace == pace_of(1), "nobody else is to be given time for"
+
+
+def test_devices_that_are_called_back_are_waited_for_from_the_end_of_their_sessions() -> None:
+    leases = Leases(0.0)
+    called = [leases.begin(device_id, "x", 0.0)[0] for device_id in ("a", "b")]
+    other, _ = leases.begin("other", "x", 0.0)
+    for lease in called:
+        leases.call_back(lease, 1_000.0)
+        leases.end(lease)
+    leases.end(other)
+    assert leases.awaited({"a", "b", "other"}, 1_010.0) == (2, GRACE_S - 10.0)
+    leases.begin("a", "x", 1_011.0)
+    assert leases.awaited({"a", "b", "other"}, 1_012.0) == (1, GRACE_S - 12.0)
+    assert leases.missing(1_000.0 + GRACE_S) == ["b"]

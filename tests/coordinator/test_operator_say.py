@@ -98,6 +98,7 @@ def test_a_tag_can_exclude_a_device() -> None:
         (["nano"], {" "}, set(), "a tag is a word"),
         (["nano"], {"x" * 201}, set(), "a tag is a word"),
         (["nano"], {"a\nb"}, set(), "a tag is a word"),
+        (["nano"], {"a b"}, set(), "a tag is a word"),
     ],
 )
 def test_tags_that_cannot_be_change_nothing(devices: list[str], add: set[str], remove: set[str], text: str) -> None:

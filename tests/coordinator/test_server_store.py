@@ -150,7 +150,7 @@ def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_when_ther
             started = 0
             while not refused:
                 try:
-                    await start_run(channel, "x" * 10_000 + str(started))
+                    await start_run(channel, f"{started:0200}")
                     started += 1
                 except grpc.aio.AioRpcError as error:
                     refused.append(error)

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.fleet import Fleet
 from coordinator.orders import Orders
-from coordinator.records import DeviceState, Reassignment, StoredRecord
+from coordinator.records import DeviceState, Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.writer import Writer
 from coordinator.trimmer import Trimmer
@@ -29,9 +29,9 @@ class Told(Orders):
         self.device_ids += [each.device_id for each in reassignments]
 
 
-async def looked_once(fleet: Fleet, writer: Writer, told: Told) -> None:
-    """Let the watch look at the fleet once."""
-    looks = asyncio.Semaphore(1)
+async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> None:
+    """Let the watch look at the fleet so many times."""
+    looks = asyncio.Semaphore(times)
 
     async def sleep(_: float) -> None:
         await looks.acquire()
@@ -69,7 +69,7 @@ def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
         writer = Writer(paper)
         fleet.plan(RUN, 1, [NODES[1]], 1.0)
         fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
-        await looked_once(fleet, writer, told)
+        await looked(fleet, writer, told)
         assert told.device_ids == ["nano"]
         await writer.close()
         stored: list[StoredRecord] = [record for records in paper.transactions for record in records]
@@ -78,14 +78,38 @@ def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
     asyncio.run(story())
 
 
-def test_what_goes_wrong_with_one_look_is_logged_and_the_next_is_taken(
+def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    right, attempts = Fleet.trim, 0
+
+    def trim(fleet: Fleet) -> tuple[list[RoundRecord], list[Reassignment]]:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise ZeroDivisionError
+        return right(fleet)
+
     async def story() -> None:
-        fleet, writer, told = small_fleet(), Writer(Paper()), Told()
-        monkeypatch.setattr(fleet, "trim", lambda: 1 / 0)
-        await looked_once(fleet, writer, told)
+        fleet, writer, told = small_fleet(60.0), Writer(Paper()), Told()
+        fleet.plan(RUN, 1, [NODES[1]], 1.0)
+        fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
+        monkeypatch.setattr(Fleet, "trim", trim)
+        await looked(fleet, writer, told, times=5)
         await writer.close()
+        assert (attempts, told.device_ids) == (3, ["nano"]), "until it succeeds, and no more"
 
     asyncio.run(story())
-    assert "rounds in flight could not be trimmed" in caplog.text
+    assert caplog.text.count("rounds in flight could not be trimmed") == 1
+
+
+def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet = small_fleet()
+    fleet.plan(RUN, 1, NODES, 1.0)
+    monkeypatch.setattr("coordinator.fleet.trimmed", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        fleet.trim()
+    assert fleet.may_exceed
+    monkeypatch.undo()
+    fleet.trim()
+    assert not fleet.may_exceed

@@ -25,9 +25,8 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
-modes = st.builds(
-    PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), st.integers(1, 2**53), st.integers(1, 2**53)
-)
+hertz = st.integers(1, 10**12 - 1)
+modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
 positive = st.floats(1e-6, 1e9)
 spread = st.floats(0, 2)
 
@@ -71,6 +70,15 @@ def test_a_mode_with_an_unset_knob_is_refused(knob: str) -> None:
     message = mode_to_message(PowerMode(4, 1_000_000, 600_000_000, 2_133_000_000))
     message.ClearField(knob)
     with pytest.raises(InvalidInputError, match=r"needs all four knobs, got \("):
+        mode_from_message(message)
+
+
+@pytest.mark.parametrize("knob", ["gpu_hz", "mem_hz"])
+@pytest.mark.parametrize("value", [10**12, 2**53 + 1, 2**64 - 1])
+def test_a_clock_that_no_board_has_is_refused(knob: str, value: int) -> None:
+    message = mode_to_message(PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000))
+    setattr(message, knob, value)
+    with pytest.raises(InvalidInputError, match="less than 1 THz"):
         mode_from_message(message)
 
 

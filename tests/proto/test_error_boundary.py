@@ -227,6 +227,13 @@ def test_a_servicer_that_aborts_by_itself_keeps_its_status(shape: str, caplog: p
     assert not caplog.records, "nothing failed"
 
 
+@pytest.mark.parametrize("letter", ["x", "ä", "\0"])
+def test_of_a_text_that_no_status_can_carry_the_beginning_is_shown(letter: str) -> None:
+    _, code, details = asyncio.run(outcome("unary", WaitError(letter * 100_000)))
+    assert code is grpc.StatusCode.UNAVAILABLE
+    assert details.startswith(letter * 100) and details.endswith(" ...")
+
+
 def test_a_method_that_does_not_exist_is_unimplemented() -> None:
     async def call_it() -> None:
         server = grpc.aio.server(interceptors=[ErrorInterceptor(TABLE)])

@@ -71,6 +71,15 @@ def test_patterns_match_the_whole_name_and_its_case() -> None:
         chosen(Selection(include=("id:orin", "id:ORIN-1", "tag:la")))
 
 
+def test_where_no_device_of_many_may_be_chosen_a_few_are_named() -> None:
+    offers = [Offer(f"device-{k:04}", front((10, 20)), 1.0) for k in range(1_000)]
+    with pytest.raises(NoCandidatesError) as refused:
+        plan_round(offers, Everyone(), Allowance.of_site(1e5), 1.0, 1, selection=Selection(exclude=("id:*",)))
+    said = str(refused.value)
+    assert said.startswith("no device may be chosen: device-0000: excluded as id:*; device-0001: excluded as id:*; ")
+    assert said.endswith("; and 990 more")
+
+
 @pytest.mark.parametrize("pattern", ["", "orin-1", "name:orin-1", "id:", "id", ":orin"])
 def test_a_pattern_of_another_form_is_refused(pattern: str) -> None:
     for selection in ({"include": (pattern,)}, {"exclude": ("id:a", pattern)}):
