@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from coordinator.message_sizes import MAX_ANSWER_BYTES
 from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
@@ -17,7 +18,6 @@ _ANSWERS_WITHIN_S = 30.0
 _STREAMS_WITHIN_S = 600.0
 _IS_THERE_WITHIN_S = 5.0
 
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """The plan of a round of many thousand devices has a reason for each."""
 
 _GIVEN_IS_WRONG = (
@@ -52,7 +52,7 @@ class CoordinatorClient:
         host, port = split_address(address)
         self._address = f"{host}:{port}"
         self._channel = grpc.insecure_channel(
-            self._address, options=[("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES)]
+            self._address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
         )
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
         self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)

@@ -16,6 +16,10 @@ MAX_STREAMED_BYTES = 1024 * 1024
 """Of each message of a stream, of which there may be as many at once as there are agents."""
 
 
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+"""Of any answer, which only those take who asked for it: the plan of a large round has a reason for every device."""
+
+
 class SizeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
     """Refuses what is too large for a stream before anything is built from it, which would take many times the room."""
 

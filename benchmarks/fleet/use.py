@@ -14,6 +14,7 @@ import grpc
 from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
+from coordinator.message_sizes import MAX_ANSWER_BYTES
 from coordinator.records import plan_id_of
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -25,7 +26,6 @@ PLANNED_EVERY_S = 10.0
 
 _RUN = "benchmark"
 _BOUND_AT_ONCE = 1_000
-_LONGEST_PLAN = 64 * 1024 * 1024
 _PLAN = "/wattfleet.v1.PlanningService/PlanRound"
 
 
@@ -52,7 +52,7 @@ class Use:
 
     async def __aenter__(self) -> Use:
         host, port = self._server.address
-        options = [("grpc.max_receive_message_length", _LONGEST_PLAN)]
+        options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
         self._channel = grpc.aio.insecure_channel(f"{host}:{port}", options)
         # A plan is not taken apart here: the generator has leases to answer.
         self._plan_round = self._channel.unary_unary(_PLAN, planning_pb2.PlanRoundRequest.SerializeToString, None)

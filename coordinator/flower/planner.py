@@ -10,6 +10,7 @@ import grpc
 from flwr.common.logger import log
 
 from coordinator.flower.errors import CoordinatorAwayError, RefusedError
+from coordinator.message_sizes import MAX_ANSWER_BYTES, MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _ANSWERS_WITHIN_S = 30.0
@@ -17,16 +18,12 @@ _ANSWERS_WITHIN_S = 30.0
 _REACHED_WITHIN_S = 15.0
 _REACHED_AGAIN_WITHIN_S = 2.0
 
-TAKEN_BYTES = 1024 * 1024
-"""A coordinator takes no longer messages."""
-
 _OPTIONS = (
     # By itself gRPC tries every two minutes only, after a while: a coordinator that is back would be missed by some
     # rounds.
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # The plan of a round of many thousand devices has a reason for each.
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
 )
 
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -142,5 +139,5 @@ class Planner:
 
 def _is_for_later(refused: RefusedError, request: Any) -> bool:
     """Whether what was refused may be taken later: by a coordinator that is back, or has room on its disk again."""
-    is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED and request.ByteSize() <= TAKEN_BYTES
+    is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED and request.ByteSize() <= MAX_MESSAGE_BYTES
     return is_full or refused.code in _AWAY

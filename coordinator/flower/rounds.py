@@ -17,8 +17,9 @@ from coordinator.flower.clock import Clock
 from coordinator.flower.errors import CoordinatorAwayError, RefusedError
 from coordinator.flower.nodes import POLL_S, Nodes
 from coordinator.flower.outcome import Outcome, shorten
-from coordinator.flower.planner import TAKEN_BYTES, Planner
+from coordinator.flower.planner import Planner
 from coordinator.flower.turns import RUNS
+from coordinator.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 from wattfleet_proto.convert import mode_from_message
 from wattfleet_proto.v1 import planning_pb2
@@ -30,7 +31,7 @@ _LOW_BUDGET_POLL_S = 10.0
 _SAID_AGAIN_AFTER_S = 600.0
 _TOLD_AT_THE_END_WITHIN_S = 30.0
 # Of a message, what is left beside its plan's name.
-_RESULTS_BYTES = TAKEN_BYTES - 4096
+_RESULTS_BYTES = MAX_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True)

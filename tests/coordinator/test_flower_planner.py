@@ -107,7 +107,7 @@ def test_a_round_in_which_few_failed_says_all_of_why(planner: Planner, coordinat
 
 
 def test_what_is_longer_than_a_coordinator_takes_is_refused_rather_than_repeated_for_ever(planner: Planner) -> None:
-    bindings = [planning_pb2.NodeBinding(node_id=k, device_id=one) for k, one in enumerate(2 * IDS)]
+    bindings = [planning_pb2.NodeBinding(node_id=k, device_id=one) for k, one in enumerate(10 * IDS)]
     with pytest.raises(RefusedError, match="larger than max"):
         planner.tell("BindNodes", planning_pb2.BindNodesRequest(bindings=bindings))
     assert planner.untold == 0

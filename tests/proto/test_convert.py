@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.fronts import front
+from tests.fronts import columns_of, front
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import MAX_POINTS, Front
 from wattfleet.modes import PowerMode
@@ -55,8 +54,9 @@ def as_received(message: power_pb2.Front) -> power_pb2.Front:
 
 
 def assert_same(one: Front, other: Front) -> None:
-    for column in dataclasses.fields(Front):
-        assert np.array_equal(getattr(one, column.name), getattr(other, column.name)), column.name
+    others = columns_of(other)
+    for name, values in columns_of(one).items():
+        assert np.array_equal(values, others[name]), name
 
 
 @given(modes)
