@@ -142,6 +142,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
         stored = self._references.publish(artefact)
         await self._writer.saved(*stored)
+        self._references.stored(stored)
         return operator_pb2.PublishReferenceResponse(digest=artefact.digest, known=not stored)
 
     async def PinReference(  # noqa: N802 - named by the protocol
@@ -154,6 +155,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         if now != before:
             ended = self._have_all_back(f"another reference predictor counts from now on, {now[:12]}: come back for it")
         await self._writer.saved(*changed)
+        self._references.stored(changed)
         return operator_pb2.PinReferenceResponse(digest=now, ended_sessions=ended)
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sqlalchemy import URL, ColumnElement, Connection, delete, or_, select
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
 
 from coordinator.records import (
     DeviceRecord,
@@ -26,8 +25,8 @@ from coordinator.records import (
     SupplyOverride,
 )
 from coordinator.store import rows
-from coordinator.store.database import database_url, display_name, open_engine, reason, typed_errors
-from coordinator.store.errors import StoreInUseError, StoreUnavailableError
+from coordinator.store.database import database_url, display_name, open_engine, typed_errors, typed_opening_errors
+from coordinator.store.errors import StoreInUseError
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.schema import upgrade
 from coordinator.store.statements import Statements
@@ -44,7 +43,6 @@ from coordinator.store.tables import (
     Run,
 )
 from wattfleet.budgets import Override
-from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
 
 
@@ -96,7 +94,7 @@ class Store:
         Raises:
             InvalidInputError: it cannot be used as a store, or is of a newer version.
             StoreInUseError: another coordinator serves from it.
-            StoreUnavailableError: the database does not answer.
+            StoreUnavailableError: the database does not answer, its file is locked, or there is no room for it.
         """
         url = location if isinstance(location, URL) else database_url(location)
         self.name = display_name(url)
@@ -106,7 +104,7 @@ class Store:
             self._engine = open_engine(url)
             undone.callback(self._engine.dispose)
             self._statements = Statements(self._engine.dialect.name)
-            try:
+            with typed_opening_errors(self.name):
                 self._lock = _lock(url, self._engine)
                 if not self._lock.take():
                     raise StoreInUseError(
@@ -117,11 +115,6 @@ class Store:
                 with self._engine.begin() as connection:
                     upgrade(connection, now)
                     self._term = begin_term(connection)
-            except (OSError, DBAPIError, InvalidInputError) as error:
-                why = reason(error) if isinstance(error, DBAPIError) else error
-                is_away = url.drivername != "sqlite" and isinstance(error, DBAPIError)
-                kind = StoreUnavailableError if is_away else InvalidInputError
-                raise kind(f"{self.name}: cannot be used as the coordinator's store: {why}") from None
             undone.pop_all()
 
     def close(self) -> None:

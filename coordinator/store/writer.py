@@ -182,7 +182,7 @@ class Writer:
         batch, self._pending = self._pending, {}
         waiters, self._waiters = self._waiters, []
         failed: Exception | None = None
-        unstorable: dict[_Key, UnstorableRecordError] = {}
+        unstorable: dict[_Key, Exception] = {}
         try:
             unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
         except NotOwnerError as error:
@@ -191,15 +191,12 @@ class Writer:
             failed = error
             # Those that have come meanwhile are newer.
             self._pending = {**batch, **self._pending}
-        except Exception as error:
-            # The boundary of the writer: whatever it is, those who wait have to be told, and those to come be served.
-            _log.exception("%d records could not be stored", len(batch))
-            failed = error
         self._say(failed)
         for waiter in waiters:
             waiter.tell(failed or next((unstorable[key] for key in waiter.keys if key in unstorable), None))
         for error_of_one in unstorable.values():
-            _log.error("a record is not stored: %s", error_of_one)
+            is_bug = not isinstance(error_of_one, UnstorableRecordError)
+            _log.error("a record is not stored: %s", error_of_one, exc_info=error_of_one if is_bug else None)
 
     def _say(self, failed: Exception | None) -> None:
         """Log when storing begins to fail, and when it does not any more."""
@@ -209,8 +206,8 @@ class Writer:
             _log.info("records can be stored again")
         self._is_failing = failed is not None
 
-    def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, UnstorableRecordError]:
-        """Save in one transaction; where the database does not take some record, all others in as few as it needs.
+    def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, Exception]:
+        """Save in one transaction; where some record cannot be saved, all others in as few as it needs.
 
         Returns:
             Why some could not be saved.
@@ -218,7 +215,10 @@ class Writer:
         try:
             self._store.save(*(record for _, record in records))
             return {}
-        except UnstorableRecordError as error:
+        except (NotOwnerError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            # The boundary of the writer: whatever is wrong with one record, the others are to be stored.
             if len(records) == 1:
                 return {records[0][0]: error}
         half = len(records) // 2

@@ -36,6 +36,7 @@ class Paper:
         self.transactions: list[tuple[StoredRecord, ...]] = []
         self.fails_with: Exception | None = None
         self.refuses: StoredRecord | None = None
+        self.refuses_with: Exception = UnstorableRecordError("no such value")
         self.attempts = 0
         self.free = threading.Event()
         self.free.set()
@@ -46,7 +47,7 @@ class Paper:
         if self.fails_with is not None:
             raise self.fails_with
         if self.refuses in records:
-            raise UnstorableRecordError("no such value")
+            raise self.refuses_with
         self.transactions.append(records)
 
     def rounds_of(self, run_id: str) -> list[RoundRecord]:
@@ -274,20 +275,46 @@ def test_a_value_that_no_database_takes_keeps_no_other_from_being_stored() -> No
     told(story())
 
 
-def test_a_bug_is_told_to_those_who_wait_and_not_to_those_who_come_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_a_bug_is_in_is_told_of_and_keeps_no_other_from_being_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story() -> None:
         paper = Paper()
         writer = Writer(paper, never)
-        paper.fails_with = ZeroDivisionError("a bug")
-        with pytest.raises(ZeroDivisionError):
-            await writer.saved(BLANK)
-        paper.fails_with = None
+        paper.refuses, paper.refuses_with = device("device-42"), ZeroDivisionError("a bug")
+        outcomes = await asyncio.gather(*map(writer.saved, devices(100)), return_exceptions=True)
+        assert {k: repr(outcome) for k, outcome in enumerate(outcomes) if outcome is not None} == {
+            42: "ZeroDivisionError('a bug')"
+        }
         await writer.saved(device("orin"))
         await writer.close()
-        assert paper.saved == [device("orin")]
+        assert set(paper.saved) == {*devices(100), device("orin")} - {device("device-42")}
 
     told(story())
-    assert "1 records could not be stored" in caplog.text
+    [logged] = [record for record in caplog.records if record.name == "coordinator.store.writer"]
+    assert logged.exc_info is not None and logged.getMessage() == "a record is not stored: a bug"
+
+
+def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_path: Path) -> None:
+    planned = planned_round()
+    first, *others = planned.plan.assignments
+    no_mode = dataclasses.replace(first, mode=first.mode._replace(gpu_hz=2**64))
+    no_row = dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, assignments=(no_mode, *others)))
+
+    async def story() -> None:
+        store = Store(tmp_path / "coordinator.db")
+        writer = Writer(store, never)
+        innocent = asyncio.create_task(writer.saved(BLANK))
+        with pytest.raises(ValueError, match="out of range"):
+            await writer.saved(no_row)
+        await innocent
+        await writer.close()
+        kept = store.load()
+        assert_devices(kept, BLANK)
+        assert kept.rounds == []
+        store.close()
+
+    told(story())
 
 
 @pytest.mark.parametrize("asked", ["saved", "rounds_of", "forget"])
