@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from coordinator.archive import recalled_history, recalled_newest
 from coordinator.budget_watch import BudgetWatch, Standing
 from coordinator.fleet import Fleet
 from coordinator.preview import preview
@@ -52,8 +53,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.PreviewPlanResponse:
         """What the next round would be."""
         run_id = request.run_id or next(reversed(self._fleet.runs), "")
-        archived = await self._writer.rounds_of(run_id) if self._fleet.is_archived(run_id) else []
-        record = preview(self._fleet, run_id, request.epochs, request.all_devices, archived)
+        await recalled_newest(self._fleet, self._writer, run_id)
+        await recalled_history(self._fleet, self._writer, run_id)
+        record = preview(self._fleet, run_id, request.epochs, request.all_devices)
         return operator_pb2.PreviewPlanResponse(
             plan=plan_to_message("", record.plan, record.nodes),
             run_id=run_id,

@@ -15,7 +15,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.leases import LEASE_S, Lease, Leases
 from coordinator.orders import Orders, Outlet, order_message
-from coordinator.records import DeviceState, ObservedTraining, run_of
+from coordinator.records import DeviceState, ObservedTraining
 from coordinator.references import ReferenceShelf
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
@@ -178,7 +178,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             seen = request.observation
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
-                await recalled(self._fleet, self._writer, run_of(seen.plan_id))
+                await recalled(self._fleet, self._writer, seen.plan_id)
                 await self._writer.saved(self._fleet.observe(seen.plan_id, observed))
             except UnknownRecordError as error:
                 # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.

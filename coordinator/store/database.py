@@ -23,6 +23,9 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 
+READS = {"only_reads": True}
+"""Options of an engine's transactions that only read, beside one that writes."""
+
 _LOCK_WAITED_FOR_S = 5
 
 # Seconds, which the URL may override. A server that vanished must not hold up the writer for the kernel's quarter of
@@ -112,7 +115,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 def _begin_sqlite(connection: Connection) -> None:
     # At once for writing: a transaction that has read first is not let wait for another's lock.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    only_reads = connection.get_execution_options().get("only_reads", False)
+    connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
 
 @contextmanager

@@ -26,7 +26,8 @@ from coordinator.store.errors import StoreFullError, StoreUnavailableError, Unst
 from coordinator.store.standby import open_store
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from tests.coordinator.records_to_store import BLANK, assert_devices
+from tests.coordinator.records_to_store import BLANK, assert_devices, finished_round, rounds_of
+from tests.coordinator.small_fleet import RUN
 from tests.fronts import front
 from tests.postgresql import PostgresServer
 from wattfleet_proto.error_boundary import status_of
@@ -169,6 +170,18 @@ def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) -> Non
 
     asyncio.run(story())
     assert_devices(store.load(), BLANK)
+    store.close()
+
+
+def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
+    store = Store(tmp_path / "coordinator.db")
+    store.save(finished_round(1))
+    with closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM round")
+        assert rounds_of(store, RUN) == [finished_round(1)]
+        assert len(store.history_of(RUN).rounds) == 1
     store.close()
 
 
