@@ -297,6 +297,22 @@ def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
         with_coordinator(config, story)
 
 
+def test_the_next_round_of_a_run_that_is_in_the_store_only_is_shown_with_its_number_and_epochs(
+    config: CoordinatorConfig,
+) -> None:
+    store = Store(config.store)
+    for name, rounds in (("older", 2), ("newer", 3)):
+        store.save(RunRecord(name, "FedAvg", 9), *(finished_round(number + 1, name) for number in range(rounds)))
+    store.close()
+
+    async def look(client: Client) -> None:
+        await client.two_ready()
+        shown = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id="older"))
+        assert (shown.round, shown.epochs) == (3, 1.5)
+
+    with_coordinator(config, look)
+
+
 @pytest.mark.parametrize("first", ["plan", "start_run", "finish_round"])
 def test_no_round_of_an_archived_run_is_planned_twice(config: CoordinatorConfig, first: str) -> None:
     store = Store(config.store)
