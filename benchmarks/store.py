@@ -64,7 +64,7 @@ def measure(location: Path | URL, devices: int, rounds: int, runs: int, at_once:
     store = Store(location)
     kept = store.load()
     loaded_s += time.perf_counter()
-    assert (len(kept.devices), len(kept.rounds)) == (devices, rounds)
+    assert (len(kept.devices), kept.rounds[-1].number) == (devices, rounds)
 
     planned = _round(runs, rounds + 1, chosen)
     planned_s = -time.perf_counter()

@@ -10,7 +10,7 @@ import copy
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
@@ -32,11 +32,11 @@ from coordinator.records import (
     plan_id_of,
     run_of,
 )
+from coordinator.round_memory import RoundMemory
 from wattfleet.budgets import InForce
 from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part, PastRound
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
@@ -55,6 +55,7 @@ class Fleet:
     """All devices, Flower nodes, runs and rounds, and the rules by which they change.
 
     Attributes:
+        memory: of the rounds; one that it lacks has to be recalled before a method here names it.
         may_exceed: more may be drawn than when watts were last looked at: `trim` has to be called.
         newest: what each device was last assigned, and observed to need.
     """
@@ -81,7 +82,7 @@ class Fleet:
             nodes: Flower node id -> device id.
             runs: known runs, oldest first.
             rounds: known rounds, oldest first.
-            archived: known runs that are over and whose rounds are left out; see `recall`.
+            archived: known runs of which rounds are left out.
             placement: where devices hang, and what is stated of them; None where all hang behind the only site.
             selection: the operator's own say in who trains.
             says: what the operator said of single devices since.
@@ -95,8 +96,7 @@ class Fleet:
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self.nodes = dict(nodes or {})
         self.runs = {record.run_id: record for record in runs}
-        self.rounds = {record.plan_id: record for record in rounds}
-        self._archived = set(archived)
+        self.memory = RoundMemory(rounds, archived)
         self._connected: set[str] = set()
         self.may_exceed = False
         self._promises = Promises(rounds, self.runs)
@@ -104,6 +104,11 @@ class Fleet:
         for record in rounds:
             self.newest.assigned(record.plan.assignments)
             self.newest.observed(record.observations.values())
+
+    @property
+    def rounds(self) -> Mapping[str, RoundRecord]:
+        """The rounds at hand, by plan id; the newest is the last one."""
+        return self.memory.rounds
 
     @property
     def site_budget_w(self) -> float:
@@ -289,6 +294,7 @@ class Fleet:
         """A Flower run is over."""
         record = replace(self.run(run_id), error=error[:_LONGEST_DETAIL], finished=True)
         self._promises.run_over(run_id)
+        self.memory.run_over(run_id)
         return self._put_run(record)
 
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
@@ -310,7 +316,7 @@ class Fleet:
         self.run(run_id)
         plan_id = plan_id_of(run_id, number)
         if plan_id in self.rounds:
-            return self.rounds[plan_id]
+            return self._round(plan_id)
         known = [node_id for node_id in node_ids if node_id in self.nodes]
         nodes = {self.nodes[node_id]: node_id for node_id in known}
         if len(nodes) < len(known):
@@ -330,7 +336,9 @@ class Fleet:
         if all(self.say_of(offer.device_id).drained for offer in offers):
             raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
-        plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
+        plan = plan_round(
+            offers, self.policy, allowance, epochs, number, self.memory.history(run_id), self._selection_now()
+        )
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
         record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
@@ -353,7 +361,9 @@ class Fleet:
             if result.device_id not in record.nodes:
                 raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
         self._promises.round_over(record)
-        return self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
+        record = self._put_round(replace(record, results=tuple(results), wall_s=wall_s))
+        self.memory.round_over(record)
+        return record
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
         """The strategy reports what it evaluated after a round; round 0 is before the first.
@@ -373,23 +383,15 @@ class Fleet:
         """Whether a round has its plan already."""
         return plan_id_of(run_id, number) in self.rounds
 
-    def is_archived(self, run_id: str) -> bool:
-        """Whether the rounds of a run have to be recalled before anything else is done with it."""
-        return run_id in self._archived
-
-    def recall(self, run_id: str, rounds: Sequence[RoundRecord]) -> None:
-        """Take the rounds of a run from the archive; of one that is not archived any more, what is known stays."""
-        if run_id in self._archived:
-            self._archived.remove(run_id)
-            self.rounds = {**{record.plan_id: record for record in rounds}, **self.rounds}
+    def dispensable_rounds(self) -> list[str]:
+        """The rounds that can be let go of once they are stored: nobody is waited for, and others were used since."""
+        return self.memory.dispensable({promise.plan_id for _, promise in self._promises.awaited()})
 
     def forget(self, run_ids: Collection[str]) -> None:
         """Let go of runs that are over, and of their rounds, as the store has."""
         for run_id in run_ids:
             self.runs.pop(run_id, None)
-            self._archived.discard(run_id)
-        for plan_id in [record.plan_id for record in self.rounds.values() if record.run_id in run_ids]:
-            del self.rounds[plan_id]
+        self.memory.forget(run_ids)
         self._promises.forget(run_ids)
 
     def _round_elsewhere(self, device_id: str, run_id: str) -> str | None:
@@ -448,22 +450,6 @@ class Fleet:
         measuring_w = float(device.front.planned_w[0]) if device.state is DeviceState.PROFILING else 0.0
         return max(set_aside_w, measuring_w, device.idle_w)
 
-    def _history(self, run_id: str) -> History:
-        """The run's rounds that are over."""
-        return History(
-            [
-                PastRound(
-                    record.number,
-                    {
-                        result.device_id: Part(bool(result.failure), result.num_examples, result.loss)
-                        for result in record.results
-                    },
-                )
-                for record in self.rounds_of(run_id)
-                if record.wall_s is not None
-            ]
-        )
-
     # --- the operator -------------------------------------------------------------------------------------------
 
     def tag(self, device_ids: Collection[str], add: Set[str], remove: Set[str]) -> list[OperatorSay]:
@@ -514,7 +500,7 @@ class Fleet:
         """A fleet that goes its own way from here: what is changed in one is not changed in the other."""
         copied = copy.copy(self)
         for name, value in vars(self).items():
-            if isinstance(value, (dict, set, Promises, Newest)):
+            if isinstance(value, (dict, set, Promises, Newest, RoundMemory)):
                 setattr(copied, name, value.copy())
         return copied
 
@@ -552,12 +538,13 @@ class Fleet:
         return self.runs[run_id]
 
     def rounds_of(self, run_id: str) -> list[RoundRecord]:
-        """The rounds of a run, in the order they were planned."""
-        return [record for record in self.rounds.values() if record.run_id == run_id]
+        """The rounds of a run that are at hand, in the order they were planned."""
+        return self.memory.of_run(run_id)
 
     def _round(self, plan_id: str) -> RoundRecord:
         if plan_id not in self.rounds:
             raise UnknownRecordError(f"no round was planned as {plan_id!r}")
+        self.memory.use(plan_id)
         return self.rounds[plan_id]
 
     def _put(self, record: DeviceRecord) -> DeviceRecord:
@@ -569,5 +556,4 @@ class Fleet:
         return record
 
     def _put_round(self, record: RoundRecord) -> RoundRecord:
-        self.rounds[record.plan_id] = record
-        return record
+        return self.memory.put(record)

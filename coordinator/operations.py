@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from coordinator.archive import recalled_history, recalled_newest
 from coordinator.budget_watch import BudgetWatch, Standing
 from coordinator.fleet import Fleet
 from coordinator.preview import preview
@@ -52,8 +53,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.PreviewPlanResponse:
         """What the next round would be."""
         run_id = request.run_id or next(reversed(self._fleet.runs), "")
-        archived = await self._writer.rounds_of(run_id) if self._fleet.is_archived(run_id) else []
-        record = preview(self._fleet, run_id, request.epochs, request.all_devices, archived)
+        await recalled_newest(self._fleet, self._writer, run_id)
+        await recalled_history(self._fleet, self._writer, run_id)
+        record = preview(self._fleet, run_id, request.epochs, request.all_devices)
         return operator_pb2.PreviewPlanResponse(
             plan=plan_to_message("", record.plan, record.nodes),
             run_id=run_id,
@@ -142,6 +144,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
         stored = self._references.publish(artefact)
         await self._writer.saved(*stored)
+        self._references.stored(stored)
         return operator_pb2.PublishReferenceResponse(digest=artefact.digest, known=not stored)
 
     async def PinReference(  # noqa: N802 - named by the protocol
@@ -154,6 +157,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         if now != before:
             ended = self._have_all_back(f"another reference predictor counts from now on, {now[:12]}: come back for it")
         await self._writer.saved(*changed)
+        self._references.stored(changed)
         return operator_pb2.PinReferenceResponse(digest=now, ended_sessions=ended)
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:

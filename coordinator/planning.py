@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from coordinator.archive import recalled
+from coordinator.archive import recalled, recalled_history
 from coordinator.errors import FleetReturningError
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
 from coordinator.names import require_name
-from coordinator.records import DeviceResult, run_of
+from coordinator.records import DeviceResult, plan_id_of
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
@@ -56,7 +56,6 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """A Flower run begins."""
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
-        await recalled(self._fleet, self._writer, request.run_id)
         await self._writer.saved(self._fleet.start_run(request.run_id, request.strategy, request.rounds))
         return planning_pb2.StartRunResponse()
 
@@ -87,8 +86,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round."""
-        await recalled(self._fleet, self._writer, request.run_id)
+        await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
         if not self._fleet.is_planned(request.run_id, request.round):
+            await recalled_history(self._fleet, self._writer, request.run_id)
             self._require_back(request.node_ids)
             self._give_up_overdue()
         record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
@@ -100,7 +100,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """A round has all the replies it will get."""
-        await recalled(self._fleet, self._writer, run_of(request.plan_id))
+        await recalled(self._fleet, self._writer, request.plan_id)
         results = [_result(message) for message in request.results]
         await self._writer.saved(self._fleet.finish_round(request.plan_id, results, request.wall_s))
         return planning_pb2.FinishRoundResponse()
@@ -109,7 +109,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """What the strategy evaluated."""
-        await recalled(self._fleet, self._writer, request.run_id)
+        await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
         await self._writer.saved(self._fleet.report_metrics(request.run_id, request.round, dict(request.metrics)))
         return planning_pb2.ReportMetricsResponse()
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from coordinator.errors import NoDevicesError
 from coordinator.fleet import Fleet
 from coordinator.records import RoundRecord
 
 
-def preview(
-    fleet: Fleet, run_id: str = "", epochs: float = 0.0, all_devices: bool = False, archived: Sequence[RoundRecord] = ()
-) -> RoundRecord:
+def preview(fleet: Fleet, run_id: str = "", epochs: float = 0.0, all_devices: bool = False) -> RoundRecord:
     """Plan a run's next round as it would be planned now; the fleet stays as it is.
 
     Args:
@@ -19,7 +15,6 @@ def preview(
         run_id: the run; empty for a run that would begin now.
         epochs: local epochs; 0 for those of the run's last round, or 1 before its first.
         all_devices: take devices that no node of Flower's is tied to as well, as for a run that would begin.
-        archived: rounds of the run, where the fleet has left them in its archive.
 
     Raises:
         UnknownRecordError: no such run.
@@ -30,7 +25,6 @@ def preview(
     trial = fleet.copy()
     if run_id:
         trial.run(run_id)
-        trial.recall(run_id, archived)
     else:
         trial.start_run(run_id, "", 1)
     rounds = trial.rounds_of(run_id)

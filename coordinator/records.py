@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
+from wattfleet.planning.history import Part
 from wattfleet.planning.round_plan import Assignment, RoundPlan
 
 
@@ -284,6 +286,11 @@ OperatorRecord = OperatorSay | SupplyOverride | PublishedReference | PinnedRefer
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
 """What the fleet hands out to be stored: each says all that is to be known of one thing."""
+
+
+def parts_of(results: Iterable[DeviceResult]) -> dict[str, Part]:
+    """The devices' parts in a round, as policies need them."""
+    return {each.device_id: Part(bool(each.failure), each.num_examples, each.loss) for each in results}
 
 
 def plan_id_of(run_id: str, number: int) -> str:

@@ -106,8 +106,11 @@ class ReferenceShelf:
         self.artefacts[artefact.digest] = artefact
         if artefact.digest in self._stored:
             return []
-        self._stored.add(artefact.digest)
         return [PublishedReference(artefact.digest, artefact.manifest, artefact.weights)]
+
+    def stored(self, records: Sequence[PublishedReference | PinnedReference]) -> None:
+        """What was to be stored is on disk."""
+        self._stored |= {record.digest for record in records if isinstance(record, PublishedReference)}
 
     def pin(self, beginning: str) -> list[PublishedReference | PinnedReference]:
         """Have agents transfer from a reference from now on.

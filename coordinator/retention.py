@@ -1,4 +1,4 @@
-"""Forgets runs that are over for as long as the operator keeps them."""
+"""Forgets runs that are over, or were left alone, for as long as the operator keeps them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _A_DAY_S = 24 * 3600.0
 async def forget_daily(
     fleet: Fleet, writer: Writer, keep: timedelta, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 ) -> None:
-    """Once a day, remove runs that ended longer ago from the store and from memory, until cancelled.
+    """Once a day, remove runs that ended longer ago, or were left alone, from store and memory, until cancelled.
 
     Args:
         fleet: what is known.
         writer: of its store.
-        keep: how long a run is kept after its end.
+        keep: how long a run is kept after its end, or after its last round where it never ended.
         sleep: lets seconds pass.
 
     Raises:
@@ -32,11 +32,13 @@ async def forget_daily(
     """
     while True:
         await sleep(_A_DAY_S)
+        awaited = {record.run_id for record in fleet.awaited_rounds()}
+        count = 0
         try:
-            forgotten = await writer.forget(keep)
+            async for run_id in writer.forget(keep, awaited):
+                fleet.forget([run_id])
+                count += 1
         except StoreUnavailableError as error:
-            _log.warning("no old runs are removed today: %s", error)
-            continue
-        fleet.forget(forgotten)
-        if forgotten:
-            _log.info("%d runs are forgotten, which ended more than %d days ago", len(forgotten), keep.days)
+            _log.warning("no more old runs are removed today: %s", error)
+        if count:
+            _log.info("%d runs are forgotten, which ended or were left more than %d days ago", count, keep.days)

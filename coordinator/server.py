@@ -23,6 +23,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from sqlalchemy import URL
 
+from coordinator.archive import archive
 from coordinator.budget_watch import BudgetWatch
 from coordinator.errors import STATUS
 from coordinator.fleet import Fleet
@@ -219,7 +220,7 @@ async def serve(
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
-        background += [sessions.sweep(), trimmer.watch()]
+        background += [sessions.sweep(), trimmer.watch(), archive(fleet, writer), writer.watch_owner()]
         if config.keep is not None:
             background.append(forget_daily(fleet, writer, config.keep))
         await _first_of(background)

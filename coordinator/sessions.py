@@ -18,7 +18,7 @@ from coordinator.late_reports import LateReports
 from coordinator.leases import LEASE_S, Lease, Leases
 from coordinator.names import require_name
 from coordinator.orders import Orders, Outlet, order_message
-from coordinator.records import DeviceState, ObservedTraining, StoredRecord, run_of
+from coordinator.records import DeviceState, ObservedTraining, StoredRecord
 from coordinator.references import ReferenceShelf
 from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.writer import Writer
@@ -218,7 +218,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             seen = request.observation
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
-                await recalled(self._fleet, self._writer, run_of(seen.plan_id))
+                await recalled(self._fleet, self._writer, seen.plan_id)
                 return self._fleet.observe(seen.plan_id, observed)
             except UnknownRecordError as error:
                 # Of a store that was replaced, say. Refusing it would have the agent repeat it for ever.

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+from coordinator.archive import rounds_of
 from coordinator.fleet import Fleet
 from coordinator.records import DeviceRecord, DeviceResult, RoundRecord
 from coordinator.sessions import STATE_MESSAGE
@@ -73,7 +74,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         run = self._fleet.run(run_id)
         return view_pb2.ListRoundsResponse(
             run_id=run_id,
-            rounds=[_round_view(record) for record in await self._rounds(run_id)],
+            rounds=[_round_view(record) async for record in rounds_of(self._fleet, self._writer, run_id)],
             initial_metrics=run.initial_metrics,
             finished=run.finished,
             error=run.error,
@@ -84,14 +85,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     ) -> AsyncIterator[view_pb2.RoundView]:
         """The rounds of one run, one by one."""
         run_id = self._fleet.run(request.run_id).run_id
-        for record in await self._rounds(run_id):
+        async for record in rounds_of(self._fleet, self._writer, run_id):
             yield _round_view(record, not request.without_devices)
-
-    async def _rounds(self, run_id: str) -> list[RoundRecord]:
-        """The rounds of a run; those in the archive are only looked at, and stay there."""
-        if self._fleet.is_archived(run_id):
-            return await self._writer.rounds_of(run_id)
-        return self._fleet.rounds_of(run_id)
 
     def _device_view(self, record: DeviceRecord, with_front: bool) -> view_pb2.DeviceView:
         supply, rules = self._fleet.placement_of(record.device_id)

@@ -14,7 +14,7 @@ from benchmarks.federated.methods import Method
 from edge_agent.devices.simulated import SimulatedDevice
 from edge_agent.training import TrainingWatch
 from wattfleet.modes import PowerMode, as_array
-from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.history import History, Part
 from wattfleet.planning.round_plan import Assignment
 
 LOCAL_EPOCHS = 2
@@ -111,13 +111,13 @@ def run_rounds(method: Method, fleet: Sequence[Member], federation: Federation, 
     """
     number = {member.device_id: k for k, member in enumerate(fleet)}
     stations = [Station(member, noise) for member in fleet]
-    model, past, found = federation.start, list[PastRound](), list[Round]()
+    model, history, found = federation.start, History(), list[Round]()
     for server_round in range(1, rounds + 1):
-        assignments = method.plan(server_round, LOCAL_EPOCHS, History(past))
+        assignments = method.plan(server_round, LOCAL_EPOCHS, history)
         chosen = tuple(number[assignment.device_id] for assignment in assignments)
         model = federation.after(model, chosen)
         parts = {fleet[k].device_id: Part(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen}
-        past.append(PastRound(server_round, parts))
+        history = history.after(server_round, parts)
         found.append(_round(assignments, chosen, fleet, stations, model.accuracy))
     return found
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
 from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, WattfleetError
 
 _DRIVERS = {
     "sqlite": "sqlite",
@@ -20,6 +22,9 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+
+READS = {"only_reads": True}
+"""Options of an engine's transactions that only read, beside one that writes."""
 
 _LOCK_WAITED_FOR_S = 5
 
@@ -32,8 +37,10 @@ _POSTGRESQL_PATIENCE = {
     "keepalives_interval": "5",
     "keepalives_count": "3",
 }
+# PostgreSQL's SQLSTATE, and the classes of those that a value is the reason of: what it is, what it breaks, its size.
 _DISK_FULL = "53100"
-"""PostgreSQL's SQLSTATE."""
+_OF_A_VALUE = ("22", "23", "54")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 def database_url(location: str | Path) -> URL:
@@ -96,16 +103,20 @@ def open_engine(url: URL) -> Engine:
 def _prepare_sqlite(connection: Any, _record: object) -> None:
     # The driver would begin transactions by itself, and not before it creates tables.
     connection.isolation_level = None
-    cursor = connection.cursor()
-    cursor.execute(f"PRAGMA busy_timeout={_LOCK_WAITED_FOR_S * 1000}")
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
-    cursor.close()
+    try:
+        with closing(connection.cursor()) as cursor:
+            cursor.execute(f"PRAGMA busy_timeout={_LOCK_WAITED_FOR_S * 1000}")
+            cursor.execute("PRAGMA journal_mode=WAL")
+            cursor.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
+    except sqlite3.Error:
+        connection.close()  # nobody else would: it is not in the pool yet
+        raise
 
 
 def _begin_sqlite(connection: Connection) -> None:
     # At once for writing: a transaction that has read first is not let wait for another's lock.
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    only_reads = connection.get_execution_options().get("only_reads", False)
+    connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
 
 @contextmanager
@@ -122,12 +133,50 @@ def typed_errors(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (DataError, IntegrityError) as error:
-        raise UnstorableRecordError(f"{name} takes no such value: {reason(error)}") from None
     except DBAPIError as error:
-        is_full = getattr(error.orig, "sqlstate", None) == _DISK_FULL or "disk is full" in str(error.orig)
-        kind = StoreFullError if is_full else StoreUnavailableError
+        if isinstance(error, (DataError, IntegrityError)) or _sqlstate(error).startswith(_OF_A_VALUE):
+            raise UnstorableRecordError(f"{name} takes no such value: {reason(error)}") from None
+        kind = StoreFullError if _is_full(error) else StoreUnavailableError
         raise kind(f"the coordinator cannot store anything now: {name}: {reason(error)}") from None
+
+
+@contextmanager
+def typed_opening_errors(name: str) -> Iterator[None]:
+    """The same for a database that is opened, which may also be none at all.
+
+    Args:
+        name: the database, for people.
+
+    Raises:
+        StoreFullError: there is no room.
+        StoreUnavailableError: it is locked, or its server does not answer.
+        InvalidInputError: anything else.
+    """
+    try:
+        yield
+    except (OSError, DBAPIError, InvalidInputError) as error:
+        why = reason(error) if isinstance(error, DBAPIError) else error
+        raise _kind_at_opening(error)(f"{name}: cannot be used as the coordinator's store: {why}") from None
+
+
+def _kind_at_opening(error: OSError | DBAPIError | InvalidInputError) -> type[WattfleetError]:
+    if isinstance(error, OSError):
+        return StoreFullError if error.errno in _NO_ROOM else InvalidInputError
+    if not isinstance(error, DBAPIError):
+        return InvalidInputError
+    if _is_full(error):
+        return StoreFullError
+    # Of one class are SQLite's errors of a file that is locked and of one that cannot be opened.
+    is_away = not isinstance(error.orig, sqlite3.Error) or "is locked" in str(error.orig)
+    return StoreUnavailableError if is_away else InvalidInputError
+
+
+def _sqlstate(error: DBAPIError) -> str:
+    return getattr(error.orig, "sqlstate", None) or ""
+
+
+def _is_full(error: DBAPIError) -> bool:
+    return _sqlstate(error) == _DISK_FULL or "disk is full" in str(error.orig)
 
 
 def reason(error: DBAPIError) -> str:

@@ -126,14 +126,20 @@ def begin_term(connection: Connection) -> int:
     return term
 
 
-def require_term(connection: Connection, term: int) -> None:
-    """Make sure that a term is the newest, and stays it until the transaction is over.
+def require_term(connection: Connection, term: int, until_commit: bool = True) -> None:
+    """Make sure that a term is the newest.
+
+    Args:
+        connection: in a transaction.
+        term: the term.
+        until_commit: it has to stay the newest until the transaction is over.
 
     Raises:
         NotOwnerError: a newer one has begun.
     """
     # FOR SHARE, where it means anything: whoever begins a term waits for this transaction, or this one sees the term.
-    newest = connection.execute(select(CoordinatorTerm.term).with_for_update(read=True)).scalar_one()
+    term_now = select(CoordinatorTerm.term)
+    newest = connection.execute(term_now.with_for_update(read=True) if until_commit else term_now).scalar_one()
     if newest != term:
         raise NotOwnerError(
             f"another coordinator has taken the store over in term {newest}; this one, of term {term}, plans no more"

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sqlalchemy import URL, ColumnElement, Connection, delete, or_, select
+from sqlalchemy import URL, Connection, delete
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import DBAPIError
 
 from coordinator.records import (
     DeviceRecord,
     NodeRecord,
-    ObservedTraining,
     OperatorSay,
     PinnedReference,
     PublishedReference,
@@ -25,27 +22,26 @@ from coordinator.records import (
     StoredRecord,
     SupplyOverride,
 )
-from coordinator.store import rows
-from coordinator.store.database import database_url, display_name, open_engine, reason, typed_errors
-from coordinator.store.errors import StoreInUseError, StoreUnavailableError
+from coordinator.store import rounds, rows
+from coordinator.store.database import (
+    READS,
+    database_url,
+    display_name,
+    open_engine,
+    typed_errors,
+    typed_opening_errors,
+)
+from coordinator.store.errors import StoreInUseError
+from coordinator.store.loading import KeptRecords, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.schema import upgrade
 from coordinator.store.statements import Statements
 from coordinator.store.tables import (
     BudgetOverride,
-    Device,
-    DeviceFront,
-    DeviceSay,
-    Node,
-    Observation,
-    Reference,
     ReferencePin,
-    Round,
-    Run,
 )
-from wattfleet.budgets import Override
-from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
+from wattfleet.planning.history import History
 
 
 def utc_now() -> datetime:
@@ -53,37 +49,11 @@ def utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-@dataclass(frozen=True)
-class KeptRecords:
-    """What a store holds, but for the rounds of most of the runs that are over.
-
-    Attributes:
-        devices: in no particular order.
-        nodes: Flower node id -> device id.
-        runs: oldest first.
-        rounds: of the newest run and of those that are not over; oldest first.
-        archived: ids of the runs whose rounds are left out; `Store.rounds_of` has them.
-        says: what the operator said of devices.
-        overrides: watts that the operator has set, by supply; some may be over.
-        references: published reference predictors.
-        pinned: digest of the one that is pinned; None for none.
-    """
-
-    devices: Sequence[DeviceRecord]
-    nodes: dict[int, str]
-    runs: Sequence[RunRecord]
-    rounds: Sequence[RoundRecord]
-    archived: frozenset[str]
-    says: Sequence[OperatorSay] = ()
-    overrides: Mapping[str, Override] = field(default_factory=dict)
-    references: Sequence[PublishedReference] = ()
-    pinned: str | None = None
-
-
 class Store:
     """The records of one coordinator, which owns the store from when it opens it until it closes it.
 
-    What is saved is on disk when `save` returns. All methods block, and may be called from any thread, one at a time.
+    What is saved is on disk when `save` returns. All methods block, and may be called from any thread: one at a time,
+    and beside it one of those that only read rounds.
     """
 
     def __init__(self, location: Path | URL, now: Callable[[], datetime] = utc_now) -> None:
@@ -96,7 +66,7 @@ class Store:
         Raises:
             InvalidInputError: it cannot be used as a store, or is of a newer version.
             StoreInUseError: another coordinator serves from it.
-            StoreUnavailableError: the database does not answer.
+            StoreUnavailableError: the database does not answer, its file is locked, or there is no room for it.
         """
         url = location if isinstance(location, URL) else database_url(location)
         self.name = display_name(url)
@@ -106,7 +76,7 @@ class Store:
             self._engine = open_engine(url)
             undone.callback(self._engine.dispose)
             self._statements = Statements(self._engine.dialect.name)
-            try:
+            with typed_opening_errors(self.name):
                 self._lock = _lock(url, self._engine)
                 if not self._lock.take():
                     raise StoreInUseError(
@@ -117,11 +87,6 @@ class Store:
                 with self._engine.begin() as connection:
                     upgrade(connection, now)
                     self._term = begin_term(connection)
-            except (OSError, DBAPIError, InvalidInputError) as error:
-                why = reason(error) if isinstance(error, DBAPIError) else error
-                is_away = url.drivername != "sqlite" and isinstance(error, DBAPIError)
-                kind = StoreUnavailableError if is_away else InvalidInputError
-                raise kind(f"{self.name}: cannot be used as the coordinator's store: {why}") from None
             undone.pop_all()
 
     def close(self) -> None:
@@ -145,14 +110,14 @@ class Store:
             for record in records
             if isinstance(record, RunRecord)
         ]
-        rounds = [record for record in records if isinstance(record, RoundRecord)]
+        planned = [record for record in records if isinstance(record, RoundRecord)]
         round_rows = [
             {**rows.round_values(record), "planned_at": now, "finished_at": None if record.wall_s is None else now}
-            for record in rounds
+            for record in planned
         ]
         observations = [
             rows.observation_values(RoundObservation(record.plan_id, observed))
-            for record in rounds
+            for record in planned
             for observed in record.observations.values()
         ] + [rows.observation_values(record) for record in records if isinstance(record, RoundObservation)]
         fronts = {
@@ -196,45 +161,42 @@ class Store:
             StoreUnavailableError: the database does not answer.
         """
         with self._transaction() as connection:
-            points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
-            fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
-            devices = connection.execute(select(Device.__table__)).all()
-            runs = [rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))]
-            current = {record.run_id for record in runs if not record.finished} | {each.run_id for each in runs[-1:]}
-            newest = select(Run.run_id).order_by(Run.order.desc()).limit(1).scalar_subquery()
-            is_current = or_(Run.finished.is_(False), Run.run_id == newest)
-            kept = KeptRecords(
-                devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
-                nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
-                runs=runs,
-                rounds=_rounds(connection, Round.run_id.in_(select(Run.run_id).where(is_current))),
-                archived=frozenset(record.run_id for record in runs) - current,
-                says=[rows.say_record(row) for row in connection.execute(select(DeviceSay.__table__))],
-                overrides={
-                    row.supply: Override(row.watts, row.until)
-                    for row in connection.execute(select(BudgetOverride.__table__))
-                },
-                references=[
-                    PublishedReference(row.digest, row.manifest, row.weights)
-                    for row in connection.execute(select(Reference.__table__))
-                ],
-                pinned=connection.scalar(select(ReferencePin.digest)),
-            )
+            kept = load(connection)
         self._fronts = {record.device_id: record.front for record in kept.devices}
         return kept
 
-    def rounds_of(self, run_id: str) -> list[RoundRecord]:
-        """The rounds of a run, oldest first.
+    def round_of(self, plan_id: str) -> RoundRecord | None:
+        """One round; None where it is not stored.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
-        with self._transaction() as connection:
-            return _rounds(connection, Round.run_id == run_id)
+        with self._reading() as connection:
+            return rounds.round_of(connection, plan_id)
+
+    def plan_ids_of(self, run_id: str) -> list[str]:
+        """The ids of a run's rounds, oldest first.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return rounds.plan_ids_of(connection, run_id)
+
+    def history_of(self, run_id: str) -> History:
+        """What a run's rounds come to that are over.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return rounds.history_of(connection, run_id)
 
     def forget(self, older_than: timedelta) -> list[str]:
-        """Remove the runs that ended longer ago, with their rounds and what was observed in them.
+        """Remove the runs that ended longer ago, or were left alone since, with all that belongs to them.
 
         Returns:
             Ids of the runs that were removed.
@@ -243,14 +205,37 @@ class Store:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
-        with self._transaction() as connection:
-            is_old = Run.finished_at < self._now() - older_than
-            forgotten = list(connection.scalars(select(Run.run_id).where(is_old).order_by(Run.order)))
-            rounds = select(Round.plan_id).where(Round.run_id.in_(select(Run.run_id).where(is_old)))
-            connection.execute(delete(Observation).where(Observation.plan_id.in_(rounds)))
-            connection.execute(delete(Round).where(Round.run_id.in_(select(Run.run_id).where(is_old))))
-            connection.execute(delete(Run).where(is_old))
+        forgotten: list[str] = []
+        while (some := self.forget_some(older_than)) is not None:
+            forgotten += some
         return forgotten
+
+    def forget_some(self, older_than: timedelta, but: Collection[str] = ()) -> list[str] | None:
+        """The same in a transaction that is short.
+
+        Args:
+            older_than: how long ago a run ended, or was last touched.
+            but: runs to leave alone.
+
+        Returns:
+            Ids of the runs that are gone by now; None if nothing was left to remove.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the disk is full, the database is locked or does not answer.
+        """
+        with self._transaction() as connection:
+            return rounds.forget_some(connection, self._now() - older_than, but)
+
+    def require_owner(self) -> None:
+        """Make sure that no other coordinator has taken the store over.
+
+        Raises:
+            NotOwnerError: one has.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._transaction():
+            pass
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -262,16 +247,12 @@ class Store:
                 require_term(connection, self._term)
                 yield connection
 
-
-def _rounds(connection: Connection, are_wanted: ColumnElement[bool]) -> list[RoundRecord]:
-    """Rounds with what was observed in them, oldest first."""
-    observations: dict[str, list[ObservedTraining]] = {}
-    observed_in = select(Round.plan_id).where(are_wanted)
-    for row in connection.execute(select(Observation.__table__).where(Observation.plan_id.in_(observed_in))):
-        observed = ObservedTraining(row.device_id, row.epoch_s, row.power_w)
-        observations.setdefault(row.plan_id, []).append(observed)
-    wanted = select(Round.__table__).where(are_wanted).order_by(Round.order)
-    return [rows.round_record(row, observations.get(row.plan_id, [])) for row in connection.execute(wanted)]
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """A transaction that only reads: none that writes waits for it, nor it for any."""
+        with typed_errors(self.name), self._engine.execution_options(**READS).begin() as connection:
+            require_term(connection, self._term, until_commit=False)
+            yield connection
 
 
 def _save_overrides(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:

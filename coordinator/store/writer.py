@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
@@ -22,11 +23,14 @@ from coordinator.records import (
     SupplyOverride,
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
+from wattfleet.planning.history import History
 
 _log = logging.getLogger(__name__)
 
 _RETRIED_AFTER_S = 1.0
 """Seconds between attempts while nothing can be stored, however many records come meanwhile."""
+
+_OWNER_LOOKED_FOR_EVERY_S = 2.0
 
 _Key = tuple[object, ...]
 _Result = TypeVar("_Result")
@@ -39,12 +43,24 @@ class RecordStore(Protocol):
         """Keep records, all or none."""
         ...
 
-    def rounds_of(self, run_id: str) -> list[RoundRecord]:
-        """The rounds of a run, oldest first."""
+    def round_of(self, plan_id: str) -> RoundRecord | None:
+        """One round."""
         ...
 
-    def forget(self, older_than: timedelta) -> list[str]:
-        """Remove old runs."""
+    def plan_ids_of(self, run_id: str) -> list[str]:
+        """The ids of a run's rounds, oldest first."""
+        ...
+
+    def history_of(self, run_id: str) -> History:
+        """What a run's rounds come to that are over."""
+        ...
+
+    def forget_some(self, older_than: timedelta, but: Collection[str] = ()) -> list[str] | None:
+        """Remove some of the old runs."""
+        ...
+
+    def require_owner(self) -> None:
+        """Make sure that no other coordinator has taken the store over."""
         ...
 
 
@@ -97,7 +113,7 @@ class Writer:
     """
 
     def __init__(self, store: RecordStore, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Write to a store, which is not to be used otherwise until `close`.
+        """Write to a store, which is not to be used otherwise until `close`, and read from it.
 
         Args:
             store: where to.
@@ -107,7 +123,11 @@ class Writer:
         self._store = store
         self._sleep = sleep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        # A run's rounds may take seconds to read: what writes does not wait for it.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
+        self._being_read: dict[str, asyncio.Task[RoundRecord | None]] = {}
         self._pending: dict[_Key, StoredRecord] = {}
+        self._being_written: dict[_Key, StoredRecord] = {}
         self._waiters: list[_Waiter] = []
         self._is_failing = False
         self._is_closing = asyncio.Event()
@@ -149,30 +169,84 @@ class Writer:
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_on())
 
-    async def rounds_of(self, run_id: str) -> list[RoundRecord]:
-        """The rounds of a run as far as they are on disk (see `Store.rounds_of`).
+    def unsaved_rounds(self) -> set[str]:
+        """Plan ids of the rounds of which something is not on disk yet."""
+        waiting = (*self._pending.values(), *self._being_written.values())
+        return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
+
+    async def round_of(self, plan_id: str) -> RoundRecord | None:
+        """One round as it is on disk (see `Store.round_of`), read once for all who ask for it meanwhile.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
-        return await self._as_owner(lambda: self._store.rounds_of(run_id))
+        reading = self._being_read.get(plan_id)
+        if reading is None:
+            reading = asyncio.create_task(self._as_owner(lambda: self._store.round_of(plan_id), self._reader))
+            self._being_read[plan_id] = reading
+            reading.add_done_callback(lambda _: self._being_read.pop(plan_id))
+        return await asyncio.shield(reading)
 
-    async def forget(self, older_than: timedelta) -> list[str]:
-        """Remove old runs from the store (see `Store.forget`).
+    async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
+        """The rounds of a run as far as they are on disk, oldest first; one at a time is in memory.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
-            StoreUnavailableError: they could not be removed.
+            StoreUnavailableError: the database does not answer.
         """
-        return await self._as_owner(lambda: self._store.forget(older_than))
+        for plan_id in await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader):
+            record = await self.round_of(plan_id)
+            if record is not None:  # it was not forgotten meanwhile
+                yield record
+
+    async def history_of(self, run_id: str) -> History:
+        """What a run's rounds come to that are over on disk (see `Store.history_of`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
+
+    async def forget(self, older_than: timedelta, but: Collection[str] = ()) -> AsyncIterator[str]:
+        """Remove old runs from the store (see `Store.forget`), and have others write in between; the id of each.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the next one could not be removed.
+        """
+        while (some := await self._as_owner(lambda: self._store.forget_some(older_than, but))) is not None:
+            for run_id in some:
+                yield run_id
+
+    async def newest_plan_of(self, run_id: str) -> str | None:
+        """The id of a run's newest round on disk.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        plan_ids = await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader)
+        return plan_ids[-1] if plan_ids else None
+
+    async def watch_owner(self) -> None:
+        """Make sure again and again that this coordinator owns the store, until another does.
+
+        One that stores nothing would not learn of it otherwise, and go on to tell agents what to do.
+        """
+        while not self.lost.is_set():
+            await self._sleep(_OWNER_LOOKED_FOR_EVERY_S)
+            with suppress(NotOwnerError, StoreUnavailableError):  # the one is in `lost`, the other may pass
+                await self._as_owner(self._store.require_owner)
 
     async def close(self) -> None:
-        """Store what waits still, with one attempt where that fails, and end the thread; the store stays open."""
+        """Store what waits still, with one attempt where that fails, and end the threads; the store stays open."""
         self._is_closing.set()
         if self._writing is not None:
             await self._writing
         self._thread.shutdown()
+        self._reader.shutdown()
 
     async def _write_on(self) -> None:
         """Write until nothing waits any more."""
@@ -196,9 +270,10 @@ class Writer:
     async def _write_once(self) -> None:
         """One transaction with all that waits."""
         batch, self._pending = self._pending, {}
+        self._being_written = batch
         waiters, self._waiters = self._waiters, []
         failed: Exception | None = None
-        unstorable: dict[_Key, UnstorableRecordError] = {}
+        unstorable: dict[_Key, Exception] = {}
         try:
             unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
         except NotOwnerError as error:
@@ -209,15 +284,13 @@ class Writer:
             self._pending = {**batch, **self._pending}
             self._waiters = [waiter for waiter in waiters if waiter.is_patient] + self._waiters
             waiters = [waiter for waiter in waiters if not waiter.is_patient]
-        except Exception as error:
-            # The boundary of the writer: whatever it is, those who wait have to be told, and those to come be served.
-            _log.exception("%d records could not be stored", len(batch))
-            failed = error
+        self._being_written = {}
         self._say(failed)
         for waiter in waiters:
             waiter.tell(failed or next((unstorable[key] for key in waiter.keys if key in unstorable), None))
         for error_of_one in unstorable.values():
-            _log.error("a record is not stored: %s", error_of_one)
+            is_bug = not isinstance(error_of_one, UnstorableRecordError)
+            _log.error("a record is not stored: %s", error_of_one, exc_info=error_of_one if is_bug else None)
 
     def _say(self, failed: Exception | None) -> None:
         """Log when storing begins to fail, and when it does not any more."""
@@ -227,8 +300,8 @@ class Writer:
             _log.info("records can be stored again")
         self._is_failing = failed is not None
 
-    def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, UnstorableRecordError]:
-        """Save in one transaction; where the database does not take some record, all others in as few as it needs.
+    def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, Exception]:
+        """Save in one transaction; where some record cannot be saved, all others in as few as it needs.
 
         Returns:
             Why some could not be saved.
@@ -236,16 +309,19 @@ class Writer:
         try:
             self._store.save(*(record for _, record in records))
             return {}
-        except UnstorableRecordError as error:
+        except (NotOwnerError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            # The boundary of the writer: whatever is wrong with one record, the others are to be stored.
             if len(records) == 1:
                 return {records[0][0]: error}
         half = len(records) // 2
         return self._save(records[:half]) | self._save(records[half:])
 
-    async def _as_owner(self, work: Callable[[], _Result]) -> _Result:
-        """Do something in the thread, and note if another coordinator owns the store."""
+    async def _as_owner(self, work: Callable[[], _Result], thread: ThreadPoolExecutor | None = None) -> _Result:
+        """Do something in a thread, by default that which writes; note if another coordinator owns the store."""
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
         except NotOwnerError:
             self.lost.set()
             raise

@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from coordinator.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
-from coordinator.store.store import KeptRecords
+from coordinator.store.loading import KeptRecords
+from coordinator.store.store import Store
 from tests.coordinator.small_fleet import NODES, RUN, small_fleet
 from tests.fronts import columns_of
 
@@ -33,6 +34,11 @@ def finished_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
         metrics={"accuracy": 2 / 3},
         wall_s=41.5,
     )
+
+
+def rounds_of(store: Store, run_id: str) -> list[RoundRecord]:
+    """All rounds of a run that a store has."""
+    return [record for plan_id in store.plan_ids_of(run_id) if (record := store.round_of(plan_id)) is not None]
 
 
 def comparable(record: DeviceRecord) -> tuple[Any, ...]:

@@ -424,25 +424,6 @@ def test_a_run_ends_well_or_with_its_error() -> None:
 # --- after a restart ----------------------------------------------------------------------------------------------
 
 
-def test_rounds_that_are_recalled_come_before_those_that_were_known_and_change_none() -> None:
-    before = small_fleet()
-    old = before.plan(RUN, 1, NODES, 1.0)
-    fleet = small_fleet()
-    fleet = Fleet(fleet.allowance, Everyone(), runs=list(fleet.runs.values()), archived=[RUN])
-    make_ready_in(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
-    fleet.start_run("newer", "FedAvg", 1)
-    newer = fleet.plan("newer", 1, [ORIN_NODE], 1.0)
-    assert fleet.is_archived(RUN) and not fleet.is_archived("newer") and not fleet.is_archived("unknown")
-
-    fleet.recall(RUN, [old])
-    assert not fleet.is_archived(RUN)
-    assert list(fleet.rounds.values()) == [old, newer]
-    assert fleet.plan(RUN, 1, NODES, 1.0) == old
-    fleet.observe(old.plan_id, ObservedTraining("orin", 21.0, 31.0))
-    fleet.recall(RUN, [old])
-    assert set(fleet.rounds[old.plan_id].observations) == {"orin"}, "what came meanwhile is newer"
-
-
 def test_what_is_forgotten_is_as_if_it_had_never_been() -> None:
     fleet, untouched = small_fleet(), small_fleet()
     fleet.start_run("old", "FedAvg", 1)

@@ -11,8 +11,11 @@ import grpc
 import pytest
 
 from coordinator import operations
+from coordinator.records import StoredRecord
 from coordinator.server import CoordinatorConfig
 from coordinator.site_file import read_site_file
+from coordinator.store.errors import StoreFullError
+from coordinator.store.store import Store
 from tests.coordinator.served import Client, fetch, status, until, with_coordinator
 from tests.coordinator.small_fleet import ORIN_FRONT, RUN
 from wattfleet.artefact import Artefact
@@ -263,6 +266,33 @@ def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
 
     with_coordinator(config, first)
     with_coordinator(config, second)
+
+
+def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
+    config: CoordinatorConfig, another: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, save = [False], Store.save
+
+    def save_where_there_is_room(store: Store, *records: StoredRecord) -> None:
+        if not room[-1]:
+            raise StoreFullError("the disk is full")
+        save(store, *records)
+
+    monkeypatch.setattr(Store, "save", save_where_there_is_room)
+
+    async def story(client: Client) -> None:
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await publish(client, another)
+            assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        room.append(True)
+        assert not (await publish(client, another)).known
+        assert (await publish(client, another)).known
+
+    with_coordinator(config, story)
+    store = Store(config.store)
+    assert [each.digest for each in store.load().references] == [another.digest]
+    store.close()
 
 
 def test_a_damaged_reference_is_refused(

@@ -7,29 +7,40 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import event
+from sqlalchemy import URL, event
 from sqlalchemy.pool import Pool
 
+from coordinator import archive, round_memory, server
 from coordinator.fleet import Fleet
-from coordinator.records import RoundRecord, RunRecord
+from coordinator.records import RunRecord
 from coordinator.retention import forget_daily
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
-from coordinator.store import standby
+from coordinator.store import standby, writer
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseError
-from coordinator.store.ownership import FileLock
+from coordinator.store.ownership import AdvisoryLock, FileLock
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from tests.coordinator.records_to_store import finished_round, planned_round
-from tests.coordinator.small_fleet import small_fleet
+from tests.coordinator.records_to_store import finished_round, planned_round, rounds_of
+from tests.coordinator.served import Client, with_coordinator
+from tests.coordinator.small_fleet import NANO_NODE, ORIN_NODE, RUN, small_fleet
+from tests.postgresql import PostgresServer
 from wattfleet import cli
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import (
+    operator_pb2,
+    planning_pb2,
+    planning_pb2_grpc,
+    session_pb2,
+    view_pb2,
+    view_pb2_grpc,
+)
 
 _WITHIN_S = 30.0
 
@@ -132,6 +143,24 @@ def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     told(story)
 
 
+def test_a_coordinator_that_only_listens_learns_that_it_was_taken_over_and_ends(
+    config: CoordinatorConfig, postgresql: PostgresServer, postgresql_database: URL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "_OWNER_LOOKED_FOR_EVERY_S", 0.02)
+
+    async def story() -> None:
+        first = Running(replace(config, store=postgresql_database))
+        async with first.channel():
+            # As where it was cut off from its database for long.
+            monkeypatch.setattr(AdvisoryLock, "take", lambda _: True)
+            second = await asyncio.to_thread(Store, postgresql_database)
+            with pytest.raises(NotOwnerError, match="another coordinator has taken the store over"):
+                await first.task
+            second.close()
+
+    told(story)
+
+
 def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_when_there_is_room(
     config: CoordinatorConfig,
 ) -> None:
@@ -199,9 +228,89 @@ def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are
 
     told(story)
     after = Store(config.store)
-    assert after.rounds_of("old") == [replace(old, metrics={"accuracy": 0.75})]
-    assert (after.load().rounds, after.load().archived) == ([newest], {"old"})
+    assert rounds_of(after, "old") == [replace(old, metrics={"accuracy": 0.75})]
     after.close()
+
+
+def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one round at hand: each plan counts on those before, and late reports find their rounds."""
+    monkeypatch.setattr(round_memory, "_DECISIONS", 1)
+    monkeypatch.setattr(archive, "_LOOK_EVERY_S", 0.001)
+    fleets: list[Fleet] = []
+
+    async def noting(fleet: Fleet, keeper: Writer) -> None:
+        fleets.append(fleet)
+        await archive.archive(fleet, keeper)
+
+    monkeypatch.setattr(server, "archive", noting)
+
+    async def at_hand(expected: set[str]) -> None:
+        while set(fleets[-1].rounds) != expected:
+            await asyncio.sleep(0.001)
+
+    async def first(client: Client) -> None:
+        orin, nano = await client.two_ready()
+        for number in (1, 2, 3, 4):
+            chosen = {part.device_id: "" for part in (await client.plan(number)).assignments}
+            failing = {**chosen, "nano": "no reply"} if "nano" in chosen else chosen
+            results = [planning_pb2.DeviceResult(device_id=name, failure=why) for name, why in failing.items()]
+            await client.planning.FinishRound(
+                planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/{number}", results=results, wall_s=9.0)
+            )
+        await at_hand({f"{RUN}/4"})
+        await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/1", epoch_s=20.0, power_w=30.0))
+        await client.planning.ReportMetrics(
+            planning_pb2.ReportMetricsRequest(run_id=RUN, round=2, metrics={"accuracy": 0.5})
+        )
+        again = await client.plan(2)
+        assert (again.plan_id, len(again.assignments)) == (f"{RUN}/2", 2), "it is not planned anew"
+        await at_hand({f"{RUN}/4"})
+        listed = (await client.rounds(RUN)).rounds
+        assert [(one.round, dict(one.metrics), len(one.observations)) for one in listed] == [
+            (1, {}, 1),
+            (2, {"accuracy": 0.5}, 0),
+            (3, {}, 0),
+            (4, {}, 0),
+        ]
+        await at_hand({f"{RUN}/4"})
+        with pytest.raises(grpc.aio.AioRpcError, match="no round was planned"):
+            await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/9", wall_s=1.0))
+        await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/9", epoch_s=20.0, power_w=30.0))
+
+    def nano_rests(plan: planning_pb2.PlanRoundResponse) -> bool:
+        """As it failed in rounds 1, 2 and 4."""
+        reasons = {decision.device_id: decision.reason for decision in plan.decisions}
+        return "failed 3 times in a row" in reasons["nano"]
+
+    async def look(client: Client) -> None:
+        await client.two_ready()
+        preview = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=RUN))
+        assert preview.round == 5 and nano_rests(preview.plan)
+
+    async def go_on(client: Client) -> None:
+        await client.two_ready()
+        assert nano_rests(await client.plan(5))
+
+    for story in (first, look, go_on):
+        with_coordinator(config, story)
+
+
+def test_the_next_round_of_a_run_that_is_in_the_store_only_is_shown_with_its_number_and_epochs(
+    config: CoordinatorConfig,
+) -> None:
+    store = Store(config.store)
+    for name, rounds in (("older", 2), ("newer", 3)):
+        store.save(RunRecord(name, "FedAvg", 9), *(finished_round(number + 1, name) for number in range(rounds)))
+    store.close()
+
+    async def look(client: Client) -> None:
+        await client.two_ready()
+        shown = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id="older"))
+        assert (shown.round, shown.epochs) == (3, 1.5)
+
+    with_coordinator(config, look)
 
 
 @pytest.mark.parametrize("first", ["plan", "start_run", "finish_round"])
@@ -225,15 +334,18 @@ def test_no_round_of_an_archived_run_is_planned_twice(config: CoordinatorConfig,
 
     told(story)
     after = Store(config.store)
-    assert [replace(record, wall_s=None) for record in after.rounds_of("old")] == [old]
+    assert [replace(record, wall_s=None) for record in rounds_of(after, "old")] == [old]
     after.close()
 
 
 def test_old_runs_are_forgotten_at_the_start(config: CoordinatorConfig) -> None:
     long_ago = Store(config.store, lambda: datetime.now(timezone.utc) - timedelta(days=31))
     long_ago.save(RunRecord("old", "FedAvg", 1, finished=True), finished_round(1, "old"))
-    long_ago.save(RunRecord("unfinished", "FedAvg", 1))
+    long_ago.save(RunRecord("unfinished", "FedAvg", 1), planned_round(1, "unfinished"))
     long_ago.close()
+    lately = Store(config.store)
+    lately.save(planned_round(2, "unfinished"))
+    lately.close()
 
     async def story(keep: timedelta | None) -> list[str]:
         running = Running(replace(config, keep=keep))
@@ -254,8 +366,9 @@ def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
     store = Store(config.store, lambda: now[0])
     fleet = small_fleet()
     fleet.start_run("old", "FedAvg", 1)
-    planned = fleet.plan("old", 1, list(fleet.nodes), 1.0)
-    store.save(fleet.finish_run("old", ""), planned, fleet.run("4711"))
+    planned, awaited = fleet.plan("old", 1, [ORIN_NODE], 1.0), fleet.plan("4711", 1, [NANO_NODE], 1.0)
+    store.save(fleet.finish_run("old", ""), planned, fleet.run("4711"), awaited)
+    store.save(fleet.start_run("left alone", "FedAvg", 1))
     days: list[float] = []
 
     async def a_day(seconds: float) -> None:
@@ -266,39 +379,37 @@ def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
         now[0] += timedelta(seconds=seconds)
 
     async def story() -> None:
-        writer = Writer(store)
+        keeper = Writer(store)
         with pytest.raises(asyncio.CancelledError):
-            await forget_daily(fleet, writer, timedelta(days=2.5), a_day)
-        await writer.close()
+            await forget_daily(fleet, keeper, timedelta(days=2.5), a_day)
+        await keeper.close()
 
     with caplog.at_level("INFO"):
         asyncio.run(story())
     assert days == [86_400.0] * 3
-    assert "1 runs are forgotten" in caplog.text
-    assert (list(fleet.runs), list(fleet.rounds)) == (["4711"], [])
+    assert "2 runs are forgotten" in caplog.text
+    assert (list(fleet.runs), list(fleet.rounds)) == (["4711"], ["4711/1"])
     kept = store.load()
-    assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [])
+    assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [awaited])
     store.close()
     # What was set aside for its devices is free again, and their next round is planned as if it had never been.
     anew = small_fleet()
-    assert fleet.plan("4711", 1, list(fleet.nodes), 1.0) == anew.plan("4711", 1, list(anew.nodes), 1.0)
+    anew.plan("4711", 1, [NANO_NODE], 1.0)
+    assert fleet.plan("4711", 2, list(fleet.nodes), 1.0) == anew.plan("4711", 2, list(anew.nodes), 1.0)
 
 
-def test_what_cannot_be_forgotten_today_is_tomorrow(caplog: pytest.LogCaptureFixture) -> None:
-    class Full:
+def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Store):
         asked = 0
 
-        def save(self, *_: object) -> None:
-            pytest.fail("nothing to save")
-
-        def rounds_of(self, _: str) -> list[RoundRecord]:
-            pytest.fail("nobody asked")
-
-        def forget(self, _: timedelta) -> list[str]:
+        def forget_some(self, *_: object) -> list[str] | None:
             self.asked += 1
+            if self.asked % 2:
+                return [f"old {self.asked}"]
             raise StoreFullError("the disk is full")
 
-    full, days = Full(), [0, 0]
+    full, days = Full(tmp_path / "coordinator.db"), [0, 0]
+    fleet = Fleet(small_fleet().allowance, Everyone(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)])
 
     async def a_day(_: float) -> None:
         if not days:
@@ -306,14 +417,16 @@ def test_what_cannot_be_forgotten_today_is_tomorrow(caplog: pytest.LogCaptureFix
         days.pop()
 
     async def story() -> None:
-        writer = Writer(full)
+        keeper = Writer(full)
         with pytest.raises(asyncio.CancelledError):
-            await forget_daily(Fleet(small_fleet().allowance, Everyone()), writer, timedelta(days=1), a_day)
-        await writer.close()
+            await forget_daily(fleet, keeper, timedelta(days=1), a_day)
+        await keeper.close()
 
     asyncio.run(story())
-    assert full.asked == 2
-    assert "no old runs are removed today: the disk is full" in caplog.text
+    full.close()
+    assert full.asked == 4
+    assert set(fleet.runs) == {"old 2"}, "what is gone from the store is gone"
+    assert "no more old runs are removed today: the disk is full" in caplog.text
 
 
 # --- options ------------------------------------------------------------------------------------------------------

@@ -25,16 +25,25 @@ from coordinator.records import (
     PinnedReference,
     PublishedReference,
     RoundObservation,
+    RoundRecord,
     RunRecord,
     SupplyOverride,
 )
 from coordinator.store.database import database_url
 from coordinator.store.errors import UnstorableRecordError
 from coordinator.store.store import Store
-from tests.coordinator.records_to_store import BLANK, assert_devices, comparable, finished_round, planned_round
+from tests.coordinator.records_to_store import (
+    BLANK,
+    assert_devices,
+    comparable,
+    finished_round,
+    planned_round,
+    rounds_of,
+)
 from tests.coordinator.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from tests.fronts import front, fronts
 from wattfleet.budgets import Override
+from wattfleet.planning.history import History, Part
 
 
 class Clock:
@@ -221,9 +230,9 @@ def test_a_round_comes_back_as_it_was(store: Store, reopen: Callable[[], Store])
     planned, done = planned_round(), finished_round()
     assert set(planned.nodes.values()) == {ORIN_NODE, NANO_NODE}
     store.save(planned)
-    assert store.rounds_of(RUN) == [planned]
+    assert rounds_of(store, RUN) == [planned]
     store.save(done)
-    [kept] = reopen().rounds_of(RUN)
+    [kept] = rounds_of(reopen(), RUN)
     assert kept == done
     assert kept.observed_site_w == 31.25 + 14.75
     assert kept.failed == ("nano",)
@@ -234,14 +243,14 @@ def test_a_device_that_a_trimmed_plan_left_out_is_part_of_its_round_still(store:
     trimmed = dataclasses.replace(planned.plan, assignments=planned.plan.assignments[:1])
     record = dataclasses.replace(planned, plan=trimmed)
     store.save(record)
-    assert store.rounds_of(RUN) == [record]
+    assert rounds_of(store, RUN) == [record]
 
 
 def test_metrics_that_are_no_numbers_come_back(store: Store) -> None:
     store.save(dataclasses.replace(planned_round(), metrics={"loss": math.nan, "best": -math.inf}))
     store.save(RunRecord("r", "FedAvg", 1, {"loss": math.inf}))
     kept = store.load()
-    [of_round] = store.rounds_of(RUN)
+    [of_round] = rounds_of(store, RUN)
     assert math.isnan(of_round.metrics["loss"])
     assert (of_round.metrics["best"], kept.runs[0].initial_metrics) == (-math.inf, {"loss": math.inf})
 
@@ -253,7 +262,7 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
     store.save(RoundObservation(second.plan_id, ObservedTraining("orin", 3.0, 4.0)))
     store.save(RoundObservation(second.plan_id, ObservedTraining("nano", 5.0, 6.0)))
     store.save(dataclasses.replace(second, results=(DeviceResult("nano"),)))
-    kept = reopen().rounds_of(RUN)
+    kept = rounds_of(reopen(), RUN)
     assert [{name: seen.power_w for name, seen in each.observations.items()} for each in kept] == [
         {"orin": 2.0},
         {"orin": 4.0, "nano": 6.0},
@@ -296,7 +305,7 @@ def test_runs_and_rounds_keep_the_order_in_which_they_began(store: Store, reopen
     store = reopen()
     after = store.load()
     assert [record.run_id for record in after.runs] == names
-    assert [record.number for record in store.rounds_of(RUN)] == [3, 1, 11, 2]
+    assert [record.number for record in rounds_of(store, RUN)] == [3, 1, 11, 2]
     assert [record.finished for record in after.runs] == [False, False, True, False, False]
 
 
@@ -322,19 +331,51 @@ def test_a_front_that_could_not_be_saved_is_saved_with_the_device_the_next_time(
 # --- history ------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_of_runs_that_are_over_are_read_when_they_are_asked_for(
+def test_a_coordinator_goes_on_with_the_newest_rounds_and_others_are_read_when_they_are_asked_for(
     store: Store, reopen: Callable[[], Store]
 ) -> None:
-    for name in ("over", "going on", "over too", "newest"):
+    for name in ("over", "going on", "newest"):
         store.save(RunRecord(name, "FedAvg", 2, finished=name != "going on"))
         store.save(finished_round(2, name), finished_round(1, name))
     after = reopen()
     kept = after.load()
-    assert [record.plan_id for record in kept.rounds] == ["going on/2", "going on/1", "newest/2", "newest/1"]
-    assert [record.run_id for record in kept.runs] == ["over", "going on", "over too", "newest"]
-    assert kept.archived == {"over", "over too"}
-    assert after.rounds_of("over") == [finished_round(2, "over"), finished_round(1, "over")]
-    assert after.rounds_of("never begun") == []
+    assert kept.rounds == [finished_round(1, "going on"), finished_round(2, "newest"), finished_round(1, "newest")]
+    assert [record.run_id for record in kept.runs] == ["over", "going on", "newest"]
+    assert kept.archived == {"over", "going on", "newest"}
+    assert rounds_of(after, "over") == [finished_round(2, "over"), finished_round(1, "over")]
+    assert after.round_of("over/2") == finished_round(2, "over")
+    assert (after.round_of("over/3"), after.plan_ids_of("never begun")) == (None, [])
+
+
+def of_devices(record: RoundRecord, *device_ids: str) -> RoundRecord:
+    plan = dataclasses.replace(record.plan, assignments=())
+    return dataclasses.replace(record, plan=plan, nodes={device_id: ORIN_NODE for device_id in device_ids})
+
+
+def test_a_round_that_was_not_finished_is_gone_on_with_until_others_have_all_of_its_devices(store: Store) -> None:
+    store.save(
+        *(RunRecord(name, "FedAvg", 9) for name in ("killed", "running")), RunRecord("ended", "F", 9, {}, "", True)
+    )
+    store.save(of_devices(planned_round(1, "ended"), "tx", "x"), of_devices(planned_round(1, "killed"), "orin", "nano"))
+    store.save(of_devices(finished_round(1, "running"), "orin"), of_devices(finished_round(2, "running"), "orin"))
+    store.save(*(of_devices(finished_round(number, "running"), "xavier") for number in (3, 4, 5)))
+    newest = ["running/3", "running/4", "running/5"]
+    assert [record.plan_id for record in store.load().rounds] == ["killed/1", "running/2", *newest]
+    store.save(of_devices(finished_round(6, "running"), "nano"), of_devices(planned_round(7, "running"), "tx"))
+    newest = ["running/5", "running/6", "running/7"]
+    assert [record.plan_id for record in store.load().rounds] == ["running/2", *newest]
+
+
+def test_what_the_rounds_of_a_run_come_to_is_read_without_their_plans(store: Store) -> None:
+    assert store.history_of(RUN) == History()
+    store.save(finished_round(2), planned_round(3), finished_round(1), finished_round(1, "another"))
+    history = store.history_of(RUN)
+    assert [(past.number, past.device_ids, past.gained) for past in history.rounds] == [
+        (1, ("orin", "nano"), 12.0),
+        (2, ("orin", "nano"), 12.0),
+    ]
+    assert history.latest == {"orin": (2, Part(False, 96.0, 0.125))}
+    assert history.failures_in_a_row == {"nano": (2, 2)}
 
 
 def test_the_store_notes_when_things_happened(store: Store, location: Path | URL, clock: Clock) -> None:
@@ -365,6 +406,7 @@ def test_runs_that_ended_long_ago_are_forgotten_with_all_that_belongs_to_them(
         store.save(RunRecord(name, "FedAvg", 1), finished_round(1, name), NodeRecord(1, "nano"))
     store.save(BLANK, RunRecord("old", "FedAvg", 1, finished=True))
     clock.pass_days(20)
+    store.save(finished_round(2, "unfinished"))
     store.save(RunRecord("recent", "FedAvg", 1, finished=True))
     clock.pass_days(10.5)
     assert store.forget(timedelta(days=31)) == []
@@ -372,17 +414,49 @@ def test_runs_that_ended_long_ago_are_forgotten_with_all_that_belongs_to_them(
     assert store.forget(timedelta(days=30)) == []
     kept = reopen().load()
     assert [record.run_id for record in kept.runs] == ["unfinished", "recent"]
-    assert [record.run_id for record in kept.rounds] == ["unfinished", "recent"]
+    assert [record.plan_id for record in kept.rounds] == ["unfinished/1", "recent/1", "unfinished/2"]
     assert all(len(record.observations) == 2 for record in kept.rounds)
     assert (len(kept.devices), kept.nodes) == (1, {1: "nano"})
     assert sql(location, "SELECT DISTINCT plan_id FROM observation ORDER BY plan_id") == [
         ("recent/1",),
         ("unfinished/1",),
+        ("unfinished/2",),
     ]
 
 
+def test_runs_that_never_ended_are_forgotten_once_they_were_left_alone_for_as_long(store: Store, clock: Clock) -> None:
+    store.save(
+        RunRecord("never planned", "FedAvg", 1), RunRecord("killed", "FedAvg", 1), RunRecord("slow", "FedAvg", 1)
+    )
+    store.save(planned_round(1, "killed"), planned_round(1, "slow"))
+    clock.pass_days(2)
+    store.save(planned_round(2, "killed"))
+    clock.pass_days(2)
+    store.save(finished_round(1, "slow"))
+    assert store.forget(timedelta(days=3)) == ["never planned"]
+    clock.pass_days(2)
+    assert store.forget_some(timedelta(days=1), but=["killed", "slow"]) is None
+    assert store.forget(timedelta(days=3)) == ["killed"]
+    clock.pass_days(2)
+    assert store.forget(timedelta(days=3)) == ["slow"]
+    kept = store.load()
+    assert (kept.runs, kept.rounds, store.plan_ids_of("killed")) == ([], [], [])
+
+
+def test_a_long_run_is_forgotten_in_several_transactions(store: Store, clock: Clock) -> None:
+    store.save(RunRecord("long", "FedAvg", 20, finished=True), *(finished_round(n, "long") for n in range(1, 21)))
+    clock.pass_days(10)
+    left = []
+    while (some := store.forget_some(timedelta(days=1))) is not None:
+        left.append(len(store.plan_ids_of("long")))
+        assert some == (["long"] if left[-1] == 0 else [])
+        assert bool(store.load().runs) == (left[-1] > 0), "the run goes with the last of its rounds"
+    assert len(left) > 2 and left == sorted(left, reverse=True)
+
+
 def test_a_run_that_began_anew_is_not_over(store: Store, clock: Clock) -> None:
-    store.save(RunRecord(RUN, "FedAvg", 1, finished=True))
-    store.save(RunRecord(RUN, "FedAvg", 1))
+    store.save(RunRecord(RUN, "FedAvg", 1, finished=True), finished_round(1))
     clock.pass_days(100)
-    assert store.forget(timedelta(days=1)) == []
+    store.save(RunRecord(RUN, "FedAvg", 1), planned_round(2))
+    clock.pass_days(1)
+    assert store.forget(timedelta(days=2)) == []

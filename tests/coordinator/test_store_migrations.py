@@ -17,8 +17,9 @@ from sqlalchemy import URL, Engine, event, text
 
 from coordinator.records import DeviceResult, ObservedTraining, RunRecord
 from coordinator.store.database import database_url, open_engine
+from coordinator.store.loading import KeptRecords
 from coordinator.store.schema import migration_config, upgrade
-from coordinator.store.store import KeptRecords, Store
+from coordinator.store.store import Store
 from coordinator.store.tables import Base
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fronts import columns_of

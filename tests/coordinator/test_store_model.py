@@ -22,11 +22,11 @@ from coordinator.records import (
     RunRecord,
 )
 from coordinator.store.store import Store
-from tests.coordinator.records_to_store import comparable, comparable_devices, planned_round
+from tests.coordinator.records_to_store import comparable, comparable_devices, planned_round, rounds_of
 from tests.fronts import fronts
 from wattfleet.front import Front
 
-PLANNED = planned_round()
+PLANNED = dataclasses.replace(planned_round(), plan=dataclasses.replace(planned_round().plan, assignments=()))
 devices = st.sampled_from(["orin", "nano"])
 runs = st.sampled_from(["1", "2", "3"])
 numbers = st.integers(1, 2)
@@ -45,6 +45,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.runs: dict[str, RunRecord] = {}
         self.ended: dict[str, datetime] = {}
         self.rounds: dict[str, RoundRecord] = {}
+        self.started: dict[str, datetime] = {}
+        self.planned: dict[str, datetime] = {}
+        self.finished: dict[str, datetime] = {}
 
     def opened(self) -> Store:
         return Store(Path(self.folder.name, "coordinator.db"), lambda: self.now)
@@ -75,6 +78,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(run=runs, finished=st.booleans(), error=st.sampled_from(["", "no"]))
     def save_run(self, run: str, finished: bool, error: str) -> None:
         self.runs[run] = RunRecord(run, "FedAvg", 3, {"accuracy": 0.5}, error, finished)
+        self.started.setdefault(run, self.now)
         if finished:
             self.ended.setdefault(run, self.now)
         else:
@@ -82,8 +86,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.save(self.runs[run])
 
     @precondition(lambda self: self.runs)
-    @rule(data=st.data(), number=numbers, wall_s=st.none() | st.floats(0, 9))
-    def save_round(self, data: st.DataObject, number: int, wall_s: float | None) -> None:
+    @rule(data=st.data(), number=numbers, chosen=st.sets(devices), wall_s=st.none() | st.floats(0, 9))
+    def save_round(self, data: st.DataObject, number: int, chosen: set[str], wall_s: float | None) -> None:
         run = data.draw(st.sampled_from(sorted(self.runs)))
         plan_id = f"{run}/{number}"
         before = self.rounds.get(plan_id)
@@ -92,10 +96,16 @@ class StoreMachine(RuleBasedStateMachine):
             plan_id=plan_id,
             run_id=run,
             number=number,
+            nodes={device: 1 for device in sorted(chosen)},
             observations={} if before is None else before.observations,
             results=() if wall_s is None else (DeviceResult("orin"),),
             wall_s=wall_s,
         )
+        self.planned.setdefault(plan_id, self.now)
+        if wall_s is None:
+            self.finished.pop(plan_id, None)
+        else:
+            self.finished.setdefault(plan_id, self.now)
         self.store.save(self.rounds[plan_id])
 
     @precondition(lambda self: self.rounds)
@@ -112,11 +122,19 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(days=st.integers(1, 9))
     def forget(self, days: int) -> None:
-        old = [run for run in self.runs if run in self.ended and self.now - self.ended[run] > timedelta(days=days)]
+        old = [run for run in self.runs if self.now - self.touched(run) > timedelta(days=days)]
         assert self.store.forget(timedelta(days=days)) == old
         for run in old:
-            del self.runs[run], self.ended[run]
-        self.rounds = {plan_id: record for plan_id, record in self.rounds.items() if record.run_id not in old}
+            del self.runs[run], self.started[run]
+            self.ended.pop(run, None)
+        for plan_id in [plan_id for plan_id, record in self.rounds.items() if record.run_id in old]:
+            del self.rounds[plan_id], self.planned[plan_id]
+            self.finished.pop(plan_id, None)
+
+    def touched(self, run: str) -> datetime:
+        """When a run ended, or was last heard of."""
+        times = [self.finished.get(each, at) for each, at in self.planned.items() if self.rounds[each].run_id == run]
+        return self.ended.get(run) or max(times, default=self.started[run])
 
     @rule()
     def restart(self) -> None:
@@ -132,11 +150,22 @@ class StoreMachine(RuleBasedStateMachine):
         assert kept.nodes == self.nodes
         # Dictionaries keep the order in which things began, as the store does.
         assert list(kept.runs) == list(self.runs.values())
-        current = {run for run, record in self.runs.items() if not record.finished} | {*[*self.runs][-1:]}
-        assert list(kept.rounds) == [record for record in self.rounds.values() if record.run_id in current]
-        assert kept.archived == set(self.runs) - current
+        assert list(kept.rounds) == self.gone_on_with()
+        assert kept.archived == set(self.runs)
         for run in self.runs:
-            assert self.store.rounds_of(run) == [each for each in self.rounds.values() if each.run_id == run]
+            assert rounds_of(self.store, run) == [each for each in self.rounds.values() if each.run_id == run]
+
+    def gone_on_with(self) -> list[RoundRecord]:
+        """The newest rounds, and of every device that an unfinished round waits for the newest that chose it."""
+        newest_of = {device: record.plan_id for record in self.rounds.values() for device in record.nodes}
+        waited_for = {
+            device
+            for record in self.rounds.values()
+            if record.wall_s is None and not self.runs[record.run_id].finished
+            for device in record.nodes
+        }
+        wanted = {*list(self.rounds)[-3:], *(newest_of[device] for device in waited_for)}
+        return [record for plan_id, record in self.rounds.items() if plan_id in wanted]
 
 
 StoreMachine.TestCase.settings = settings(max_examples=15, stateful_step_count=20)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import random
 import signal
 import sqlite3
+import string
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -18,12 +20,14 @@ from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.pool import Pool
 
 from coordinator.errors import STATUS
-from coordinator.records import DeviceRecord
+from coordinator.records import DeviceRecord, RunRecord
 from coordinator.store import database
-from coordinator.store.errors import StoreFullError, StoreUnavailableError
+from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store.standby import open_store
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from tests.coordinator.records_to_store import BLANK, assert_devices
+from tests.coordinator.records_to_store import BLANK, assert_devices, finished_round, rounds_of
+from tests.coordinator.small_fleet import RUN
 from tests.fronts import front
 from tests.postgresql import PostgresServer
 from wattfleet_proto.error_boundary import status_of
@@ -87,8 +91,10 @@ def pages_at_most(pages: list[int]) -> Iterator[None]:
         connection.execute(f"PRAGMA max_page_count={pages[-1]}")
 
     event.listen(Pool, "checkout", limit)
-    yield
-    event.remove(Pool, "checkout", limit)
+    try:
+        yield
+    finally:
+        event.remove(Pool, "checkout", limit)
 
 
 def test_a_full_disk_under_a_file(tmp_path: Path) -> None:
@@ -167,6 +173,18 @@ def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) -> Non
     store.close()
 
 
+def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
+    store = Store(tmp_path / "coordinator.db")
+    store.save(finished_round(1))
+    with closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM round")
+        assert rounds_of(store, RUN) == [finished_round(1)]
+        assert len(store.history_of(RUN).rounds) == 1
+    store.close()
+
+
 def test_a_full_disk_under_postgresql(postgresql_database: URL) -> None:
     store = Store(postgresql_database)
     engine = create_engine(postgresql_database, isolation_level="AUTOCOMMIT")
@@ -205,6 +223,65 @@ def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL)
         )
     engine.dispose()
     assert said.endswith("canceling statement due to lock timeout")
+
+
+def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_record_from_being_stored(
+    postgresql_database: URL,
+) -> None:
+    store = Store(postgresql_database)
+    endless = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))  # of what can be compressed, more fits
+
+    async def story() -> None:
+        writer = Writer(store, soon)
+        refused, first = await asyncio.gather(
+            writer.saved(RunRecord(endless, "FedAvg", 1)), writer.saved(device(1)), return_exceptions=True
+        )
+        assert isinstance(refused, UnstorableRecordError) and "takes no such value: index row" in str(refused)
+        assert first is None
+        await writer.saved(device(2))
+        await writer.close()
+
+    asyncio.run(story())
+    assert_devices(store.load(), device(1), device(2))
+    assert store.load().runs == []
+    store.close()
+
+
+# --- at the start -------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
+    path = tmp_path / "coordinator.db"
+    Store(path).close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(StoreUnavailableError, match="cannot be used as the coordinator's store: database is lock"):
+            Store(path)
+
+        async def unlock(_: float) -> None:
+            other.execute("ROLLBACK")
+
+        asyncio.run(open_store(path, stands_by=True, sleep=unlock)).close()
+
+
+def test_a_file_that_no_room_is_left_for_at_the_start_is_said_to_be_full(tmp_path: Path) -> None:
+    path, pages = tmp_path / "coordinator.db", [1]
+    with pages_at_most(pages):
+        with pytest.raises(StoreFullError, match="cannot be used as the coordinator's store: database or disk is full"):
+            Store(path)
+        pages.append(1_000_000_000)
+        Store(path).close()
+
+
+def test_a_disk_that_is_full_at_the_start_is_said_to_be(small_disk: Path) -> None:
+    with open(small_disk / "rest", "wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(StoreFullError):
+        Store(small_disk / "coordinator.db")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -24,9 +25,12 @@ from coordinator.store.errors import NotOwnerError, StoreUnavailableError, Unsto
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
 from tests.coordinator.records_to_store import BLANK, assert_devices, planned_round
+from wattfleet.planning.history import History
 
 _WITHIN_S = 20.0
 _A_MOMENT_S = 0.02
+
+T = TypeVar("T")
 
 
 class Paper:
@@ -36,9 +40,15 @@ class Paper:
         self.transactions: list[tuple[StoredRecord, ...]] = []
         self.fails_with: Exception | None = None
         self.refuses: StoredRecord | None = None
+        self.refuses_with: Exception = UnstorableRecordError("no such value")
         self.attempts = 0
-        self.free = threading.Event()
+        self.read: list[str] = []
+        self.old = [["old"], [], ["older"]]
+        self.forgotten: list[tuple[timedelta, Collection[str]]] = []
+        self.looked = 0
+        self.free, self.readable = threading.Event(), threading.Event()
         self.free.set()
+        self.readable.set()
 
     def save(self, *records: StoredRecord) -> None:
         self.free.wait(_WITHIN_S)
@@ -46,18 +56,38 @@ class Paper:
         if self.fails_with is not None:
             raise self.fails_with
         if self.refuses in records:
-            raise UnstorableRecordError("no such value")
+            raise self.refuses_with
         self.transactions.append(records)
 
-    def rounds_of(self, run_id: str) -> list[RoundRecord]:
-        if self.fails_with is not None:
-            raise self.fails_with
-        return [planned_round(1, run_id)]
+    def round_of(self, plan_id: str) -> RoundRecord | None:
+        self._read(plan_id)
+        run_id, _, number = plan_id.partition("/")
+        return None if number == "gone" else planned_round(int(number), run_id)
 
-    def forget(self, older_than: timedelta) -> list[str]:
+    def plan_ids_of(self, run_id: str) -> list[str]:
+        self._read(run_id)
+        return [f"{run_id}/{number}" for number in ("1", "gone", "2")]
+
+    def history_of(self, run_id: str) -> History:
+        self._read(run_id)
+        return History().after(1, {})
+
+    def _read(self, what: str) -> None:
+        self.readable.wait(_WITHIN_S)
         if self.fails_with is not None:
             raise self.fails_with
-        return [f"older than {older_than.days} days"]
+        self.read.append(what)
+
+    def forget_some(self, older_than: timedelta, but: Collection[str] = ()) -> list[str] | None:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.forgotten.append((older_than, but))
+        return self.old.pop() if self.old else None
+
+    def require_owner(self) -> None:
+        self.looked += 1
+        if self.fails_with is not None:
+            raise self.fails_with
 
     @property
     def saved(self) -> list[StoredRecord]:
@@ -274,34 +304,70 @@ def test_a_value_that_no_database_takes_keeps_no_other_from_being_stored() -> No
     told(story())
 
 
-def test_a_bug_is_told_to_those_who_wait_and_not_to_those_who_come_later(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_a_bug_is_in_is_told_of_and_keeps_no_other_from_being_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def story() -> None:
         paper = Paper()
         writer = Writer(paper, never)
-        paper.fails_with = ZeroDivisionError("a bug")
-        with pytest.raises(ZeroDivisionError):
-            await writer.saved(BLANK)
-        paper.fails_with = None
+        paper.refuses, paper.refuses_with = device("device-42"), ZeroDivisionError("a bug")
+        outcomes = await asyncio.gather(*map(writer.saved, devices(100)), return_exceptions=True)
+        assert {k: repr(outcome) for k, outcome in enumerate(outcomes) if outcome is not None} == {
+            42: "ZeroDivisionError('a bug')"
+        }
         await writer.saved(device("orin"))
         await writer.close()
-        assert paper.saved == [device("orin")]
+        assert set(paper.saved) == {*devices(100), device("orin")} - {device("device-42")}
 
     told(story())
-    assert "1 records could not be stored" in caplog.text
+    [logged] = [record for record in caplog.records if record.name == "coordinator.store.writer"]
+    assert logged.exc_info is not None and logged.getMessage() == "a record is not stored: a bug"
 
 
-@pytest.mark.parametrize("asked", ["saved", "rounds_of", "forget"])
+def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_path: Path) -> None:
+    planned = planned_round()
+    first, *others = planned.plan.assignments
+    no_mode = dataclasses.replace(first, mode=first.mode._replace(gpu_hz=2**64))
+    no_row = dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, assignments=(no_mode, *others)))
+
+    async def story() -> None:
+        store = Store(tmp_path / "coordinator.db")
+        writer = Writer(store, never)
+        innocent = asyncio.create_task(writer.saved(BLANK))
+        with pytest.raises(ValueError, match="out of range"):
+            await writer.saved(no_row)
+        await innocent
+        await writer.close()
+        kept = store.load()
+        assert_devices(kept, BLANK)
+        assert kept.rounds == []
+        store.close()
+
+    told(story())
+
+
+async def all_of(found: AsyncIterator[T]) -> list[T]:
+    return [each async for each in found]
+
+
+ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
+    "saved": lambda writer: writer.saved(BLANK),
+    "round_of": lambda writer: writer.round_of("4711/1"),
+    "rounds_of": lambda writer: all_of(writer.rounds_of("4711")),
+    "history_of": lambda writer: writer.history_of("4711"),
+    "newest_plan_of": lambda writer: writer.newest_plan_of("4711"),
+    "forget": lambda writer: all_of(writer.forget(timedelta(days=1))),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
 def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
     async def story() -> None:
         paper = Paper()
         writer = Writer(paper, never)
         paper.fails_with = NotOwnerError("another one")
         with pytest.raises(NotOwnerError):
-            await {
-                "saved": lambda: writer.saved(BLANK),
-                "rounds_of": lambda: writer.rounds_of("4711"),
-                "forget": lambda: writer.forget(timedelta(days=1)),
-            }[asked]()
+            await ASKED[asked](writer)
         assert writer.lost.is_set()
         await writer.close()
         assert not paper.transactions
@@ -309,12 +375,100 @@ def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
     told(story())
 
 
-def test_rounds_are_read_and_old_runs_forgotten_through_the_same_thread() -> None:
+def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> None:
     async def story() -> None:
-        writer = Writer(Paper(), never)
-        assert await writer.rounds_of("4711") == [planned_round(1, "4711")]
-        assert await writer.forget(timedelta(days=3)) == ["older than 3 days"]
-        assert not writer.lost.is_set()
+        paper, pauses = Paper(), Pauses()
+        writer = Writer(paper, pauses)
+        watch = asyncio.create_task(writer.watch_owner())
+        for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
+            await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
+            paper.fails_with = trouble
+            assert not writer.lost.is_set()
+            pauses.end()
+        await watch
+        assert writer.lost.is_set() and paper.looked == 3
+        await writer.close()
+
+    told(story())
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left_out() -> None:
+    async def story() -> None:
+        paper = Paper()
+        writer = Writer(paper, never)
+        assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
+        assert paper.read == ["4711", "4711/1", "4711/gone", "4711/2"]
+        assert await writer.newest_plan_of("4711") == "4711/2"
+        await writer.close()
+
+    told(story())
+
+
+def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
+    async def story() -> None:
+        paper = Paper()
+        writer = Writer(paper, never)
+        paper.readable.clear()
+        history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
+        await writer.saved(BLANK)
+        assert not history.done() and not reading.done()
+        paper.readable.set()
+        assert (await reading, len((await history).rounds)) == (planned_round(1, "4711"), 1)
+        await writer.close()
+
+    told(story())
+
+
+def test_a_round_that_many_ask_for_is_read_once_whoever_of_them_goes() -> None:
+    async def story() -> None:
+        paper = Paper()
+        writer = Writer(paper, never)
+        paper.readable.clear()
+        asking = [asyncio.create_task(writer.round_of("4711/1")) for _ in range(100)]
+        await asyncio.sleep(_A_MOMENT_S)
+        asking.pop(0).cancel()
+        paper.readable.set()
+        assert await asyncio.gather(*asking) == [planned_round(1, "4711")] * 99
+        assert paper.read == ["4711/1"]
+        await writer.round_of("4711/1")
+        assert paper.read == ["4711/1"] * 2, "what was read before may have changed since"
+        await writer.close()
+
+    told(story())
+
+
+def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> None:
+    async def story() -> None:
+        paper = Paper()
+        writer = Writer(paper, never)
+        paper.free.clear()
+        first = asyncio.create_task(writer.saved(planned_round(1), BLANK))
+        await asyncio.sleep(_A_MOMENT_S)
+        assert writer.unsaved_rounds() == {"4711/1"}
+        second = asyncio.create_task(writer.saved(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
+        await asyncio.sleep(_A_MOMENT_S)
+        assert writer.unsaved_rounds() == {"4711/1", "4711/2"}
+        paper.free.set()
+        await asyncio.gather(first, second)
+        assert writer.unsaved_rounds() == set()
+        await writer.close()
+
+    told(story())
+
+
+def test_old_runs_are_forgotten_little_by_little_and_others_write_in_between() -> None:
+    async def story() -> None:
+        paper = Paper()
+        writer = Writer(paper, never)
+        forgotten = []
+        async for run_id in writer.forget(timedelta(days=3), {"awaited"}):
+            forgotten.append(run_id)
+            await writer.saved(device(run_id))
+        assert forgotten == ["older", "old"]
+        assert paper.forgotten == [(timedelta(days=3), {"awaited"})] * 4
         await writer.close()
 
     told(story())

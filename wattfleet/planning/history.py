@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from wattfleet.errors import InvalidInputError
 
@@ -36,59 +36,66 @@ class Part:
 
 @dataclass(frozen=True)
 class PastRound:
-    """One round that is over.
+    """What is kept of one round that is over.
 
     Attributes:
         number: from 1.
-        parts: of the devices that were chosen, by id.
+        device_ids: that were chosen.
+        gained: loss times samples, of the devices that did their part and told both.
     """
 
     number: int
-    parts: Mapping[str, Part]
+    device_ids: tuple[str, ...]
+    gained: float
 
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of a run that are over, oldest first."""
+    """The rounds of a run that are over. It grows with its devices, and by little with each round.
 
-    rounds: Sequence[PastRound] = field(default_factory=tuple)
+    Attributes:
+        rounds: by number.
+        times_done: in how many rounds a device did its part.
+        latest: the latest round in which a device did its part, and that part.
+        last_tried: the latest round that a device was chosen for, whatever came of it.
+        failures_in_a_row: how often a device has failed since it last did its part, and the round of its latest
+            failure.
+    """
 
-    @cached_property
-    def times_done(self) -> Mapping[str, int]:
-        """In how many rounds a device did its part."""
-        counts: dict[str, int] = {}
-        for past in self.rounds:
-            for device_id, part in past.parts.items():
-                if not part.failed:
-                    counts[device_id] = counts.get(device_id, 0) + 1
-        return counts
+    rounds: Sequence[PastRound] = ()
+    times_done: Mapping[str, int] = field(default_factory=dict)
+    latest: Mapping[str, tuple[int, Part]] = field(default_factory=dict)
+    last_tried: Mapping[str, int] = field(default_factory=dict)
+    failures_in_a_row: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    @cached_property
-    def latest(self) -> Mapping[str, tuple[int, Part]]:
-        """The latest round in which a device did its part, and that part."""
-        return {
-            device_id: (past.number, part)
-            for past in self.rounds
-            for device_id, part in past.parts.items()
-            if not part.failed
-        }
+    def after(self, number: int, parts: Mapping[str, Part]) -> History:
+        """The history with one round more; the same where it is there already.
 
-    @cached_property
-    def last_tried(self) -> Mapping[str, int]:
-        """The latest round that a device was chosen for, whatever came of it."""
-        return {device_id: past.number for past in self.rounds for device_id in past.parts}
-
-    @cached_property
-    def failures_in_a_row(self) -> Mapping[str, tuple[int, int]]:
-        """How often a device has failed since it last did its part, and the round of its latest failure."""
-        found: dict[str, tuple[int, int]] = {}
-        for past in self.rounds:
-            for device_id, part in past.parts.items():
-                if part.failed:
-                    found[device_id] = (found.get(device_id, (0, 0))[0] + 1, past.number)
-                else:
-                    found.pop(device_id, None)
-        return found
+        Args:
+            number: from 1; rounds may end in another order than they began in.
+            parts: of the devices that were chosen, by id.
+        """
+        if any(past.number == number for past in self.rounds):
+            return self
+        times_done, latest = dict(self.times_done), dict(self.latest)
+        last_tried, failures = dict(self.last_tried), dict(self.failures_in_a_row)
+        gained = 0.0
+        ids = tuple(map(sys.intern, parts))  # a name in a thousand rounds is one name
+        for device_id, part in zip(ids, parts.values(), strict=True):
+            last_tried[device_id] = max(number, last_tried.get(device_id, 0))
+            done = latest[device_id][0] if device_id in latest else 0
+            count, failed = failures.get(device_id, (0, 0))
+            if not part.failed:
+                times_done[device_id] = times_done.get(device_id, 0) + 1
+                gained += (part.loss or 0.0) * (part.num_examples or 0.0)
+                if number > done:
+                    latest[device_id] = number, part
+                if number > failed:
+                    failures.pop(device_id, None)
+            elif number > done:
+                failures[device_id] = count + 1, max(number, failed)
+        rounds = sorted((*self.rounds, PastRound(number, ids, gained)), key=lambda past: past.number)
+        return History(tuple(rounds), times_done, latest, last_tried, failures)
 
     def loss_of(self, device_id: str) -> float | None:
         """The latest training loss of a device; None where it never said."""

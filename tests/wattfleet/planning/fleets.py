@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fronts import front, seconds_and_starts
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.history import History, Part
 from wattfleet.planning.offers import SITE, Offer
 from wattfleet.supplies import Supplies, Supply
 
@@ -167,7 +167,10 @@ def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1
 
 def history_of(*rounds: Mapping[str, Part]) -> History:
     """Rounds numbered from 1."""
-    return History(tuple(PastRound(number, parts) for number, parts in enumerate(rounds, 1)))
+    history = History()
+    for number, parts in enumerate(rounds, 1):
+        history = history.after(number, parts)
+    return history
 
 
 def many(n: int, idle_w: float = 2.0, **supply: str) -> list[Offer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.history import History, Part
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
@@ -23,5 +23,5 @@ def run(
     for number in range(1, rounds + 1):
         plan = plan_round(offers, policy, Allowance.of_site(site_w), 1.0, number, history)
         parts = {a.device_id: part(a.device_id, number) for a in plan.assignments}
-        history = History((*history.rounds, PastRound(number, parts)))
+        history = history.after(number, parts)
     return history

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -42,6 +43,32 @@ def test_there_is_as_much_to_learn_as_samples_times_loss_where_both_are_known() 
 
 def test_a_loss_below_zero_is_nothing_left_to_learn() -> None:
     assert history_of({"a": Part(False, 100, -0.5)}).statistical_utility("a") == 0.0
+
+
+def test_what_each_round_gained_is_kept_without_its_parts() -> None:
+    assert [(past.number, past.device_ids, past.gained) for past in HISTORY.rounds] == [
+        (1, ("a", "b"), 200.0),
+        (2, ("a", "b", "c"), 0.0),
+        (3, ("a", "c"), 50.0),
+        (4, ("a",), 0.0),
+    ]
+
+
+def test_a_round_that_is_told_again_counts_once() -> None:
+    assert HISTORY.after(2, {"b": Part(False, 1, 1.0)}) == HISTORY
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
+def test_rounds_may_end_in_any_order(order: tuple[int, ...]) -> None:
+    rounds = {
+        1: {"a": Part(), "b": FAILED},
+        2: {"a": FAILED, "b": FAILED, "c": Part(loss=2.0)},
+        3: {"c": Part(loss=1.0)},
+    }
+    history = History()
+    for number in order:
+        history = history.after(number, rounds[number])
+    assert history == history_of(*rounds.values())
 
 
 def test_a_run_that_begins_knows_nothing() -> None:

@@ -24,9 +24,9 @@ def test_nobody_ever_falls_a_round_below_the_floor(n: int, count: int, floor: fl
     share = count / n / 2 if floor is None else floor
     done = dict.fromkeys((offer.device_id for offer in offers), 0)
     for past in history.rounds:
-        for device_id in past.parts:
+        for device_id in past.device_ids:
             done[device_id] += 1
-        assert len(past.parts) == count
+        assert len(past.device_ids) == count
         assert min(done.values()) > share * past.number - 1 - 1e-9
 
 
@@ -61,7 +61,7 @@ def test_failed_parts_do_not_count_as_participation() -> None:
     offers = many(4)
     history = run(offers, Fair(1, 0.25), rounds=9, part=lambda device_id, _: Part(failed=device_id == "device-000"))
     assert history.times_done.get("device-000", 0) == 0
-    assert sum("device-000" in past.parts for past in history.rounds) >= 3
+    assert sum("device-000" in past.device_ids for past in history.rounds) >= 3
 
 
 def test_a_device_that_the_watts_can_never_carry_takes_nobodys_turn() -> None:

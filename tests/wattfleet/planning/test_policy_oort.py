@@ -19,7 +19,7 @@ ALIKE = [Offer(f"device-{k:02}", front((10, 30)), 2.0) for k in range(12)]
 
 def taken(history: History, after: int = 0) -> Counter[str]:
     """How often each device was chosen after a round."""
-    return Counter(device for past in history.rounds if past.number > after for device in past.parts)
+    return Counter(device for past in history.rounds if past.number > after for device in past.device_ids)
 
 
 def test_whoever_has_more_to_learn_is_taken_more_often() -> None:

@@ -12,7 +12,7 @@ from tests.wattfleet.planning.fleets import Fleet, history_of, many, tree
 from tests.wattfleet.planning.runs import run
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
-from wattfleet.planning.history import History, Part, PastRound
+from wattfleet.planning.history import History, Part
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.progress import Progress
@@ -74,11 +74,11 @@ def test_scarce_watts_make_a_few_devices_quick_rather_than_many_crawl() -> None:
 
 def test_a_straggler_waits_until_its_turn_is_worth_the_time() -> None:
     offers = [*twins(6, (10, 12)), Offer("slow", front((25, 12)), 2.0)]
-    past: list[PastRound] = []
+    history = History()
     turns = []
     for server_round in range(1, 61):
-        plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, server_round, History(past))
-        past.append(PastRound(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)}))
+        plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, server_round, history)
+        history = history.after(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)})
         if "slow" in chosen(plan):
             turns.append(server_round)
     assert 3 <= len(turns) <= 20
@@ -87,11 +87,11 @@ def test_a_straggler_waits_until_its_turn_is_worth_the_time() -> None:
 
 def test_nobody_is_left_out_for_ever_under_scarce_watts() -> None:
     offers = [*twins(4, (10, 12)), Offer("hungry", front((10, 22)), 2.0)]
-    past: list[PastRound] = []
+    history = History()
     for server_round in range(1, 21):
-        plan = plan_round(offers, Progress(), Allowance.of_site(5 * 2.0 + 20.0), 1.0, server_round, History(past))
-        past.append(PastRound(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)}))
-    assert {device_id for one in past for device_id in one.parts} == {offer.device_id for offer in offers}
+        plan = plan_round(offers, Progress(), Allowance.of_site(5 * 2.0 + 20.0), 1.0, server_round, history)
+        history = history.after(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)})
+    assert set(history.last_tried) == {offer.device_id for offer in offers}
 
 
 def uneven() -> list[Offer]:
@@ -113,7 +113,7 @@ def test_whoever_always_fails_is_never_the_only_one_that_is_chosen() -> None:
     history = run(
         uneven(), Progress(), rounds=100, part=lambda device_id, _: Part(device_id == "quick"), site_w=PLENTY_W
     )
-    with_it = [past.parts for past in history.rounds if "quick" in past.parts]
+    with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
     # It costs the others next to nothing.
     assert all(history.times_done[f"device-{k}"] >= 20 for k in range(9))

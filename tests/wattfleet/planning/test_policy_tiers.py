@@ -19,8 +19,8 @@ def tiers_of(history: History) -> list[int]:
     """The tier that each round drew from, all of its devices being of one."""
     turns = []
     for past in history.rounds:
-        [tier] = [tier for tier, members in enumerate(TIERS) if members & set(past.parts)]
-        assert set(past.parts) <= TIERS[tier]
+        [tier] = [tier for tier, members in enumerate(TIERS) if members & set(past.device_ids)]
+        assert set(past.device_ids) <= TIERS[tier]
         turns.append(tier)
     return turns
 

@@ -86,10 +86,7 @@ class Oort:
 
     def _pace(self, history: History) -> float:
         """The quantile that the preferred duration is at: one step up for each window that gained less."""
-        gained = [
-            sum((part.loss or 0.0) * (part.num_examples or 0.0) for part in past.parts.values() if not part.failed)
-            for past in history.rounds
-        ]
+        gained = [past.gained for past in history.rounds]
         windows = [sum(gained[k : k + _PACER_WINDOW]) for k in range(0, len(gained), _PACER_WINDOW)]
         if len(gained) % _PACER_WINDOW:
             windows = windows[:-1]

@@ -60,7 +60,7 @@ class Tiers:
         tier_of = {situation.offers[k].device_id: tier for tier, part in enumerate(members) for k in part}
         turns = Counter[int]()
         for past in situation.history.rounds:
-            seen = Counter(tier_of[device_id] for device_id in past.parts if device_id in tier_of)
+            seen = Counter(tier_of[device_id] for device_id in past.device_ids if device_id in tier_of)
             if seen:
                 turns[seen.most_common(1)[0][0]] += 1
         most = _MOST_OF_ITS_TURNS * (sum(turns.values()) / len(members)) + 1

@@ -1,0 +1,137 @@
+"""Rounds are let go of only once they are stored, and come back from the store as they are there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+
+import pytest
+
+from coordinator import archive, round_memory
+from coordinator.fleet import Fleet
+from coordinator.records import DeviceResult, ObservedTraining, RoundRecord, StoredRecord
+from coordinator.store.errors import StoreUnavailableError
+from coordinator.store.store import Store
+from coordinator.store.writer import Writer
+from tests.coordinator.small_fleet import NODES, RUN, small_fleet
+
+_WITHIN_S = 20.0
+
+
+class Shaky(Store):
+    """A store that nothing can be written to while a test says so."""
+
+    is_locked = False
+
+    def save(self, *records: StoredRecord) -> None:
+        if self.is_locked:
+            raise StoreUnavailableError("locked")
+        super().save(*records)
+
+
+@pytest.fixture(autouse=True)
+def one_round_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(round_memory, "_DECISIONS", 1)
+
+
+def told(story: Awaitable[None]) -> None:
+    async def within() -> None:
+        async with asyncio.timeout(_WITHIN_S):
+            await story
+
+    asyncio.run(within())
+
+
+async def soon(_: float) -> None:
+    await asyncio.sleep(0.001)
+
+
+async def look(fleet: Fleet, writer: Writer) -> None:
+    """As long as it takes to look a few times for what can be let go of."""
+    looks = iter(range(3))
+
+    async def some(_: float) -> None:
+        if next(looks, None) is None:
+            raise TimeoutError
+        await asyncio.sleep(0)
+
+    with pytest.raises(TimeoutError):
+        await archive.archive(fleet, writer, some)
+
+
+def finish(fleet: Fleet, number: int) -> RoundRecord:
+    plan_id = fleet.plan(RUN, number, NODES, 1.0).plan_id
+    return fleet.finish_round(plan_id, [DeviceResult("orin"), DeviceResult("nano")], 30.0)
+
+
+def test_a_round_stays_at_hand_until_all_of_it_is_on_disk(tmp_path: Path) -> None:
+    async def story() -> None:
+        store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
+        writer = Writer(store, soon)
+        await writer.saved(fleet.run(RUN), finish(fleet, 1), finish(fleet, 2))
+        store.is_locked = True
+        with pytest.raises(StoreUnavailableError):
+            await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining("orin", 20.0, 30.0)))
+        await look(fleet, writer)
+        assert set(fleet.rounds) == {f"{RUN}/1", f"{RUN}/2"}
+        store.is_locked = False
+        while writer.unsaved_rounds():
+            await asyncio.sleep(0.001)
+        await look(fleet, writer)
+        assert set(fleet.rounds) == {f"{RUN}/2"}
+        await archive.recalled(fleet, writer, f"{RUN}/1")
+        assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin"}
+        await writer.close()
+        store.close()
+
+    told(story())
+
+
+def test_what_is_listed_is_what_is_at_hand_where_the_store_is_behind(tmp_path: Path) -> None:
+    async def story() -> None:
+        store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
+        writer = Writer(store, soon)
+        for number in (1, 2):
+            await writer.saved(finish(fleet, number))
+        await look(fleet, writer)
+        store.is_locked = True
+        writer.save_soon(fleet.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
+        listed = [record async for record in archive.rounds_of(fleet, writer, RUN)]
+        assert [(record.number, record.metrics) for record in listed] == [(1, {}), (2, {"accuracy": 0.5}), (3, {})]
+        assert f"{RUN}/1" not in fleet.rounds, "it was only looked at"
+        store.is_locked = False
+        await writer.close()
+        store.close()
+
+    told(story())
+
+
+def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path) -> None:
+    class Counting(Store):
+        read = 0
+
+        def round_of(self, plan_id: str) -> RoundRecord | None:
+            self.read += 1
+            return super().round_of(plan_id)
+
+    async def story() -> None:
+        store, fleet = Counting(tmp_path / "coordinator.db"), small_fleet()
+        writer = Writer(store, soon)
+        for number in (1, 2):
+            await writer.saved(finish(fleet, number))
+        await look(fleet, writer)
+
+        async def report(device_id: str) -> None:
+            await archive.recalled(fleet, writer, f"{RUN}/1")
+            await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining(device_id, 20.0, 30.0)))
+
+        await asyncio.gather(report("orin"), report("nano"))
+        assert store.read == 1
+        assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin", "nano"}
+        await archive.recalled(fleet, writer, "unknown/1")
+        assert store.read == 1, "of a run that nobody knows nothing is read"
+        await writer.close()
+        store.close()
+
+    told(story())
