@@ -33,12 +33,12 @@ from coordinator.records import (
     run_of,
 )
 from coordinator.round_memory import RoundMemory
+from coordinator.round_request import RoundRequest
 from wattfleet.budgets import InForce
 from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
 from wattfleet.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
 from wattfleet.planning.trimming import InFlight, trimmed
@@ -99,6 +99,7 @@ class Fleet:
         self.memory = RoundMemory(rounds, archived)
         self._connected: set[str] = set()
         self.may_exceed = False
+        self._trims = 0
         self._promises = Promises(rounds, self.runs)
         self.newest = Newest()
         for record in rounds:
@@ -137,6 +138,7 @@ class Fleet:
         Returns:
             The rounds that had to be trimmed, and what their devices are to be told.
         """
+        self._trims += 1
         flying: dict[str, list[Offer]] = {}
         for device_id, promise in self._promises.awaited():
             device = self.devices.get(device_id)
@@ -313,10 +315,22 @@ class Fleet:
             NoCandidatesError: none of those that are ready may be chosen.
             InfeasibleBudgetError: the site's watts carry none.
         """
+        if self.is_planned(run_id, number):
+            return self._round(plan_id_of(run_id, number))
+        request = self.request_round(run_id, number, node_ids, epochs)
+        return self.take_plan(request, request.planned())
+
+    def request_round(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRequest:
+        """All that a plan depends on, as it is now: see `plan`, which asks, plans and takes the plan at once.
+
+        Requests are to be planned one after another, since a plan counts on what the one before it set aside.
+
+        Raises:
+            UnknownRecordError: no such run.
+            NoDevicesError: none is ready; the text says what every device does.
+            InvalidInputError: several nodes say that they are the same device.
+        """
         self.run(run_id)
-        plan_id = plan_id_of(run_id, number)
-        if plan_id in self.rounds:
-            return self._round(plan_id)
         known = [node_id for node_id in node_ids if node_id in self.nodes]
         nodes = {self.nodes[node_id]: node_id for node_id in known}
         if len(nodes) < len(known):
@@ -335,16 +349,31 @@ class Fleet:
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if all(self.say_of(offer.device_id).drained for offer in offers):
             raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
-        allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
-        plan = plan_round(
-            offers, self.policy, allowance, epochs, number, self.memory.history(run_id), self._selection_now()
+        return RoundRequest(
+            run_id,
+            number,
+            epochs,
+            offers,
+            nodes,
+            self.policy,
+            replace(self.allowance, elsewhere_w=elsewhere_w),
+            self.memory.history(run_id),
+            self._selection_now(),
+            self._trims,
         )
-        chosen = {assignment.device_id for assignment in plan.assignments}
-        idle_w = sum(elsewhere_w.values()) + sum(offer.idle_w for offer in offers if offer.device_id not in chosen)
-        record = RoundRecord(plan_id, run_id, number, epochs, plan, {d: nodes[d] for d in chosen}, idle_w)
-        self._promises.free([offer.device_id for offer in offers], run_id)
+
+    def take_plan(self, request: RoundRequest, record: RoundRecord) -> RoundRecord:
+        """A round that was requested is planned: from now on its devices and watts are promised.
+
+        Args:
+            request: what was asked for.
+            record: what came of it.
+        """
+        # The watts were looked at meanwhile, without this round.
+        self.may_exceed |= self._trims != request.trims
+        self._promises.free([offer.device_id for offer in request.offers], request.run_id)
         self._promises.made(record)
-        self.newest.assigned(plan.assignments)
+        self.newest.assigned(record.plan.assignments)
         return self._put_round(record)
 
     def finish_round(self, plan_id: str, results: Sequence[DeviceResult], wall_s: float) -> RoundRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from coordinator.errors import FleetReturningError
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
 from coordinator.names import require_name
-from coordinator.records import DeviceResult, plan_id_of
+from coordinator.records import DeviceResult, RoundRecord, plan_id_of
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
@@ -48,6 +49,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._leases = leases
         self._now_s = now_s
         self._awaited_since_s: dict[str, float] = {}
+        self._turn = asyncio.Lock()
         self._give_up_overdue()
 
     async def StartRun(  # noqa: N802 - named by the protocol
@@ -86,15 +88,25 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round."""
-        await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
-        if not self._fleet.is_planned(request.run_id, request.round):
-            await recalled_history(self._fleet, self._writer, request.run_id)
-            self._require_back(request.node_ids)
-            self._give_up_overdue()
-        record = self._fleet.plan(request.run_id, request.round, list(request.node_ids), request.epochs)
-        self._awaited_since_s.setdefault(record.plan_id, self._now_s())
+        # What comes of one plan counts in the next.
+        async with self._turn:
+            await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
+            if self._fleet.is_planned(request.run_id, request.round):
+                record = self._fleet.plan(request.run_id, request.round, (), request.epochs)
+            else:
+                record = await self._planned(request)
         await self._writer.saved(record)
-        return plan_to_message(record.plan_id, record.plan, record.nodes)
+        return await asyncio.to_thread(plan_to_message, record.plan_id, record.plan, record.nodes)
+
+    async def _planned(self, request: planning_pb2.PlanRoundRequest) -> RoundRecord:
+        """A new round, planned while the fleet goes on: a large one takes a while, and agents are to be answered."""
+        await recalled_history(self._fleet, self._writer, request.run_id)
+        self._require_back(request.node_ids)
+        self._give_up_overdue()
+        asked = self._fleet.request_round(request.run_id, request.round, request.node_ids, request.epochs)
+        record = self._fleet.take_plan(asked, await asyncio.to_thread(asked.planned))
+        self._awaited_since_s[record.plan_id] = self._now_s()
+        return record
 
     async def FinishRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.FinishRoundRequest, context: Any

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -10,10 +12,14 @@ from coordinator.errors import NoDevicesError
 from coordinator.fleet import Fleet
 from coordinator.leases import Leases
 from coordinator.planning import PlanningServicer
+from coordinator.records import DeviceState, RoundRecord
 from coordinator.store.writer import Writer
-from tests.coordinator.small_fleet import ORIN_NODE, RUN, small_fleet
+from tests.coordinator.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from tests.coordinator.test_store_writer import Paper
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.policies.policy import Situation, Wish
 from wattfleet_proto.v1 import planning_pb2
 
 
@@ -90,3 +96,99 @@ def test_of_what_went_wrong_the_beginning_is_kept() -> None:
         await writer.close()
 
     asyncio.run(story())
+
+
+class SlowPolicy:
+    """Takes everyone, once it is let."""
+
+    name, counts = "slow", False
+
+    def __init__(self) -> None:
+        self.asked, self.go_on = threading.Event(), threading.Event()
+
+    def wish(self, situation: Situation) -> Wish:
+        self.asked.set()
+        assert self.go_on.wait(10), "nobody lets it go on"
+        return Everyone().wish(situation)
+
+
+async def planning(
+    fleet: Fleet, policy: SlowPolicy, story: Callable[[PlanningServicer], Awaitable[None]]
+) -> RoundRecord:
+    """A round of two devices, in the midst of whose planning something happens."""
+    writer = Writer(Paper())
+    service = service_of(fleet, writer)
+    asked = asyncio.create_task(service.PlanRound(request(RUN), None))
+    await asyncio.to_thread(policy.asked.wait, 10)
+    await story(service)
+    policy.go_on.set()
+    plan = await asked
+    await writer.close()
+    return fleet.rounds[plan.plan_id]
+
+
+def request(run_id: str) -> planning_pb2.PlanRoundRequest:
+    return planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=NODES, epochs=1.0)
+
+
+def test_while_a_round_is_planned_devices_report_and_the_plan_is_of_what_was_asked() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+
+    async def story(service: PlanningServicer) -> None:
+        fleet.disconnect("nano")
+        fleet.report_state("orin", DeviceState.READY, 51, "another mode measured")
+
+    record = asyncio.run(planning(fleet, policy, story))
+    assert set(record.nodes) == {"orin", "nano"}
+    assert fleet.device("orin").profiled_modes == 51
+
+
+def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+
+    async def story(service: PlanningServicer) -> None:
+        assert fleet.set_budget("site", InForce(40.0, "command", False, "set")) == ([], [])
+        assert not fleet.may_exceed
+
+    record = asyncio.run(planning(fleet, policy, story))
+    assert record.plan.planned_w > 40.0, "it was asked for with more"
+    assert fleet.may_exceed
+    [trimmed], _told = fleet.trim()
+    assert trimmed.plan.planned_w <= 40.0
+
+
+def test_two_runs_that_ask_at_once_are_not_given_the_same_devices() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+    fleet.start_run("other", "FedAvg", 1)
+    others: list[asyncio.Task[planning_pb2.PlanRoundResponse]] = []
+
+    async def story(service: PlanningServicer) -> None:
+        others.append(asyncio.create_task(service.PlanRound(request("other"), None)))
+        await asyncio.sleep(0)
+
+    async def both() -> None:
+        await planning(fleet, policy, story)
+        with pytest.raises(NoDevicesError, match="part of round"):
+            await others[0]
+
+    asyncio.run(both())
+
+
+def test_a_round_that_is_asked_for_again_while_it_is_planned_is_planned_once() -> None:
+    policy = SlowPolicy()
+    fleet = small_fleet(policy=policy)
+    again: list[asyncio.Task[planning_pb2.PlanRoundResponse]] = []
+
+    async def story(service: PlanningServicer) -> None:
+        again.append(asyncio.create_task(service.PlanRound(request(RUN), None)))
+        await asyncio.sleep(0)
+        fleet.drain(["nano"])
+
+    async def both() -> None:
+        record = await planning(fleet, policy, story)
+        assert {part.device_id for part in (await again[0]).assignments} == set(record.nodes) == {"orin", "nano"}
+
+    asyncio.run(both())
