@@ -298,7 +298,7 @@ class Fleet:
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for offer in offers})
         if all(self.say_of(offer.device_id).drained for offer in offers):
-            states = ", ".join(f"{d.device_id} is {self._occupation(d, run_id)}" for d in self.devices.values())
+            states = ", ".join(f"{d.device_id} is {self.occupation(d, run_id)}" for d in self.devices.values())
             raise NoDevicesError(f"no device is ready to train: {states or 'none ever connected'}")
         allowance = replace(self.allowance, elsewhere_w=elsewhere_w)
         plan = plan_round(offers, self.policy, allowance, epochs, number, self._history(run_id), self._selection_now())
@@ -362,7 +362,7 @@ class Fleet:
             return None
         return promise.plan_id
 
-    def _occupation(self, device: DeviceRecord, run_id: str) -> str:
+    def occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""
         elsewhere = self._round_elsewhere(device.device_id, run_id)
         occupation = device.state.value if elsewhere is None else f"{device.state.value}, and part of round {elsewhere}"

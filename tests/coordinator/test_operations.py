@@ -13,11 +13,22 @@ import pytest
 from coordinator import operations
 from coordinator.server import CoordinatorConfig
 from coordinator.site_file import read_site_file
-from tests.coordinator.served import Client, fetch, status, until, with_coordinator
+from tests.coordinator.served import READY, Agent, Client, fetch, status, until, with_coordinator
 from tests.coordinator.small_fleet import ORIN_FRONT, RUN
 from wattfleet.artefact import Artefact
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
+
+RUN_AFTER = "4712"
+
+
+async def back(client: Client, *device_ids: str) -> list[Agent]:
+    """Devices that were ready before a restart come back, for as long as their agents are held."""
+    agents = [client.agent() for _ in device_ids]
+    for agent, device_id in zip(agents, device_ids, strict=True):
+        await agent.hello(device_id)
+        await agent.send(state=READY)
+    return agents
 
 
 async def budgets(client: Client) -> dict[str, operator_pb2.SupplyBudget]:
@@ -62,7 +73,7 @@ def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: Co
         orin, _ = await client.two_ready()
         before = (await budgets(client))["site"]
         assert (before.watts, before.source, before.fallback, before.set_aside_w) == (100.0, "constant", False, 8.0)
-        await client.plan()
+        plan = await client.plan()
         changed = await set_budget(client, 40.0)
         assert changed.trimmed_rounds == 1
         assert (changed.budget.watts, changed.budget.source) == (40.0, "operator")
@@ -70,6 +81,13 @@ def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: Co
         assert changed.budget.since_unix_s >= before.since_unix_s
         assert not changed.budget.HasField("until_unix_s")
         assert (await orin.call.read()).HasField("reassign")
+        [view] = (await client.rounds()).rounds
+        assert (view.device_count, view.other_mode_count, view.stopped_count) == (2, 1, 0)
+        assert view.plan.first_planned.assignments == plan.assignments
+        assert (view.plan.first_planned.site_budget_w, view.plan.site_budget_w) == (100.0, 40.0)
+        request = view_pb2.StreamRoundsRequest(run_id=RUN, without_devices=True)
+        [brief] = [each async for each in client.view.StreamRounds(request)]
+        assert brief.plan.first_planned.planned_w == plan.planned_w and not brief.plan.first_planned.assignments
         assert (await client.view.GetFleet(view_pb2.GetFleetRequest())).site_budget_w == 40.0
         cleared = await client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="site"))
         assert (cleared.budget.watts, cleared.budget.source, cleared.trimmed_rounds) == (100.0, "constant", 0)
@@ -214,23 +232,49 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
         await client.two_ready()
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
-        assert (await client.rounds()).rounds == []
+        assert not (await client.rounds()).rounds
         planned = await client.plan()
         planned.plan_id = ""
         assert looked.plan == planned
         await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="4712", strategy="FedAvg", rounds=1))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
 
     async def second(client: Client) -> None:
-        await client.two_ready()
-        # The rounds of a run that is over are in the archive.
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=RUN, epochs=2.0))
-        assert (looked.round, looked.epochs) == (2, 2.0)
-        assert len((await client.rounds(RUN)).rounds) == 1
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id="none"))
-        assert status(refused)[0] is grpc.StatusCode.NOT_FOUND
+        _agents = await back(client, "orin", "nano")
+        for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
+            assert status(refused)[0] is code
+        assert status(refused)[1].startswith(f"run {RUN} is over: ")
+        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
+    async def first(client: Client) -> None:
+        _agents = await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+
+    async def second(client: Client) -> None:
+        _orin = await back(client, "orin")
+        refusals = []
+        for asked in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asked
+            refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
+        assert refusals[0] == refusals[1]
+        assert "1 of the devices that it had are not back yet" in refusals[0][1]
+        _nano = await back(client, "nano")
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        planned = await client.plan()
+        assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
 
     with_coordinator(config, first)
     with_coordinator(config, second)
