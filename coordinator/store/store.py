@@ -43,6 +43,7 @@ from coordinator.store.tables import (
     Round,
     Run,
 )
+from coordinator.store.times import Times, TimesOf
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet.front import Front
@@ -232,6 +233,19 @@ class Store:
         """
         with self._transaction() as connection:
             return _rounds(connection, Round.run_id == run_id)
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, by the id of each.
+
+        Args:
+            of: what is asked for, of `coordinator.store.times`.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._transaction() as connection:
+            return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
     def forget(self, older_than: timedelta) -> list[str]:
         """Remove the runs that ended longer ago, with their rounds and what was observed in them.

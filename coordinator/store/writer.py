@@ -22,6 +22,7 @@ from coordinator.records import (
     SupplyOverride,
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store.times import Times, TimesOf
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +42,10 @@ class RecordStore(Protocol):
 
     def rounds_of(self, run_id: str) -> list[RoundRecord]:
         """The rounds of a run, oldest first."""
+        ...
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened."""
         ...
 
     def forget(self, older_than: timedelta) -> list[str]:
@@ -141,6 +146,15 @@ class Writer:
             StoreUnavailableError: the database does not answer.
         """
         return await self._as_owner(lambda: self._store.rounds_of(run_id))
+
+    async def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, as far as they are on disk (see `Store.times`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.times(of))
 
     async def forget(self, older_than: timedelta) -> list[str]:
         """Remove old runs from the store (see `Store.forget`).

@@ -22,6 +22,7 @@ from coordinator.records import (
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
+from coordinator.store.times import Times, TimesOf
 from coordinator.store.writer import Writer
 from tests.coordinator.records_to_store import BLANK, assert_devices, planned_round
 
@@ -53,6 +54,9 @@ class Paper:
         if self.fails_with is not None:
             raise self.fails_with
         return [planned_round(1, run_id)]
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        return {}
 
     def forget(self, older_than: timedelta) -> list[str]:
         if self.fails_with is not None:
