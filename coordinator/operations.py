@@ -87,7 +87,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         until = None
         if request.HasField("for_s"):
             if not 0 < request.for_s <= _LONGEST_OVERRIDE_S:
-                raise InvalidInputError(f"watts are set for up to a year, or until cleared, not for {request.for_s} s")
+                raise InvalidInputError(
+                    f"watts are set for up to a year, or until cleared, not for {_days(request.for_s)}"
+                )
             until = self._budgets.now + timedelta(seconds=request.for_s)
         budget, trimmed = await self._override(request.supply, Override(request.watts, until))
         return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed)
@@ -186,6 +188,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             until_unix_s=None if until is None else until.timestamp(),
             set_aside_w=set_aside_w,
         )
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86_400:,.4g} days"
 
 
 def _says(says: Sequence[OperatorSay]) -> list[operator_pb2.OperatorSay]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,12 +62,21 @@ def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: 
         front = [row for row in tables["fronts"] if row["device_id"] == "orin"]
         assert [row["epoch_s"] for row in front] == ORIN_FRONT.epoch_s.tolist()
         assert [row["gpu_hz"] for row in front] == ORIN_FRONT.modes[:, 2].astype(int).tolist()
-        assert tables["runs"] == [
-            {"run_id": RUN, "strategy": "FedAvg", "rounds": 3, "finished": False, "error": empty},
-        ]
+        [run] = tables["runs"]
+        began = run.pop("started_unix_s")
+        assert run == {
+            "run_id": RUN,
+            "strategy": "FedAvg",
+            "rounds": 3,
+            "finished": False,
+            "error": empty,
+            "finished_unix_s": None,
+        }
         first, second = tables["rounds"]
         assert (first["run_id"], first["round"], first["devices"], first["failed"]) == (RUN, 1, 2, 1)
         assert (first["planned_w"], first["planned_s"], first["wall_s"]) == (plan.planned_w, plan.duration_s, 41.5)
+        times = [orin_row["first_seen_unix_s"], began, first["planned_unix_s"], first["finished_unix_s"], time.time()]
+        assert times == sorted(times) and second["finished_unix_s"] is None
         assert (first["observed_site_w"], second["wall_s"], second["deadline_s"]) == (None, None, None)
         assert [row for row in tables["metrics"] if row["metric"] == "accuracy"] == [
             {"run_id": RUN, "round": 1, "metric": "accuracy", "value": 2 / 3}

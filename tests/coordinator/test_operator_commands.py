@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +67,8 @@ def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 9 + 2 + 2
+        assert shown.count("\n") == 10 + 2 + 2
+        assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("device", "none")
@@ -95,12 +97,12 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         plan = await a_round(client, orin)
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
-        title, head, first, second, more = (await shell("rounds")).stdout.splitlines()
+        title, _, head, first, second, more = (await shell("rounds")).stdout.splitlines()
         assert title == f"run {RUN}: FedAvg, 3 rounds asked for, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json has recall, too"
         row = first.split()
-        assert row[:6] == ["1", "2", "1", "100.0", f"{plan.planned_w:.1f}", "46.0"]
-        assert row[6:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
+        assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]
+        assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
         assert second.split()[-4:] == ["running", "-", "-", "-"]
         content = await asked(shell, "rounds", "--run", RUN)
         assert content["rounds"][0]["failed"] == ["nano"]
@@ -110,6 +112,8 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
         with pytest.raises(InvalidInputError, match=f"run 'x' never started; the newest are {RUN}"):
             await shell("rounds", "--run", "x")
+        brief = (await shell("rounds", columns=60)).stdout.splitlines()
+        assert brief[3].split()[-1] == "seen" and brief[-1] == "--json has accuracy, f1, loss, recall, too"
 
     told(config, story)
 
@@ -148,12 +152,13 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
     async def story(client: Client, shell: Shell) -> None:
         await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
-        assert [line[:8].rstrip() for line in shown if line[:1] != " " or line[2:3] != " "] == [
-            "supply",
-            "site",
-            "  rack",
-            "  roof",
+        assert [line.split()[:4] for line in shown[1:5]] == [
+            ["supply", "force", "aside", "source"],
+            ["site", "100.0", "8.0", "constant"],
+            ["rack", "60.0", "5.0", "fallback"],
+            ["roof", "40.0", "3.0", "constant"],
         ]
+        assert shown[5].startswith("rack, fallback of its query: nothing was measured yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
         assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
         assert rack["reason"].startswith("nothing was measured yet: ")
@@ -224,14 +229,15 @@ def test_a_reference_is_published_pinned_and_unpinned(
             "known": True,
         }
         assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
-            f"agents transfer from {another.digest}",
+            f"agents transfer from {another.digest[:12]}",
             "1 connected agent comes back to be told",
         ]
-        head, *lines = (await shell("reference", "list")).stdout.splitlines()
+        _, *lines, start = (await shell("reference", "list")).stdout.splitlines()
         assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {
-            artefact.digest[:12]: "of serve --reference",
+            artefact.digest[:12]: "published",
             another.digest[:12]: "in force, pinned",
         }
+        assert start == f"{artefact.digest[:12]} is of `serve --reference`"
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
         weights = bytearray(another.weights)
         weights[-1] ^= 1
