@@ -11,6 +11,8 @@ import typer
 from coordinator.command_line.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from wattfleet.artefact import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
@@ -121,26 +123,24 @@ def _print(content: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from coordinator.command_line.layout import columns
+    from coordinator.command_line.layout import Fitting, Way, columns
 
-    table = columns(("digest",))
-    table.add_column("workload", overflow="fold", min_width=8)
-    for name in ("board", "kind"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("devices", justify="right", no_wrap=True)
-    table.add_column("how it stands", overflow="fold", min_width=9)
-    for each in content:
-        standing = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
-        table.add_row(
-            each["digest"][:_SHOWN_DIGITS],
-            Text(each["workload"]),
-            Text(each["board"]),
-            Text(each["predictor"]),
-            f"{each['devices']:,}",
-            Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
-        )
+    def table(more: Sequence[str]) -> Table:
+        """The references; of what each is as much as there is room for."""
+        table = columns(("digest", "workload", *more), ("devices",), ("how it stands",))
+        for each in content:
+            standing = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
+            table.add_row(
+                each["digest"][:_SHOWN_DIGITS],
+                Text(each["workload"]),
+                *(Text(each[name]) for name in more),
+                f"{each['devices']:,}",
+                Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
+            )
+        return table
+
     console = Console(highlight=False)
-    console.print(table)
+    console.print(Fitting(lambda: Way(table(("board", "predictor"))), lambda: Way(table(()))))
     for each in content:
         if each["from_start"]:
             console.print(f"{each['digest'][:_SHOWN_DIGITS]} is of `serve --reference`", style="dim")
