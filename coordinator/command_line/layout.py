@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MOST_NAMES = 12
-_MOST_FOR_NAMES = 24
+_MOST_FOR_NAMES = 32
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ def told(config: CoordinatorConfig, story: Story) -> None:
             )
             assert result.exit_code == 0, result.output
             assert max(map(len, result.stdout.splitlines()), default=0) <= columns or "--json" in arguments
+            assert "…" not in result.stdout, "nothing is cut off"
             return result
 
         await story(client, shell)

@@ -109,6 +109,32 @@ def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: 
     told(replace(config, site=rack_and_roof(tmp_path)), story)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
+    config: CoordinatorConfig, tmp_path: Path, form: str
+) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.two_ready()
+        plan = await client.plan()
+        for watts in ("40", "20"):
+            await shell("budget", "set", "site", watts)
+        await shell("export", "--out", str(tmp_path / "out"), "--format", form)
+        tables = await asyncio.to_thread(read, tmp_path / "out", form)
+        [row] = tables["rounds"]
+        assert (row["devices"], row["in_other_mode"], row["stopped"]) == (2, 0, 2 - 1)
+        assert (row["site_budget_w"], row["planned_w"], row["planned_s"]) == (100.0, plan.planned_w, plan.duration_s)
+        assert (row["trimmed_site_budget_w"], row["trimmed_planned_w"]) == (20.0, 20.0)
+        [site] = tables["supplies"]
+        assert (site["budget_w"], site["trimmed_budget_w"], site["trimmed_planned_w"]) == (100.0, 20.0, 20.0)
+        nano, orin = tables["assignments"]
+        for part, exported in zip(plan.assignments, (nano, orin), strict=True):
+            assert (exported["epoch_s"], exported["power_limit_w"]) == (part.epoch_s, part.power_limit_w)
+        assert {nano["became"], orin["became"]} == {"stopped", None}
+        assert orin["trimmed_cores"] is None
+
+    told(config, story)
+
+
 def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
     async def first(client: Client) -> None:
         await client.two_ready()

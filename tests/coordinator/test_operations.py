@@ -15,6 +15,7 @@ from coordinator.server import CoordinatorConfig
 from coordinator.site_file import read_site_file
 from tests.coordinator.served import READY, Agent, Client, fetch, status, until, with_coordinator
 from tests.coordinator.small_fleet import ORIN_FRONT, RUN
+from tests.fronts import front
 from wattfleet.artefact import Artefact
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
@@ -426,6 +427,27 @@ def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
         assert (orin.fastest_epoch_s, orin.supply, orin.HasField("limit_w")) == (10.0, "site", False)
 
     with_coordinator(config, story)
+
+
+def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
+    config: CoordinatorConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "site.toml").write_text(
+        "[supplies.site]\nbudget = { watts = 70.0 }\n"
+        "[devices.limited]\nlimit_w = 30.0\n[devices.never]\nlimit_w = 9.0\n"
+    )
+    # The shorter epoch has the longer start.
+    starting = front((10, 50), (9, 30), (12, 20), start_s=(1, 4, 5))
+
+    async def story(client: Client) -> None:
+        agents = [client.agent() for _ in range(3)]
+        for agent, device_id in zip(agents, ("free", "limited", "never"), strict=True):
+            await agent.become_ready(device_id, starting, 5.0)
+        devices = await client.devices()
+        assert (devices["free"].fastest_epoch_s, devices["limited"].fastest_epoch_s) == (11.0, 13.0)
+        assert not devices["never"].HasField("fastest_epoch_s")
+
+    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), story)
 
 
 def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorConfig) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -145,6 +147,66 @@ def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> 
     told(site, story)
 
 
+def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        orin, _ = await client.two_ready()
+        await a_round(client, orin)
+        request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"loss": math.nan, "f1": math.inf})
+        await client.planning.ReportMetrics(request)
+        printed = (await shell("rounds", "--json")).stdout
+        assert json.loads(printed, parse_constant=pytest.fail)["rounds"][0]["metrics"] == {
+            "accuracy": 2 / 3,
+            "f1": None,
+            "loss": None,
+            "recall": 0.25,
+        }
+        assert " nan\n" in (await shell("rounds")).stdout
+
+    told(config, story)
+
+
+def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        await client.two_ready()
+        plan = await client.plan()
+        said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
+        assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
+        row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
+        assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
+        assert trimmed == "round 1 was trimmed to 20 W: 20 W planned since, 1 device stopped"
+        said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
+        assert said[1:] == [
+            "1 round in flight trimmed",
+            "8 W are set aside still: devices idle at that, or cannot be told otherwise",
+        ]
+        [content] = (await asked(shell, "rounds"))["rounds"]
+        assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
+        assert (content["trimmed_site_budget_w"], content["trimmed_planned_w"], content["stopped"]) == (7.0, 8.0, 2)
+
+    told(config, story)
+
+
+def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        agents = await client.two_ready()
+        others = [client.agent() for _ in range(14)]
+        for k, agent in enumerate(others):
+            await agent.hello(f"new-{k:02}")
+        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 not looked at\n")
+        assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
+        assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
+        content = await asked(shell, "plan", "--dry-run")
+        assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
+        with pytest.raises(RequestRefusedError, match=f"run {RUN} is over"):
+            await shell("plan", "--dry-run", "--run", RUN)
+        for agent in (*agents, *others):
+            await agent.goodbye()
+
+    told(config, story)
+
+
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
@@ -171,8 +233,16 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
         assert (await shell("budget", "clear", "rack")).stdout == "rack: 60 W in force (query)\n"
         with pytest.raises(RequestRefusedError, match="no supply 'attic' is stated; known are site, rack, roof"):
             await shell("budget", "set", "attic", "5")
-        with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
-            await shell("budget", "set", "rack", "0")
+        for watts in ("0", "-5", "-.5", "nan"):
+            with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
+                await shell("budget", "set", "rack", watts)
+        with pytest.raises(RequestRefusedError, match="up to a year, or until cleared, not for 400 days"):
+            await shell("budget", "set", "rack", "5", "--for", "400d")
+        assert (await shell("budget", "set", "rack", "1e7")).stdout == "rack: 10,000,000 W in force (operator)\n"
+        assert "rack: 55.1 W in force" in (await shell("budget", "set", "rack", "55.1235", "--for", "23h")).stdout
+        for columns in (80, 60):
+            shown = (await shell("budget", "show", columns=columns)).stdout
+            assert "\nrack: set by the operator\n" in shown and "…" not in shown
 
     told(site, story)
 
@@ -249,6 +319,12 @@ def test_a_reference_is_published_pinned_and_unpinned(
             await shell("reference", "pin", "0" * 12)
         with pytest.raises(InvalidInputError, match="say which"):
             await shell("reference", "pin", "")
+        content = json.loads(another.manifest)
+        content["provenance"]["note"] = "x" * 1_500_000
+        (tmp_path / "new" / "weights.safetensors").write_bytes(another.weights)
+        (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes, a reference's 1,024,000"):
+            await shell("reference", "publish", str(tmp_path / "new"))
 
     told(config, story)
 
@@ -288,9 +364,20 @@ def test_every_command_says_in_a_line_that_nobody_answers(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="'7070' is no address"):
-        command("devices", "--coordinator", "7070")
+@pytest.mark.parametrize("address", ["7070", "http://127.0.0.1:7070", ":7070", "127.0.0.1:http"])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidInputError, match=f"'{address}' is no address: write host:port"):
+        command("devices", "--coordinator", address)
+
+
+def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.client._ANSWERS_WITHIN_S", 0.2)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        deaf.listen()
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        with pytest.raises(CoordinatorUnreachableError, match=f"no coordinator answers at {address}: start one"):
+            command("reference", "list", "--coordinator", address)
 
 
 # --- watching -----------------------------------------------------------------------------------------------------
@@ -329,5 +416,32 @@ def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
             result = await asyncio.to_thread(command, *arguments)
             assert result.exit_code == 0
             assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
+
+    asyncio.run(story())
+
+
+def test_watching_as_json_goes_on_while_the_coordinator_is_away(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(20), serving(config) as client:
+
+            async def leave() -> None:
+                client.stop.set()
+                await client.running
+
+            naps = [leave]
+
+            def nap(_: float) -> None:
+                if not naps:
+                    raise KeyboardInterrupt
+                asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
+
+            monkeypatch.setattr("time.sleep", nap)
+            arguments = ("devices", "--watch", "--json", "--coordinator", client.bound.address)
+            result = await asyncio.to_thread(command, *arguments)
+            assert (result.exit_code, result.stdout) == (0, "[]\n")
+            assert result.stderr.startswith("no coordinator answers at ")
 
     asyncio.run(story())
