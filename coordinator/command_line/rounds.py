@@ -16,7 +16,7 @@ from coordinator.command_line.options import (
     connected,
     show,
 )
-from coordinator.command_line.wording import counted, duration, number, watts
+from coordinator.command_line.wording import counted, duration, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -114,7 +114,7 @@ def _trim(each: dict[str, Any]) -> Text:
         if count
     ]
     return Text(
-        f"round {each['round']} was trimmed to {watts(each['trimmed_site_budget_w'])}:"
-        f" {watts(each['trimmed_planned_w'])} planned since, {', '.join(became)}",
+        f"round {each['round']} was trimmed to {number(each['trimmed_planned_w'])} of"
+        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(became)}",
         style="yellow",
     )

@@ -173,7 +173,7 @@ def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_
         assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
         row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
         assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
-        assert trimmed == "round 1 was trimmed to 20 W: 20 W planned since, 1 device stopped"
+        assert trimmed == "round 1 was trimmed to 20.0 of 20.0 W: 1 device stopped"
         said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
