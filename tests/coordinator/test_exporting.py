@@ -114,7 +114,7 @@ def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
     config: CoordinatorConfig, tmp_path: Path, form: str
 ) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         plan = await client.plan()
         for watts in ("40", "20"):
             await shell("budget", "set", "site", watts)
@@ -137,7 +137,7 @@ def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
 
 def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
     async def first(client: Client) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         for run_id in ("1", "2"):
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=1))
             await client.plan(1, run_id)

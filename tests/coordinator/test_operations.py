@@ -13,23 +13,12 @@ import pytest
 from coordinator import operations
 from coordinator.server import CoordinatorConfig
 from coordinator.site_file import read_site_file
-from tests.coordinator.served import READY, Agent, Client, fetch, status, until, with_coordinator
+from tests.coordinator.served import Client, fetch, status, until, with_coordinator
 from tests.coordinator.small_fleet import ORIN_FRONT, RUN
 from tests.fronts import front
 from wattfleet.artefact import Artefact
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
-
-RUN_AFTER = "4712"
-
-
-async def back(client: Client, *device_ids: str) -> list[Agent]:
-    """Devices that were ready before a restart come back, for as long as their agents are held."""
-    agents = [client.agent() for _ in device_ids]
-    for agent, device_id in zip(agents, device_ids, strict=True):
-        await agent.hello(device_id)
-        await agent.send(state=READY)
-    return agents
 
 
 async def budgets(client: Client) -> dict[str, operator_pb2.SupplyBudget]:
@@ -223,62 +212,6 @@ def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -
             )
 
     with_coordinator(config, story)
-
-
-# --- the next plan ------------------------------------------------------------------------------------------------
-
-
-def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
-        await client.two_ready()
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
-        assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
-        assert not (await client.rounds()).rounds
-        planned = await client.plan()
-        planned.plan_id = ""
-        assert looked.plan == planned
-        await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
-        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
-
-    async def second(client: Client) -> None:
-        _agents = await back(client, "orin", "nano")
-        for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
-            assert status(refused)[0] is code
-        assert status(refused)[1].startswith(f"run {RUN} is over: ")
-        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
-        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
-        assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
-
-    with_coordinator(config, first)
-    with_coordinator(config, second)
-
-
-def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
-        _agents = await client.two_ready()
-        client.stop.set()  # while the sessions last
-        await client.running
-
-    async def second(client: Client) -> None:
-        _orin = await back(client, "orin")
-        refusals = []
-        for asked in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
-                await asked
-            refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
-        assert refusals[0] == refusals[1]
-        assert "1 of the devices that it had are not back yet" in refusals[0][1]
-        _nano = await back(client, "nano")
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
-        planned = await client.plan()
-        assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
-
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
 
 # --- references ---------------------------------------------------------------------------------------------------

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import socket
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
+from coordinator.client import RequestRefusedError
 from coordinator.command_line.budget import seconds
 from coordinator.server import CoordinatorConfig
-from tests.coordinator.served import Client, serving
-from tests.coordinator.shell import Shell, a_round, asked, command, rack_and_roof, told
+from tests.coordinator.served import Client
+from tests.coordinator.shell import Shell, a_round, asked, rack_and_roof, told
 from tests.coordinator.small_fleet import RUN
 from wattfleet.artefact import Artefact, write_directory
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -59,7 +56,7 @@ def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> Non
 
 def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         await client.agent().hello("orin-new")
         await shell("tag", "nano", "--add", "old")
         content = await asked(shell, "device", "nano")
@@ -120,33 +117,6 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
     told(config, story)
 
 
-def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
-        with pytest.raises(InvalidInputError, match="only with --dry-run"):
-            await shell("plan")
-        with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
-            await shell("plan", "--dry-run")
-        await client.two_ready()
-        await shell("drain", "orin")
-        shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
-        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
-        assert "drained by the operator" in shown and "roof 40.0" in shown
-        content = await asked(shell, "plan", "--dry-run", "--all-devices")
-        nano, orin = content["devices"]
-        assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
-        assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
-        assert not (await client.rounds()).rounds
-        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
-            await shell("plan", "--dry-run", "--epochs", "-1")
-        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
-            await shell("plan", "--dry-run", "--run", "x")
-        await shell("budget", "set", "site", "9")
-        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
-            await shell("plan", "--dry-run")
-
-    told(site, story)
-
-
 def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
         orin, _ = await client.two_ready()
@@ -167,7 +137,7 @@ def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
 
 def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(config: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         plan = await client.plan()
         said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
         assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
@@ -186,33 +156,12 @@ def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_
     told(config, story)
 
 
-def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
-        agents = await client.two_ready()
-        others = [client.agent() for _ in range(14)]
-        for k, agent in enumerate(others):
-            await agent.hello(f"new-{k:02}")
-        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 not looked at\n")
-        assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
-        assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
-        content = await asked(shell, "plan", "--dry-run")
-        assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
-        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
-        assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
-        with pytest.raises(RequestRefusedError, match=f"run {RUN} is over"):
-            await shell("plan", "--dry-run", "--run", RUN)
-        for agent in (*agents, *others):
-            await agent.goodbye()
-
-    told(config, story)
-
-
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
 def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
         assert [line.split()[:4] for line in shown[1:5]] == [
             ["supply", "force", "aside", "source"],
@@ -265,7 +214,7 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
 
 def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         assert (await shell("tag", "orin", "nano", "--add", "b", "--add", "a")).stdout == "orin: a b\nnano: a b\n"
         assert await asked(shell, "tag", "orin", "--remove", "a") == [
             {"device_id": "orin", "operator_tags": ["b"], "drained": False}
@@ -327,121 +276,3 @@ def test_a_reference_is_published_pinned_and_unpinned(
             await shell("reference", "publish", str(tmp_path / "new"))
 
     told(config, story)
-
-
-# --- a coordinator that is away -----------------------------------------------------------------------------------
-
-EVERY_COMMAND = [
-    ["devices"],
-    ["device", "orin"],
-    ["rounds"],
-    ["plan", "--dry-run"],
-    ["budget", "show"],
-    ["budget", "set", "site", "5"],
-    ["budget", "clear", "site"],
-    ["tag", "orin", "--add", "a"],
-    ["drain", "orin"],
-    ["reference", "list"],
-    ["reference", "pin", "012345"],
-    ["reference", "unpin"],
-    ["export", "--out", "tables"],
-    ["devices", "--watch"],
-]
-
-
-@pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
-def test_every_command_says_in_a_line_that_nobody_answers(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CoordinatorUnreachableError) as away:
-        command(*arguments, "--coordinator", "127.0.0.1:1")
-    assert str(away.value) == (
-        "no coordinator answers at 127.0.0.1:1: start one with `wattfleet coordinator serve`, or name another with"
-        " --coordinator"
-    )
-    assert not away.value.caller_must_correct
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("address", ["7070", "http://127.0.0.1:7070", ":7070", "127.0.0.1:http"])
-def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"'{address}' is no address: write host:port"):
-        command("devices", "--coordinator", address)
-
-
-def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.client._ANSWERS_WITHIN_S", 0.2)
-    with socket.socket() as deaf:
-        deaf.bind(("127.0.0.1", 0))
-        deaf.listen()
-        address = f"127.0.0.1:{deaf.getsockname()[1]}"
-        with pytest.raises(CoordinatorUnreachableError, match=f"no coordinator answers at {address}: start one"):
-            command("reference", "list", "--coordinator", address)
-
-
-# --- watching -----------------------------------------------------------------------------------------------------
-
-
-def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What happens meanwhile happens between two looks."""
-    naps: list[Callable[[], Awaitable[None]]] = []
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-
-        def nap(_: float) -> None:
-            if not naps:
-                raise KeyboardInterrupt
-            asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
-
-        monkeypatch.setattr("time.sleep", nap)
-        async with asyncio.timeout(20), serving(config) as client:
-            arguments = ("devices", "--watch", "--coordinator", client.bound.address)
-
-            async def greet() -> None:
-                await client.agent().hello("orin")
-
-            naps.append(greet)
-            lines = (await asyncio.to_thread(command, *arguments, "--json")).stdout.splitlines()
-            assert [[each["device_id"] for each in json.loads(line)] for line in lines] == [[], ["orin"]]
-
-            async def leave() -> None:
-                client.stop.set()
-                await client.running
-
-            naps.append(leave)
-            result = await asyncio.to_thread(command, *arguments)
-            assert result.exit_code == 0
-            assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
-
-    asyncio.run(story())
-
-
-def test_watching_as_json_goes_on_while_the_coordinator_is_away(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(20), serving(config) as client:
-
-            async def leave() -> None:
-                client.stop.set()
-                await client.running
-
-            naps = [leave]
-
-            def nap(_: float) -> None:
-                if not naps:
-                    raise KeyboardInterrupt
-                asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
-
-            monkeypatch.setattr("time.sleep", nap)
-            arguments = ("devices", "--watch", "--json", "--coordinator", client.bound.address)
-            result = await asyncio.to_thread(command, *arguments)
-            assert (result.exit_code, result.stdout) == (0, "[]\n")
-            assert result.stderr.startswith("no coordinator answers at ")
-
-    asyncio.run(story())
