@@ -54,6 +54,7 @@ class CoordinatorClient:
         self._channel = grpc.insecure_channel(
             self._address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
         )
+        self._has_answered = False
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
         self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)
 
@@ -81,19 +82,21 @@ class CoordinatorClient:
         with self._errors():
             return getattr(self._view, method)(request, timeout=_ANSWERS_WITHIN_S)
 
-    def devices(self, *device_ids: str, with_fronts: bool = False) -> Iterator[view_pb2.DeviceView]:
+    def devices(
+        self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
+    ) -> Iterator[view_pb2.DeviceView]:
         """Devices by id, all where none is named; errors as for `operate`."""
-        request = view_pb2.ListDevicesRequest(device_ids=device_ids, with_fronts=with_fronts)
+        request = view_pb2.ListDevicesRequest(device_ids=device_ids, with_fronts=with_fronts, with_times=with_times)
         for answer in self._streamed(self._view.ListDevices, request):
             yield from answer.devices
 
-    def runs(self) -> list[view_pb2.RunView]:
+    def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
         """All runs, oldest first; errors as for `operate`."""
-        return list(self.look("ListRuns", view_pb2.ListRunsRequest()).runs)
+        return list(self.look("ListRuns", view_pb2.ListRunsRequest(with_times=with_times)).runs)
 
-    def rounds(self, run_id: str, with_devices: bool = True) -> Iterator[view_pb2.RoundView]:
+    def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
         """The rounds of a run, in their order; errors as for `operate`."""
-        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices)
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
         return self._streamed(self._view.StreamRounds, request)
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
@@ -104,15 +107,17 @@ class CoordinatorClient:
     def _errors(self) -> Iterator[None]:
         try:
             yield
+            self._has_answered = True
         except grpc.RpcError as error:
             raise self._translated(error) from None
 
     def _translated(self, error: Any) -> WattfleetError:
         code, details = error.code(), error.details() or ""
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
             return CoordinatorUnreachableError(f"the coordinator at {self._address} does not answer any more")
         # A coordinator that cannot do something now says so with the same status.
-        if code is grpc.StatusCode.UNAVAILABLE and not self._is_there():
+        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
+        if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return CoordinatorUnreachableError(
                 f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
                 " another with --coordinator"

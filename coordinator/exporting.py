@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from coordinator.view_values import Values, device_values, known, round_values, run_values
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import evidence_from_message
-from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet.planning.round_plan import Assignment, SupplyUse
+from wattfleet_proto.convert import plan_from_message
+from wattfleet_proto.v1 import planning_pb2, view_pb2
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +23,7 @@ Format = Literal["csv", "parquet"]
 _TEXT, _COUNT, _NODE, _NUMBER, _FLAG = "string", "Int64", "UInt64", "Float64", "boolean"
 
 _MODE = {"cores": _COUNT, "cpu_khz": _COUNT, "gpu_hz": _COUNT, "mem_hz": _COUNT}
+_PART = {**_MODE, "epoch_s": _NUMBER, "power_w": _NUMBER, "power_limit_w": _NUMBER, "start_s": _NUMBER}
 _ROUND = {"run_id": _TEXT, "round": _COUNT}
 
 COLUMNS: dict[str, dict[str, str]] = {
@@ -33,12 +36,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "profiled_modes": _COUNT,
         "mode_count": _COUNT,
         "idle_w": _NUMBER,
+        "fastest_epoch_s": _NUMBER,
         "supply": _TEXT,
         "limit_w": _NUMBER,
         "site_tags": _TEXT,
         "operator_tags": _TEXT,
         "drained": _FLAG,
         "reference_digest": _TEXT,
+        "first_seen_unix_s": _NUMBER,
+        "last_seen_unix_s": _NUMBER,
     },
     "fronts": {
         "device_id": _TEXT,
@@ -49,7 +55,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "power_log_sd": _NUMBER,
         "start_s": _NUMBER,
     },
-    "runs": {"run_id": _TEXT, "strategy": _TEXT, "rounds": _COUNT, "finished": _FLAG, "error": _TEXT},
+    "runs": {
+        "run_id": _TEXT,
+        "strategy": _TEXT,
+        "rounds": _COUNT,
+        "finished": _FLAG,
+        "error": _TEXT,
+        "started_unix_s": _NUMBER,
+        "finished_unix_s": _NUMBER,
+    },
     "rounds": {
         **_ROUND,
         "plan_id": _TEXT,
@@ -64,18 +78,30 @@ COLUMNS: dict[str, dict[str, str]] = {
         "observed_s": _NUMBER,
         "wall_s": _NUMBER,
         "deadline_s": _NUMBER,
+        "in_other_mode": _COUNT,
+        "stopped": _COUNT,
+        "trimmed_site_budget_w": _NUMBER,
+        "trimmed_planned_w": _NUMBER,
+        "trimmed_s": _NUMBER,
+        "planned_unix_s": _NUMBER,
+        "finished_unix_s": _NUMBER,
     },
     "metrics": {**_ROUND, "metric": _TEXT, "value": _NUMBER},
-    "supplies": {**_ROUND, "supply": _TEXT, "budget_w": _NUMBER, "planned_w": _NUMBER},
+    "supplies": {
+        **_ROUND,
+        "supply": _TEXT,
+        "budget_w": _NUMBER,
+        "planned_w": _NUMBER,
+        "trimmed_budget_w": _NUMBER,
+        "trimmed_planned_w": _NUMBER,
+    },
     "assignments": {
         **_ROUND,
         "device_id": _TEXT,
         "node_id": _NODE,
-        **_MODE,
-        "epoch_s": _NUMBER,
-        "power_w": _NUMBER,
-        "power_limit_w": _NUMBER,
-        "start_s": _NUMBER,
+        **_PART,
+        "became": _TEXT,
+        **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
     },
     "decisions": {**_ROUND, "device_id": _TEXT, "selected": _FLAG, "reason": _TEXT},
     "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER},
@@ -88,7 +114,11 @@ COLUMNS: dict[str, dict[str, str]] = {
         "share": _NUMBER,
     },
 }
-"""Columns of every table, with pandas' name of their type; tags are separated by spaces."""
+"""Columns of every table, with pandas' name of their type; tags are separated by spaces.
+
+What was planned is there as it was at first; columns of `trimmed_` hold what took its place when the watts fell, and
+are empty where nothing did. What an assignment `became` is empty, `other mode` or `stopped`.
+"""
 
 _Row = tuple[Any, ...]
 
@@ -106,24 +136,7 @@ class Tables:
     def add_devices(self, views: Iterable[view_pb2.DeviceView]) -> None:
         """Devices, with their fronts."""
         for view in views:
-            self.rows["devices"].append(
-                (
-                    view.device_id,
-                    view.board,
-                    evidence_from_message(view.evidence),
-                    session_pb2.DeviceState.Name(view.state).removeprefix("DEVICE_STATE_").lower(),
-                    view.detail,
-                    view.profiled_modes,
-                    view.mode_count,
-                    _known(view, "idle_w"),
-                    view.supply or None,
-                    _known(view, "limit_w"),
-                    " ".join(view.site_tags),
-                    " ".join(view.operator_tags),
-                    view.drained,
-                    view.reference_digest or None,
-                )
-            )
+            self._add("devices", device_values(view))
             self.rows["fronts"] += [
                 (view.device_id, *_mode(p.mode), p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.start_s)
                 for p in view.front.points
@@ -131,58 +144,61 @@ class Tables:
 
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
         """A run with its rounds; what was evaluated before the first is of round 0."""
-        self.rows["runs"].append((run.run_id, run.strategy, run.rounds, run.finished, run.error))
+        self._add("runs", {**run_values(run), "rounds": run.rounds})
         self._add_metrics((run.run_id, 0), run.initial_metrics)
         for view in rounds:
             self._add_round(view)
 
     def _add_round(self, view: view_pb2.RoundView) -> None:
         key, plan = (view.run_id, view.round), view.plan
-        self.rows["rounds"].append(
-            (
-                *key,
-                view.plan_id,
-                view.epochs,
-                view.device_count,
-                len(view.failed_device_ids),
-                plan.site_budget_w,
-                plan.planned_w,
-                view.idle_w,
-                _known(view, "observed_site_w"),
-                plan.duration_s,
-                _known(view, "observed_duration_s"),
-                _known(view, "wall_s"),
-                plan.deadline_s or None,
-            )
-        )
+        values = round_values(view)
+        self._add("rounds", {**values, "run_id": view.run_id, "failed": len(values["failed"])})
         self._add_metrics(key, view.metrics)
-        self.rows["supplies"] += [(*key, each.supply, each.budget_w, each.planned_w) for each in plan.supplies]
-        self.rows["assignments"] += [
-            (
-                *key,
-                each.device_id,
-                each.node_id,
-                *_mode(each.mode),
-                each.epoch_s,
-                each.power_w,
-                each.power_limit_w,
-                each.start_s,
-            )
-            for each in plan.assignments
-        ]
+        self._add_plan(key, plan)
         self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
         self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
         self.rows["results"] += [
-            (*key, each.device_id, each.failure, _known(each, "num_examples"), _known(each, "loss"), each.share)
+            (*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss"), each.share)
             for each in view.results
         ]
+
+    def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
+        """What a plan assigned and set aside at first, and what a trim has made of it."""
+        plan = plan_from_message(message)
+        first, is_trimmed = plan.at_first, plan.first_planned is not None
+        now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
+        self.rows["supplies"] += [
+            (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply))) for use in first.supplies
+        ]
+        told = message.first_planned if is_trimmed else message
+        nodes = {each.device_id: each.node_id for each in told.assignments}
+        after = {each.device_id: each for each in plan.assignments if each.device_id in plan.in_other_mode}
+        became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
+        self.rows["assignments"] += [
+            (
+                *(*key, each.device_id, nodes[each.device_id], *_part(each)),
+                *(became.get(each.device_id), *_part(after.get(each.device_id))),
+            )
+            for each in first.assignments
+        ]
+
+    def _add(self, name: str, values: Values) -> None:
+        """One row, of values by the names of the columns; lists of words are joined."""
+        cells = [values[column] for column in COLUMNS[name]]
+        self.rows[name].append(tuple(" ".join(cell) if isinstance(cell, list) else cell for cell in cells))
 
     def _add_metrics(self, key: tuple[str, int], metrics: Any) -> None:
         self.rows["metrics"] += [(*key, name, value) for name, value in sorted(metrics.items())]
 
 
-def _known(message: Any, name: str) -> Any:
-    return getattr(message, name) if message.HasField(name) else None
+def _use(use: SupplyUse | None) -> tuple[float | None, ...]:
+    return (None, None) if use is None else (use.budget_w, use.planned_w)
+
+
+def _part(part: Assignment | None) -> tuple[float | None, ...]:
+    if part is None:
+        return (None,) * len(_PART)
+    return (*part.mode, part.epoch_s, part.power_w, part.power_limit_w, part.start_s)
 
 
 def _mode(mode: Any) -> tuple[int, ...]:

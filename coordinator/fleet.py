@@ -434,13 +434,13 @@ class Fleet:
         """What keeps devices from a run's round, in words; of more than a few, how many are in which state."""
         if not self.devices:
             return "none ever connected"
-        told = [f"{each.device_id} is {self._occupation(each, run_id)}" for each in self.devices.values()]
+        told = [f"{each.device_id} is {self.occupation(each, run_id)}" for each in self.devices.values()]
         if len(told) <= MOST_NAMED:
             return few_of(told)
         counts = Counter(device.state.value for device in self.devices.values()).most_common()
         return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {few_of(told)}"
 
-    def _occupation(self, device: DeviceRecord, run_id: str) -> str:
+    def occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""
         elsewhere = self._round_elsewhere(device.device_id, run_id)
         occupation = device.state.value if elsewhere is None else f"{device.state.value}, and part of round {elsewhere}"

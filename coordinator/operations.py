@@ -32,6 +32,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         budgets: BudgetWatch,
         references: ReferenceShelf,
         have_all_back: Callable[[str], int],
+        clear_way: Callable[[Fleet, Sequence[int]], None],
     ) -> None:
         """Serve one fleet.
 
@@ -41,27 +42,36 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             budgets: the watts in force.
             references: the predictors that are handed out.
             have_all_back: ends all sessions, saying why, so that their agents come back; returns how many.
+            clear_way: what comes before every new plan (see `PlanningServicer.clear_way`).
         """
         self._fleet = fleet
         self._writer = writer
         self._budgets = budgets
         self._references = references
         self._have_all_back = have_all_back
+        self._clear_way = clear_way
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
     ) -> operator_pb2.PreviewPlanResponse:
         """What the next round would be."""
-        run_id = request.run_id or next(reversed(self._fleet.runs), "")
-        await recalled_newest(self._fleet, self._writer, run_id)
-        await recalled_history(self._fleet, self._writer, run_id)
-        record = preview(self._fleet, run_id, request.epochs, request.all_devices)
+        newest = next(reversed(self._fleet.runs.values()), None)
+        run_id = request.run_id or ("" if newest is None or newest.finished else newest.run_id)
+        if run_id:
+            await recalled_newest(self._fleet, self._writer, run_id)
+            await recalled_history(self._fleet, self._writer, run_id)
+        looked = preview(self._fleet, self._clear_way, run_id, request.epochs, request.all_devices)
+        record = looked.record
         return operator_pb2.PreviewPlanResponse(
             plan=plan_to_message("", record.plan, record.nodes),
             run_id=run_id,
             round=record.number,
             epochs=record.epochs,
             all_devices=request.all_devices or not run_id,
+            not_looked_at=[
+                operator_pb2.NotLookedAt(device_id=device_id, reason=reason)
+                for device_id, reason in sorted(looked.not_looked_at.items())
+            ],
         )
 
     async def GetBudgets(  # noqa: N802 - named by the protocol
@@ -81,7 +91,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         until = None
         if request.HasField("for_s"):
             if not 0 < request.for_s <= _LONGEST_OVERRIDE_S:
-                raise InvalidInputError(f"watts are set for up to a year, or until cleared, not for {request.for_s} s")
+                raise InvalidInputError(
+                    f"watts are set for up to a year, or until cleared, not for {_days(request.for_s)}"
+                )
             until = self._budgets.now + timedelta(seconds=request.for_s)
         budget, trimmed = await self._override(request.supply, Override(request.watts, until))
         return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed)
@@ -182,6 +194,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             until_unix_s=None if until is None else until.timestamp(),
             set_aside_w=set_aside_w,
         )
+
+
+def _days(seconds: float) -> str:
+    return f"{seconds / 86_400:,.4g} days"
 
 
 def _says(says: Sequence[OperatorSay]) -> list[operator_pb2.OperatorSay]:

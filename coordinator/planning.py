@@ -50,7 +50,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._now_s = now_s
         self._awaited_since_s: dict[str, float] = {}
         self._turn = asyncio.Lock()
-        self._give_up_overdue()
+        self._give_up_overdue(fleet)
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
@@ -101,8 +101,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     async def _planned(self, request: planning_pb2.PlanRoundRequest) -> RoundRecord:
         """A new round, planned while the fleet goes on: a large one takes a while, and agents are to be answered."""
         await recalled_history(self._fleet, self._writer, request.run_id)
-        self._require_back(request.node_ids)
-        self._give_up_overdue()
+        self.clear_way(self._fleet, request.node_ids)
         asked = self._fleet.request_round(request.run_id, request.round, request.node_ids, request.epochs)
         record = self._fleet.take_plan(asked, await asyncio.to_thread(asked.planned))
         self._awaited_since_s[record.plan_id] = self._now_s()
@@ -132,13 +131,26 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         await self._writer.saved(self._fleet.finish_run(request.run_id, request.error))
         return planning_pb2.FinishRunResponse()
 
-    def _require_back(self, node_ids: Sequence[int]) -> None:
+    def clear_way(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
+        """What comes before every new plan.
+
+        Args:
+            fleet: that is planned for: the one that is served, or a copy of it.
+            node_ids: nodes that the plan is to choose from.
+
+        Raises:
+            FleetReturningError: some of their devices are waited for still.
+        """
+        self._require_back(fleet, node_ids)
+        self._give_up_overdue(fleet)
+
+    def _require_back(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
         """Make sure that a plan is not made for the few devices that came back first after a restart or a new pin.
 
         Raises:
             FleetReturningError: some are waited for still.
         """
-        device_ids = {self._fleet.nodes[node] for node in node_ids if node in self._fleet.nodes}
+        device_ids = {fleet.nodes[node] for node in node_ids if node in fleet.nodes}
         awaited, left_s = self._leases.awaited(device_ids, self._now_s())
         if awaited:
             raise FleetReturningError(
@@ -146,16 +158,16 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
                 f" for another {left_s:.0f} s"
             )
 
-    def _give_up_overdue(self) -> None:
+    def _give_up_overdue(self, fleet: Fleet) -> None:
         """Free the devices of rounds whose Flower server must have ended without a word."""
         now_s = self._now_s()
-        awaited = {record.plan_id: record.plan for record in self._fleet.awaited_rounds()}
+        awaited = {record.plan_id: record.plan for record in fleet.awaited_rounds()}
         since_s = {plan_id: self._awaited_since_s.get(plan_id, now_s) for plan_id in awaited}
         for plan_id, plan in awaited.items():
             longest_s = _OVERDUE_AFTER * max(plan.duration_s, plan.deadline_s or 0.0) + _OVERDUE_S
             if now_s - since_s[plan_id] > longest_s:
                 _log.warning("round %s was never finished: its devices are free for others", plan_id)
-                self._fleet.give_up(plan_id)
+                fleet.give_up(plan_id)
         self._awaited_since_s = since_s
 
 

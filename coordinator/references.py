@@ -15,6 +15,9 @@ from wattfleet.errors import CorruptReferenceError, InvalidInputError
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes that the weights of a published reference may have."""
 
+MAX_MANIFEST_BYTES = 1000 * 1024
+"""Bytes that its manifest may have, which comes whole in one message."""
+
 _SHORTEST_BEGINNING = 6
 
 

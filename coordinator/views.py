@@ -6,11 +6,16 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from coordinator.archive import rounds_of
 from coordinator.fleet import Fleet
 from coordinator.records import DeviceRecord, DeviceResult, RoundRecord
 from coordinator.sessions import STATE_MESSAGE
+from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from coordinator.store.writer import Writer
+from wattfleet.front import Front
+from wattfleet.planning.round_plan import RoundPlan
 from wattfleet_proto.convert import evidence_to_message, front_to_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
@@ -38,11 +43,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         for device_id in request.device_ids:
             self._fleet.device(device_id)
         ids = sorted(set(request.device_ids) or self._fleet.devices)
+        times = await self._writer.times(OF_DEVICES) if request.with_times else {}
         for begin in range(0, len(ids), _DEVICES_IN_A_MESSAGE):
             yield view_pb2.ListDevicesResponse(
                 devices=[
-                    self._device_view(self._fleet.devices[device_id], request.with_fronts)
-                    for device_id in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
+                    self._device_view(self._fleet.devices[each], request.with_fronts, times.get(each, Times()))
+                    for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
                 ]
             )
 
@@ -50,6 +56,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         self, request: view_pb2.ListRunsRequest, context: Any
     ) -> view_pb2.ListRunsResponse:
         """All runs, oldest first."""
+        times = await self._writer.times(OF_RUNS) if request.with_times else {}
         return view_pb2.ListRunsResponse(
             runs=[
                 view_pb2.RunView(
@@ -59,25 +66,11 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                     initial_metrics=run.initial_metrics,
                     finished=run.finished,
                     error=run.error,
+                    started_unix_s=times.get(run.run_id, Times()).first_unix_s,
+                    finished_unix_s=times.get(run.run_id, Times()).last_unix_s,
                 )
                 for run in self._fleet.runs.values()
             ]
-        )
-
-    async def ListRounds(  # noqa: N802 - named by the protocol
-        self, request: view_pb2.ListRoundsRequest, context: Any
-    ) -> view_pb2.ListRoundsResponse:
-        """The rounds of one run."""
-        run_id = request.run_id or next(reversed(self._fleet.runs), "")
-        if not run_id:
-            return view_pb2.ListRoundsResponse()
-        run = self._fleet.run(run_id)
-        return view_pb2.ListRoundsResponse(
-            run_id=run_id,
-            rounds=[_round_view(record) async for record in rounds_of(self._fleet, self._writer, run_id)],
-            initial_metrics=run.initial_metrics,
-            finished=run.finished,
-            error=run.error,
         )
 
     async def StreamRounds(  # noqa: N802 - named by the protocol
@@ -85,10 +78,11 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     ) -> AsyncIterator[view_pb2.RoundView]:
         """The rounds of one run, one by one."""
         run_id = self._fleet.run(request.run_id).run_id
+        times = await self._writer.times(of_rounds(run_id)) if request.with_times else {}
         async for record in rounds_of(self._fleet, self._writer, run_id):
-            yield _round_view(record, not request.without_devices)
+            yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
 
-    def _device_view(self, record: DeviceRecord, with_front: bool) -> view_pb2.DeviceView:
+    def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
         supply, rules = self._fleet.placement_of(record.device_id)
         say, front = self._fleet.say_of(record.device_id), record.front
         return view_pb2.DeviceView(
@@ -102,17 +96,30 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             idle_w=record.idle_w,
             front=front_to_message(front) if front is not None and with_front else None,
             reference_digest=record.reference_digest,
-            fastest_epoch_s=None if front is None else float(front.epoch_s.min()),
+            fastest_epoch_s=None if front is None else _fastest_epoch_s(front, record.idle_w or 0.0, rules.limit_w),
             supply=supply,
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),
             operator_tags=sorted(say.tags),
             drained=say.drained,
+            first_seen_unix_s=times.first_unix_s,
+            last_seen_unix_s=times.last_unix_s,
         )
 
 
-def _round_view(record: RoundRecord, with_devices: bool = True) -> view_pb2.RoundView:
-    plan = record.plan if with_devices else replace(record.plan, assignments=(), decisions=())
+def _fastest_epoch_s(front: Front, idle_w: float, limit_w: float | None) -> float | None:
+    """Seconds of a training of one epoch in the fastest mode within a device's own limit; None where there is none."""
+    allowed = np.maximum(front.planned_w, idle_w) <= (np.inf if limit_w is None else limit_w)
+    return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
+
+
+def _without_devices(plan: RoundPlan) -> RoundPlan:
+    first = None if plan.first_planned is None else _without_devices(plan.first_planned)
+    return replace(plan, assignments=(), decisions=(), first_planned=first)
+
+
+def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_pb2.RoundView:
+    plan = record.plan if with_devices else _without_devices(record.plan)
     return view_pb2.RoundView(
         run_id=record.run_id,
         round=record.number,
@@ -130,8 +137,12 @@ def _round_view(record: RoundRecord, with_devices: bool = True) -> view_pb2.Roun
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
         results=[_result(result) for result in record.results if with_devices],
-        device_count=len(record.plan.assignments),
+        device_count=len(record.plan.at_first.assignments),
         idle_w=record.idle_w,
+        planned_unix_s=times.first_unix_s,
+        finished_unix_s=times.last_unix_s,
+        other_mode_count=len(record.plan.in_other_mode),
+        stopped_count=len(record.plan.stopped),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 
 import grpc
@@ -29,6 +30,19 @@ def require_trained(rounds: Iterable[view_pb2.RoundView]) -> None:
             raise PartFailedError(f"round {one.round}: no device's training succeeded; the SuperNodes' logs say why")
 
 
+@dataclass(frozen=True)
+class RunSeen:
+    """A run as far as it has come.
+
+    Attributes:
+        run: what is known of it; of no id where none ever started.
+        rounds: its rounds, in their order.
+    """
+
+    run: view_pb2.RunView = field(default_factory=view_pb2.RunView)
+    rounds: Sequence[view_pb2.RoundView] = ()
+
+
 class CoordinatorView:
     """A connection to the coordinator's read-only service."""
 
@@ -50,6 +64,10 @@ class CoordinatorView:
         answers = self._stub.ListDevices(view_pb2.ListDevicesRequest(with_fronts=True), timeout=_TIMEOUT_S)
         return [device for answer in answers for device in answer.devices]
 
-    def rounds(self) -> view_pb2.ListRoundsResponse:
+    def newest_run(self) -> RunSeen:
         """The newest run and its rounds."""
-        return self._stub.ListRounds(view_pb2.ListRoundsRequest(), timeout=_TIMEOUT_S)
+        runs = self._stub.ListRuns(view_pb2.ListRunsRequest(), timeout=_TIMEOUT_S).runs
+        if not runs:
+            return RunSeen()
+        request = view_pb2.StreamRoundsRequest(run_id=runs[-1].run_id)
+        return RunSeen(runs[-1], list(self._stub.StreamRounds(request, timeout=_TIMEOUT_S)))

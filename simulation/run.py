@@ -16,7 +16,7 @@ from edge_agent.devices.selection import open_soft_board
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.profiler import Profiler
 from edge_agent.readiness import IDLE_S, parked_mode
-from simulation.coordinator_view import CoordinatorView, require_trained
+from simulation.coordinator_view import CoordinatorView, RunSeen, require_trained
 from simulation.devices import SimulatedDevice
 from simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
 from simulation.processes import PartFailedError, Parts, program
@@ -240,13 +240,13 @@ class SimulatedRun:
         ask_flower_s = time.monotonic() + _STATUS_EVERY_S
         while True:
             self._show("training", view)
-            rounds = view.rounds()
-            if rounds.error:
-                raise PartFailedError(f"the Flower run failed: {rounds.error} (log: {self._logs / 'superlink.log'})")
-            if rounds.finished or time.monotonic() > ask_flower_s:
+            run = view.newest_run().run
+            if run.error:
+                raise PartFailedError(f"the Flower run failed: {run.error} (log: {self._logs / 'superlink.log'})")
+            if run.finished or time.monotonic() > ask_flower_s:
                 # What flwr itself says counts: its `run` command ends well even where the app did not.
                 if flower.completed(run_id):
-                    require_trained(view.rounds().rounds)
+                    require_trained(view.newest_run().rounds)
                     return self._show("done", view)
                 ask_flower_s = time.monotonic() + _STATUS_EVERY_S
             parts.check()
@@ -256,8 +256,8 @@ class SimulatedRun:
 
     def _show(self, phase: str, view: CoordinatorView | None) -> Snapshot:
         devices = view.devices() if view else []
-        run = view.rounds() if view else view_pb2.ListRoundsResponse()
+        seen = view.newest_run() if view else RunSeen()
         elapsed_s = time.monotonic() - self._started_s
-        snapshot = Snapshot(phase, devices, list(run.rounds), dict(run.initial_metrics), elapsed_s)
+        snapshot = Snapshot(phase, devices, seen.rounds, dict(seen.run.initial_metrics), elapsed_s)
         self._display.show(snapshot)
         return snapshot

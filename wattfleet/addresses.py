@@ -12,6 +12,6 @@ def split_address(address: str) -> tuple[str, int]:
         InvalidInputError: it is not of that form, or the port is out of range.
     """
     host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdecimal() and int(port) <= 65535):
+    if not (colon and host and "/" not in host and port.isdecimal() and int(port) <= 65535):
         raise InvalidInputError(f"{address!r} is no address: write host:port, such as 127.0.0.1:7070")
     return host, int(port)

@@ -89,7 +89,7 @@ def verify(manifest: bytes, weights: bytes) -> Details:
         content = json.loads(manifest)
         version = content["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({error!r}): {_AGAIN}") from None
+        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_what(error)}): {_AGAIN}") from None
     if version != FORMAT_VERSION:
         raise InvalidInputError(
             f"{MANIFEST_FILE} is of format {version!r}, this Wattfleet reads format {FORMAT_VERSION}:"
@@ -106,7 +106,7 @@ def verify(manifest: bytes, weights: bytes) -> Details:
             figures=dict(content["figures"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError, InvalidInputError) as error:
-        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({error!r}): {_AGAIN}") from None
+        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_what(error)}): {_AGAIN}") from None
     if len(weights) != size:
         raise CorruptReferenceError(f"{WEIGHTS_FILE} has {len(weights)} bytes instead of {size}: {_AGAIN}")
     found = hashlib.sha256(weights).hexdigest()
@@ -115,6 +115,11 @@ def verify(manifest: bytes, weights: bytes) -> Details:
             f"{WEIGHTS_FILE} has the SHA-256 {found[:12]}... instead of {sha256[:12]}...: {_AGAIN}"
         )
     return details
+
+
+def _what(error: Exception) -> str:
+    """What is wrong with a manifest."""
+    return f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
 def pack(

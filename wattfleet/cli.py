@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib.metadata import EntryPoint, entry_points
 
@@ -80,6 +81,12 @@ def main() -> None:
     except WattfleetError as error:
         click.echo(f"wattfleet: {error}", err=True)
         sys.exit(exit_code(error))
+    except UnicodeEncodeError as error:
+        # Python keeps the bytes of an argument that are not UTF-8 as lone surrogates, which no message can hold.
+        if error.object not in sys.argv:
+            raise
+        click.echo(f"wattfleet: {os.fsencode(error.object)!r} is no UTF-8: write it otherwise", err=True)
+        sys.exit(EXIT_BAD_INPUT)
 
 
 def exit_code(error: WattfleetError) -> int:

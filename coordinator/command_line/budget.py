@@ -14,10 +14,10 @@ from coordinator.command_line.options import (
     JsonOption,
     WatchOption,
     connected,
-    number,
     print_json,
     show,
 )
+from coordinator.command_line.wording import counted, moment, number, watts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -49,10 +49,11 @@ def show_budgets(
         show(content, _table, json_, watch)
 
 
-@app.command("set")
+# A number below zero is no option, and is refused as what it is.
+@app.command("set", context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
-    watts: Annotated[float, typer.Argument(help="Watts that it may give, above zero.")],
+    watts_: Annotated[float, typer.Argument(metavar="WATTS", help="Watts that it may give, above zero.")],
     for_: Annotated[
         str | None, typer.Option("--for", help="For so long, such as 45m or 1h30m.  [default: until cleared]")
     ] = None,
@@ -64,7 +65,7 @@ def set_budget(
 
     for_s = None if for_ is None else seconds(for_)
     with connected(coordinator) as client:
-        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts, for_s=for_s))
+        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts_, for_s=for_s))
     _print_changed(answer, json_)
 
 
@@ -114,18 +115,11 @@ def _time(unix_s: float) -> str:
     return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
 
 
-def _local(time: str) -> str:
-    """A time as the operator's clock shows it; with the date where it is not today."""
-    from datetime import datetime
-
-    local = datetime.fromisoformat(time).astimezone()
-    is_today = local.date() == datetime.now().astimezone().date()
-    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M")
-
-
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
+
+    from coordinator.command_line.layout import columns
 
     behind = {each["supply"]: each["parent"] for each in found}
 
@@ -135,13 +129,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     def path(supply: str) -> tuple[str, ...]:
         return (*(() if behind[supply] is None else path(behind[supply])), supply)
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("supply", overflow="fold")
-    for name in ("W in force", "W set aside"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for name in ("source", "since", "until"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("why", overflow="fold")
+    table = columns(("\nsupply",), ("W in\nforce", "W set\naside"), ("\nsource", "\nsince", "\nuntil"))
+    reasons: list[RenderableType] = []
     for each in sorted(found, key=lambda one: path(one["supply"])):
         style = "bold red" if each["fallback"] else "yellow" if each["source"] == "operator" else ""
         over = each["set_aside_w"] > each["watts"] * (1 + 1e-9)
@@ -149,12 +138,20 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             Text("  " * depth(each["supply"]) + each["supply"]),
             number(each["watts"]),
             Text(number(each["set_aside_w"]), style="bold red" if over else ""),
-            Text(each["source"] + (", fallback" if each["fallback"] else ""), style=style),
-            _local(each["since"]),
-            "-" if each["until"] is None else _local(each["until"]),
-            Text(each["reason"], style="dim"),
+            Text("fallback" if each["fallback"] else each["source"], style=style),
+            _moment(each["since"]),
+            "-" if each["until"] is None else _moment(each["until"]),
         )
-    return table
+        if each["fallback"] or each["source"] == "operator":
+            instead = f", fallback of its {each['source']}" if each["fallback"] else ""
+            reasons.append(Text(f"{each['supply']}{instead}: {each['reason']}", style="dim"))
+    return Group(table, *reasons)
+
+
+def _moment(time: str) -> str:
+    from datetime import datetime
+
+    return moment(datetime.fromisoformat(time))
 
 
 def _print_changed(answer: Any, json_: bool) -> None:
@@ -162,8 +159,10 @@ def _print_changed(answer: Any, json_: bool) -> None:
     if json_:
         print_json(content)
         return
-    until = "" if content["until"] is None else f", until {_local(content['until'])}"
-    print(f"{content['supply']}: {content['watts']:g} W in force ({content['source']}{until})")
+    until = "" if content["until"] is None else f", until {_moment(content['until'])}"
+    print(f"{content['supply']}: {watts(content['watts'])} in force ({content['source']}{until})")
+    is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
     if answer.trimmed_rounds:
-        rounds = "round" if answer.trimmed_rounds == 1 else "rounds"
-        print(f"{answer.trimmed_rounds} {rounds} in flight trimmed to it")
+        print(f"{counted(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
+    if is_over:
+        print(f"{watts(content['set_aside_w'])} are set aside still: devices idle at that, or cannot be told otherwise")

@@ -13,19 +13,21 @@ from coordinator.command_line.options import (
     JsonOption,
     WatchOption,
     connected,
-    number,
     print_json,
     show,
 )
+from coordinator.command_line.wording import counted, duration, moment, number, watts
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from wattfleet_proto.v1 import view_pb2
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
 _FRONT_ROWS = 12
+_LEAST_FOR_WORDS = 10
 
 
 def devices(
@@ -46,7 +48,7 @@ def devices(
     with connected(coordinator) as client:
 
         def content() -> list[dict[str, Any]]:
-            found = [device_content(view) for view in client.devices()]
+            found = [_content(view) for view in client.devices()]
             return [each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))]
 
         show(content, _table, json_, watch)
@@ -59,39 +61,19 @@ def device(
 ) -> None:
     """Show all that is known of one device, with its front."""
     with connected(coordinator) as client:
-        (view,) = client.devices(device_id, with_fronts=True)
-    content = {**device_content(view), "front": _front_content(view)}
+        (view,) = client.devices(device_id, with_fronts=True, with_times=True)
+    content = {**_content(view), "front": _front_content(view)}
     if json_:
         print_json(content)
     else:
         _print(content)
 
 
-def device_content(view: view_pb2.DeviceView) -> dict[str, Any]:
-    """What is known of a device, but for its front."""
-    from wattfleet_proto.convert import evidence_from_message
-    from wattfleet_proto.v1 import session_pb2
+def _content(view: view_pb2.DeviceView) -> dict[str, Any]:
+    from coordinator.view_values import device_values
 
-    def known(name: str) -> Any:
-        return getattr(view, name) if view.HasField(name) else None  # type: ignore[arg-type]
-
-    return {
-        "device_id": view.device_id,
-        "board": view.board,
-        "evidence": evidence_from_message(view.evidence),
-        "state": session_pb2.DeviceState.Name(view.state).removeprefix("DEVICE_STATE_").lower(),
-        "detail": view.detail,
-        "profiled_modes": view.profiled_modes,
-        "mode_count": view.mode_count,
-        "idle_w": known("idle_w"),
-        "fastest_epoch_s": known("fastest_epoch_s"),
-        "supply": view.supply or None,
-        "limit_w": known("limit_w"),
-        "tags": sorted({*view.site_tags, *view.operator_tags}),
-        "operator_tags": list(view.operator_tags),
-        "drained": view.drained,
-        "reference_digest": view.reference_digest or None,
-    }
+    values = device_values(view)
+    return {**values, "tags": sorted({*values["site_tags"], *values["operator_tags"]})}
 
 
 def _front_content(view: view_pb2.DeviceView) -> list[dict[str, Any]] | None:
@@ -122,37 +104,49 @@ def _state(content: dict[str, Any]) -> Any:
 
 
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("device", overflow="fold")
-    table.add_column("board", overflow="fold")
-    table.add_column("state", no_wrap=True)
-    for name in ("modes", "idle W", "s/epoch"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("tags", overflow="fold")
-    table.add_column("detail", ratio=1)
-    for each in found:
-        table.add_row(
-            Text(each["device_id"]),
-            Text(each["board"]),
-            _state(each),
-            str(each["profiled_modes"]),
-            number(each["idle_w"]),
-            number(each["fastest_epoch_s"]),
-            Text(" ".join(each["tags"])),
-            Text(each["detail"], style="dim"),
-        )
+    from coordinator.command_line.layout import Fitting, Way, columns
+
+    if not found:
+        return Text("no devices")
     counts = {state: sum(each["state"] == state for each in found) for state in _STATES}
     told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     drained = sum(each["drained"] for each in found)
-    line = f"{len(found)} devices" + (f": {told}" if told else "") + (f"; {drained} drained" if drained else "")
-    return Group(table, Text(line, style="bold")) if found else Text("no devices")
+    line = f"{counted(len(found), 'device')}: {told}" + (f"; {drained} drained" if drained else "")
+
+    def table(more: Sequence[str]) -> Table:
+        """The fleet; of what a device says itself as much as there is room for."""
+        table = columns(("device", "board", "state"), ("modes", "idle W", "1 epoch"))
+        for name in more:
+            table.add_column(name, overflow="fold")
+        for each in found:
+            words = {"tags": Text(" ".join(each["tags"])), "detail": Text(each["detail"], style="dim")}
+            table.add_row(
+                Text(each["device_id"]),
+                Text(each["board"]),
+                _state(each),
+                f"{each['profiled_modes']:,}",
+                number(each["idle_w"]),
+                duration(each["fastest_epoch_s"]),
+                *(words[name] for name in more),
+            )
+        return table
+
+    def way(*more: str, note: str = "") -> Way:
+        notes = [Text(note, style="dim")] if note else []
+        return Way(table(()), _LEAST_FOR_WORDS * len(more), [table(more), Text(line, style="bold"), *notes])
+
+    return Fitting(
+        lambda: way("tags", "detail"),
+        lambda: way("detail", note="a wider terminal shows tags, too"),
+        lambda: way(note="a wider terminal shows tags and details, too"),
+    )
 
 
 def _print(content: dict[str, Any]) -> None:
+    from datetime import datetime, timezone
+
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -160,18 +154,19 @@ def _print(content: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("how it stands", overflow="fold")
-    given, limit_w = set(content["operator_tags"]), content["limit_w"]
+    given, limit_w, seen = set(content["operator_tags"]), content["limit_w"], content["last_seen_unix_s"]
     tags = [f"{tag} (by command)" if tag in given else tag for tag in content["tags"]]
     lines = {
         "device": f"{content['device_id']}: {content['board']} ({content['evidence']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
         "rounds": "drained: it is chosen for no new one" if content["drained"] else "may be chosen",
         "supply": content["supply"] or "none; the site file attaches it to none, or to several",
-        "own limit": "none" if limit_w is None else f"{limit_w:g} W",
+        "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
+        "last word": "not known" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }
     for what, text in lines.items():
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
@@ -182,22 +177,20 @@ def _print(content: dict[str, Any]) -> None:
 
 def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
     import numpy as np
-    from rich.table import Table
 
+    from coordinator.command_line.layout import columns
     from wattfleet.modes import PowerMode
 
     if front is None:
         console.print("\nno front yet: it is reported when the device is measured", style="dim")
         return
     shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
-    table = Table(box=None, pad_edge=False)
-    table.add_column("front: mode", no_wrap=True)
-    for name in ("s/epoch", "W", "W planned"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = columns(("front: mode",), ("start s", "s/epoch", "W", "W planned"))
     for index in shown:
         point = front[index]
         table.add_row(
             PowerMode(**point["mode"]).label(),
+            number(point["start_s"]),
             number(point["epoch_s"]),
             number(point["power_w"]),
             number(point["planned_w"]),

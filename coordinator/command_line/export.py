@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.command_line.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
+from coordinator.command_line.wording import counted
 
 
 class Format(str, Enum):
@@ -36,14 +37,14 @@ def export(
     require_format(format_.value)
     tables = Tables()
     with connected(coordinator) as client, Console(stderr=True).status("asking the coordinator") as status:
-        runs = client.runs()
+        runs = client.runs(with_times=True)
         if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
             raise InvalidInputError(f"run {unknown[0]!r} never started, or is forgotten")
-        tables.add_devices(client.devices(with_fronts=True))
+        tables.add_devices(client.devices(with_fronts=True, with_times=True))
         for each in runs:
             if not run or each.run_id in run:
                 status.update(f"run {each.run_id}")
-                tables.add_run(each, client.rounds(each.run_id))
+                tables.add_run(each, client.rounds(each.run_id, with_times=True))
         status.update(f"writing {out}")
         written = write(tables, out, format_.value)
     counts = {path: len(tables.rows[path.stem]) for path in written}
@@ -51,4 +52,4 @@ def export(
         print_json([{"file": str(path), "rows": count} for path, count in counts.items()])
     else:
         for path, count in counts.items():
-            print(f"{path}: {count:,} rows")
+            print(f"{path}: {counted(count, 'row')}")

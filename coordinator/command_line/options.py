@@ -1,8 +1,10 @@
-"""Options that several commands share, and how they show what they found."""
+"""Options that several commands share, and how they print what they found."""
 
 from __future__ import annotations
 
 import json
+import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +36,20 @@ def connected(address: str) -> CoordinatorClient:
 
 def print_json(content: Any) -> None:
     """Print one JSON document."""
-    print(json.dumps(content, indent=2))
+    print(_json(content, indent=2))
+
+
+def _json(content: Any, indent: int | None = None) -> str:
+    """JSON, in which what is no number is null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return json.dumps(plain(content), indent=indent, allow_nan=False)
 
 
 def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], json_: bool, watch: bool) -> None:
@@ -52,7 +67,10 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
     found = content()
     if watch:
         try:
-            _watch(console, found, content, table, json_)
+            if json_:
+                _watch_as_json(found, content)
+            else:
+                _watch_in_place(console, found, content, table)
         except KeyboardInterrupt:  # the usual way to end it
             if not console.is_terminal and not json_:
                 console.line()  # what is shown last has no end of line there
@@ -62,8 +80,22 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
         console.print(table(found))
 
 
-def _watch(
-    console: Any, found: Any, content: Callable[[], Any], table: Callable[[Any], RenderableType], json_: bool
+def _watch_as_json(found: Any, content: Callable[[], Any]) -> None:
+    import time
+
+    from coordinator.client import CoordinatorUnreachableError, RequestFailedError
+
+    print(_json(found), flush=True)
+    while True:
+        time.sleep(WATCHED_EVERY_S)
+        try:
+            print(_json(content()), flush=True)
+        except (CoordinatorUnreachableError, RequestFailedError) as error:
+            print(error, file=sys.stderr, flush=True)
+
+
+def _watch_in_place(
+    console: Any, found: Any, content: Callable[[], Any], table: Callable[[Any], RenderableType]
 ) -> None:
     import time
 
@@ -73,11 +105,6 @@ def _watch(
 
     from coordinator.client import CoordinatorUnreachableError, RequestFailedError
 
-    if json_:
-        while True:
-            print(json.dumps(found), flush=True)
-            time.sleep(WATCHED_EVERY_S)
-            found = content()
     with Live(table(found), console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             live.refresh()
@@ -87,18 +114,3 @@ def _watch(
                 live.update(table(found))
             except (CoordinatorUnreachableError, RequestFailedError) as error:
                 live.update(Group(table(found), Text(str(error), style="bold red")))
-
-
-def number(value: float | None, digits: int = 1) -> str:
-    """A number in a table; a dash where it is not known."""
-    return "-" if value is None else f"{value:,.{digits}f}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds in a table, as minutes and hours where they are many."""
-    if seconds is None:
-        return "-"
-    if seconds < 600:
-        return f"{seconds:,.1f} s"
-    minutes, hours = round(seconds / 60), seconds / 3600
-    return f"{minutes} min" if minutes < 120 else f"{hours:,.1f} h"

@@ -11,10 +11,9 @@ from coordinator.command_line.options import (
     CoordinatorOption,
     JsonOption,
     connected,
-    duration,
-    number,
     print_json,
 )
+from coordinator.command_line.wording import counted, duration, number
 
 if TYPE_CHECKING:
     from wattfleet_proto.v1 import operator_pb2
@@ -24,7 +23,9 @@ def plan(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Required: rounds are planned when Flower's server asks for them.")
     ] = False,
-    run: Annotated[str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest]")] = None,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest, or a new one]")
+    ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Local epochs.  [default: as in the run's last round, 1 before its first]")
     ] = None,
@@ -82,14 +83,15 @@ def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
             for decision in found.decisions
             for part in [parts.get(decision.device_id)]
         ],
+        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
     }
 
 
 def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
+    from coordinator.command_line.layout import columns, grouped
     from wattfleet.modes import PowerMode
 
     console = Console(highlight=False)
@@ -99,34 +101,36 @@ def _print(content: dict[str, Any]) -> None:
     console.print(Text(f"round {content['round']} of {run}, {epochs}, if it were planned now:"))
     console.print(
         Text(
-            f"{len(chosen)} of {len(content['devices'])} devices, done within {duration(content['duration_s'])},"
+            f"{len(chosen)} of {counted(len(content['devices']), 'device')}, done within"
+            f" {duration(content['duration_s'])},"
             f" {number(content['planned_w'])} of {number(content['site_budget_w'])} W set aside",
             style="bold",
         )
     )
-    table = Table(box=None, pad_edge=False)
-    table.add_column("device", overflow="fold")
-    table.add_column("mode", no_wrap=True)
-    for name in ("s/epoch", "W", "W planned"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why", overflow="fold")
-    for each in sorted(content["devices"], key=lambda one: not one["selected"]):
-        mode = each["mode"]
+    table = columns(("chosen", "mode"), ("start s", "s/epoch", "W", "W planned"))
+    for each in chosen:
         table.add_row(
-            Text(each["device_id"], style="green" if each["selected"] else ""),
-            "-" if mode is None else PowerMode(**mode).label(),
+            Text(each["device_id"], style="green"),
+            PowerMode(**each["mode"]).label(),
+            number(each["start_s"]),
             number(each["epoch_s"]),
             number(each["power_w"]),
             number(each["power_limit_w"]),
-            Text(each["reason"], style="" if each["selected"] else "dim"),
         )
+    others = [each for each in content["devices"] if not each["selected"]]
     console.print()
     console.print(table)
+    console.print()
+    console.print(grouped((each["device_id"], each["reason"]) for each in chosen))
+    if others:
+        console.print(Text("\nnot chosen"))
+        console.print(grouped(((each["device_id"], each["reason"]) for each in others), style="dim"))
+    if content["not_looked_at"]:
+        console.print(Text(f"\n{len(content['not_looked_at']):,} not looked at"))
+        said = ((each["device_id"], each["reason"]) for each in content["not_looked_at"])
+        console.print(grouped(said, style="dim"))
     if len(content["supplies"]) > 1:
-        supplies = Table(box=None, pad_edge=False)
-        supplies.add_column("supply", overflow="fold")
-        for name in ("W allowed", "W planned"):
-            supplies.add_column(name, justify="right", no_wrap=True)
+        supplies = columns(("supply",), ("W allowed", "W planned"))
         for use in content["supplies"]:
             supplies.add_row(Text(use["supply"]), number(use["budget_w"]), number(use["planned_w"]))
         console.print()

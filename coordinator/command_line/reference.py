@@ -11,6 +11,8 @@ import typer
 from coordinator.command_line.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from wattfleet.artefact import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
@@ -41,9 +43,17 @@ def publish(
     json_: JsonOption = False,
 ) -> None:
     """Have the coordinator keep a reference predictor, to be handed out once it is pinned."""
-    from wattfleet.artefact import read_directory
+    from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
+    from wattfleet.artefact import MANIFEST_FILE, WEIGHTS_FILE, read_directory
+    from wattfleet.errors import InvalidInputError
 
     artefact = read_directory(directory)
+    for name, content, most in (
+        (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
+        (WEIGHTS_FILE, artefact.weights, MAX_BYTES),
+    ):
+        if len(content) > most:
+            raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes, a reference's {most:,} at most")
     with connected(coordinator) as client:
         answer = client.operate("PublishReference", _parts(artefact))
     if json_:
@@ -81,9 +91,9 @@ def _pinned(coordinator: str, digest: str, json_: bool) -> None:
     if json_:
         print_json({"digest": answer.digest, "ended_sessions": answer.ended_sessions})
         return
-    print(f"agents transfer from {answer.digest}")
+    print(f"agents transfer from {answer.digest[:_SHOWN_DIGITS]}")
     if answer.ended_sessions:
-        agents = "1 connected agent comes" if answer.ended_sessions == 1 else f"{answer.ended_sessions} agents come"
+        agents = "1 connected agent comes" if answer.ended_sessions == 1 else f"{answer.ended_sessions:,} agents come"
         print(f"{agents} back to be told")
 
 
@@ -111,34 +121,26 @@ def _content(view: operator_pb2.ReferenceView) -> dict[str, Any]:
 
 def _print(content: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("digest", no_wrap=True)
-    table.add_column("workload", overflow="fold")
-    for name in ("board", "kind"):
-        table.add_column(name, no_wrap=True)
-    for name in ("kB", "devices"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("how it stands", overflow="fold")
-    for each in content:
-        standing = [
-            word
-            for word, holds in (
-                ("in force", each["in_force"]),
-                ("pinned", each["pinned"]),
-                ("of serve --reference", each["from_start"]),
+    from coordinator.command_line.layout import Fitting, Way, columns
+
+    def table(more: Sequence[str]) -> Table:
+        """The references; of what each is as much as there is room for."""
+        table = columns(("digest", "workload", *more), ("devices",), ("how it stands",))
+        for each in content:
+            standing = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
+            table.add_row(
+                each["digest"][:_SHOWN_DIGITS],
+                Text(each["workload"]),
+                *(Text(each[name]) for name in more),
+                f"{each['devices']:,}",
+                Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
             )
-            if holds
-        ]
-        table.add_row(
-            each["digest"][:_SHOWN_DIGITS],
-            Text(each["workload"]),
-            Text(each["board"]),
-            Text(each["predictor"]),
-            f"{each['size_bytes'] / 1e3:,.1f}",
-            f"{each['devices']:,}",
-            Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
-        )
-    Console(highlight=False).print(table)
+        return table
+
+    console = Console(highlight=False)
+    console.print(Fitting(lambda: Way(table(("board", "predictor"))), lambda: Way(table(()))))
+    for each in content:
+        if each["from_start"]:
+            console.print(f"{each['digest'][:_SHOWN_DIGITS]} is of `serve --reference`", style="dim")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,17 +14,15 @@ from coordinator.command_line.options import (
     JsonOption,
     WatchOption,
     connected,
-    duration,
-    number,
     show,
 )
+from coordinator.command_line.wording import counted, duration, number
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
-    from wattfleet_proto.v1 import view_pb2
-
-_SHOWN_METRICS = 3
+    from coordinator.command_line.layout import Way
 
 RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest]")]
 
@@ -34,89 +34,87 @@ def rounds(
     json_: JsonOption = False,
 ) -> None:
     """Show the rounds of a run: who took part, watts and seconds as planned and observed, and how it learns."""
+    from coordinator.view_values import round_values, run_values
     from wattfleet.errors import InvalidInputError
 
     with connected(coordinator) as client:
 
         def content() -> dict[str, Any]:
-            runs = client.runs()
+            runs = client.runs(with_times=json_)
             chosen = [each for each in runs if run is None or each.run_id == run][-1:]
             if run is not None and not chosen:
-                known = ", ".join(each.run_id for each in runs[-5:]) or "none"
-                raise InvalidInputError(f"run {run!r} never started; the newest are {known}")
+                known = ", ".join(each.run_id for each in runs[-5:])
+                newest = f"the newest are {known}" if runs else "nor did any other"
+                raise InvalidInputError(f"run {run!r} never started; {newest}")
             if not chosen:
                 return {"run_id": None, "rounds": []}
-            views = client.rounds(chosen[0].run_id, with_devices=False)
-            return {**run_content(chosen[0]), "rounds": [round_content(view) for view in views]}
+            views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
+            return {**run_values(chosen[0]), "rounds": [round_values(view) for view in views]}
 
         show(content, _table, json_, watch)
 
 
-def run_content(view: view_pb2.RunView) -> dict[str, Any]:
-    """What is known of a run."""
-    return {
-        "run_id": view.run_id,
-        "strategy": view.strategy,
-        "rounds_asked_for": view.rounds,
-        "initial_metrics": dict(sorted(view.initial_metrics.items())),
-        "finished": view.finished,
-        "error": view.error,
-    }
-
-
-def round_content(view: view_pb2.RoundView) -> dict[str, Any]:
-    """What is known of a round, but for its single devices."""
-
-    def known(name: str) -> Any:
-        return getattr(view, name) if view.HasField(name) else None  # type: ignore[arg-type]
-
-    return {
-        "round": view.round,
-        "plan_id": view.plan_id,
-        "epochs": view.epochs,
-        "devices": view.device_count,
-        "failed": list(view.failed_device_ids),
-        "site_budget_w": view.plan.site_budget_w,
-        "planned_w": view.plan.planned_w,
-        "observed_site_w": known("observed_site_w"),
-        "planned_s": view.plan.duration_s,
-        "observed_s": known("observed_duration_s"),
-        "wall_s": known("wall_s"),
-        "metrics": dict(sorted(view.metrics.items())),
-    }
-
-
 def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
+
+    from coordinator.command_line.layout import Fitting
 
     if content["run_id"] is None:
         return Text("no run ever started")
     done = "over" if content["finished"] else "running"
-    title = f"run {content['run_id']}: {content['strategy']}, {content['rounds_asked_for']} rounds asked for, {done}"
-    lines: list[RenderableType] = [Text(title, style="bold")]
+    asked_for = counted(content["rounds_asked_for"], "round")
+    lines: list[RenderableType] = [
+        Text(f"run {content['run_id']}: {content['strategy']}, {asked_for} asked for, {done}", style="bold")
+    ]
     if content["error"]:
         lines.append(Text(content["error"], style="red"))
-    table = Table(box=None, pad_edge=False)
-    for name in ("round", "devices", "failed", "W allowed", "W planned", "W observed", "planned", "observed"):
-        table.add_column(name, justify="right", no_wrap=True)
+    if not content["rounds"]:
+        return Group(*lines, Text("no round was planned yet"))
     names = sorted({name for each in content["rounds"] for name in each["metrics"]})
-    for name in names[:_SHOWN_METRICS]:
-        table.add_column(Text(name), justify="right")
-    for each in content["rounds"]:
+    lines.append(Fitting(*(partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1))))
+    lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
+    return Group(*lines)
+
+
+def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int) -> Way:
+    """The rounds with the first so many of their metrics."""
+    from rich.text import Text
+
+    from coordinator.command_line.layout import Way, columns
+
+    heads = ("W\nallowed", "W\nplanned", "W\nseen", "time\nplanned", "time\nseen")
+    table = columns(right=("\nround", "\ndevices", *heads))
+    for name in names[:count]:
+        table.add_column(Text("\n" + name), justify="right", no_wrap=True)
+    for each in rounds:
+        failed, devices = len(each["failed"]), each["devices"]
+        is_running = each["wall_s"] is None and each["observed_s"] is None
         table.add_row(
             str(each["round"]),
-            f"{each['devices']:,}",
-            Text(str(len(each["failed"])), style="bold red") if each["failed"] else "0",
+            Text(f"{devices - failed:,} of {devices:,}", style="bold red") if failed else f"{devices:,}",
             number(each["site_budget_w"]),
             number(each["planned_w"]),
             number(each["observed_site_w"]),
             duration(each["planned_s"]),
-            duration(each["observed_s"]) if each["wall_s"] is not None or each["observed_s"] else "running",
-            *(number(each["metrics"].get(name), 3) for name in names[:_SHOWN_METRICS]),
+            "running" if is_running else duration(each["observed_s"]),
+            *(number(each["metrics"].get(name), 3) for name in names[:count]),
         )
-    lines.append(table if content["rounds"] else Text("no round was planned yet"))
-    if names[_SHOWN_METRICS:]:
-        lines.append(Text(f"--json has {', '.join(names[_SHOWN_METRICS:])}, too", style="dim"))
-    return Group(*lines)
+    left_out = Text(f"--json has {', '.join(names[count:])}, too", style="dim")
+    return Way(table, parts=[table, left_out] if names[count:] else ())
+
+
+def _trim(each: dict[str, Any]) -> Text:
+    """What became of a round when the watts fell."""
+    from rich.text import Text
+
+    became = [
+        f"{counted(count, 'device')} {words}"
+        for count, words in ((each["in_other_mode"], "went on in another mode"), (each["stopped"], "stopped"))
+        if count
+    ]
+    return Text(
+        f"round {each['round']} was trimmed to {number(each['trimmed_planned_w'])} of"
+        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(became)}",
+        style="yellow",
+    )

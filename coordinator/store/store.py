@@ -40,6 +40,7 @@ from coordinator.store.tables import (
     BudgetOverride,
     ReferencePin,
 )
+from coordinator.store.times import Times, TimesOf
 from wattfleet.front import Front
 from wattfleet.planning.history import History
 
@@ -194,6 +195,19 @@ class Store:
         """
         with self._reading() as connection:
             return rounds.history_of(connection, run_id)
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, by the id of each.
+
+        Args:
+            of: what is asked for, of `coordinator.store.times`.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
     def forget(self, older_than: timedelta) -> list[str]:
         """Remove the runs that ended longer ago, or were left alone since, with all that belongs to them.

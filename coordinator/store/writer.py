@@ -23,6 +23,7 @@ from coordinator.records import (
     SupplyOverride,
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store.times import Times, TimesOf
 from wattfleet.planning.history import History
 
 _log = logging.getLogger(__name__)
@@ -61,6 +62,10 @@ class RecordStore(Protocol):
 
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over."""
+        ...
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened."""
         ...
 
 
@@ -187,6 +192,15 @@ class Writer:
             self._being_read[plan_id] = reading
             reading.add_done_callback(lambda _: self._being_read.pop(plan_id))
         return await asyncio.shield(reading)
+
+    async def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, as far as they are on disk (see `Store.times`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.times(of), self._reader)
 
     async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
         """The rounds of a run as far as they are on disk, oldest first; one at a time is in memory.

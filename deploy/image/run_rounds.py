@@ -12,7 +12,7 @@ from pathlib import Path
 
 import grpc
 
-from simulation.coordinator_view import CoordinatorView, state_word
+from simulation.coordinator_view import CoordinatorView, RunSeen, state_word
 from simulation.flower import APP_DIRECTORY, FlowerDeployment
 from simulation.processes import PartFailedError, Parts, program
 from wattfleet_proto.v1 import session_pb2, view_pb2
@@ -54,7 +54,7 @@ def await_run(view: CoordinatorView, run_id: str, flower_completed: Callable[[],
         run = run_of(view, run_id)
         completed = False
         # Flower has the last word, and is asked rarely otherwise: each time costs a process of some seconds.
-        if run.finished or run.error or time.monotonic() > ask_flower_s:
+        if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
             try:
                 completed = flower_completed()
             except PartFailedError as failure:
@@ -72,13 +72,13 @@ def await_run(view: CoordinatorView, run_id: str, flower_completed: Callable[[],
         time.sleep(POLL_S)
 
 
-def require_training(run: view_pb2.ListRoundsResponse) -> None:
+def require_training(run: RunSeen) -> None:
     """Refuse a run that Flower calls completed although every training of some round failed.
 
     Raises:
         PartFailedError: there is such a round.
     """
-    lost = [one for one in run.rounds if len(one.failed_device_ids) == len(one.plan.assignments)]
+    lost = [one for one in run.rounds if len(one.failed_device_ids) == one.device_count]
     if lost:
         numbers = ", ".join(str(one.round) for one in lost)
         names = ", ".join(lost[0].failed_device_ids)
@@ -87,17 +87,17 @@ def require_training(run: view_pb2.ListRoundsResponse) -> None:
 
 def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> PartFailedError:
     """Flower's word on how the run ended, with what the ServerApp told the coordinator, if it got that far."""
-    reason = run_of(view, run_id).error
+    reason = run_of(view, run_id).run.error
     if not reason:
         print_log(run_id)
         reason = "its log above says why"
     return PartFailedError(f"{failure}: {reason}")
 
 
-def run_of(view: CoordinatorView, run_id: str) -> view_pb2.ListRoundsResponse:
+def run_of(view: CoordinatorView, run_id: str) -> RunSeen:
     """What the coordinator knows of a run: nothing until the ServerApp has announced itself."""
-    newest = view.rounds()
-    return newest if newest.run_id == run_id else view_pb2.ListRoundsResponse()
+    newest = view.newest_run()
+    return newest if newest.run.run_id == run_id else RunSeen()
 
 
 def print_log(run_id: str) -> None:

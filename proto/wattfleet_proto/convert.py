@@ -122,6 +122,7 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
             planning_pb2.SupplyUse(supply=use.supply, budget_w=use.budget_w, planned_w=use.planned_w)
             for use in plan.supplies
         ],
+        first_planned=None if plan.first_planned is None else plan_to_message("", plan.first_planned, nodes),
     )
 
 
@@ -138,4 +139,5 @@ def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
         site_budget_w=message.site_budget_w,
         deadline_s=message.deadline_s or None,
         supplies=tuple(SupplyUse(use.supply, use.budget_w, use.planned_w) for use in message.supplies),
+        first_planned=plan_from_message(message.first_planned) if message.HasField("first_planned") else None,
     )

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from simulation.coordinator_view import RunSeen
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.front import Front
 from wattfleet_proto.convert import front_to_message
@@ -126,8 +127,14 @@ class Client:
         request = planning_pb2.PlanRoundRequest(run_id=run_id, round=number, node_ids=NODES, epochs=1.0)
         return await self.planning.PlanRound(request)
 
-    async def rounds(self, run_id: str = "") -> view_pb2.ListRoundsResponse:
-        return await self.view.ListRounds(view_pb2.ListRoundsRequest(run_id=run_id))
+    async def rounds(self, run_id: str = "") -> RunSeen:
+        """A run, the newest unless it is named, with its rounds."""
+        runs = (await self.view.ListRuns(view_pb2.ListRunsRequest())).runs
+        if not runs:
+            return RunSeen()
+        run = next(each for each in reversed(runs) if run_id in ("", each.run_id))
+        streamed = self.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=run.run_id))
+        return RunSeen(run, [view async for view in streamed])
 
 
 @asynccontextmanager

@@ -38,10 +38,10 @@ Shell = Callable[..., Awaitable[Result]]
 Story = Callable[[Client, Shell], Awaitable[None]]
 
 
-def command(*arguments: str) -> Result:
-    """A command in a terminal of 100 columns; what it raises is raised."""
+def command(*arguments: str, columns: int = 80) -> Result:
+    """A command in a terminal of so many columns; what it raises is raised."""
     result = CliRunner().invoke(
-        cli.wattfleet, ["coordinator", *arguments], prog_name="wattfleet", env={"COLUMNS": "100"}
+        cli.wattfleet, ["coordinator", *arguments], prog_name="wattfleet", env={"COLUMNS": str(columns)}
     )
     if isinstance(result.exception, WattfleetError):
         raise result.exception
@@ -52,10 +52,13 @@ def told(config: CoordinatorConfig, story: Story) -> None:
     """Tell a story of a coordinator and a shell."""
 
     async def with_shell(client: Client) -> None:
-        async def shell(*arguments: str) -> Result:
-            result = await asyncio.to_thread(command, *arguments, "--coordinator", client.bound.address)
+        async def shell(*arguments: str, columns: int = 80) -> Result:
+            result = await asyncio.to_thread(
+                command, *arguments, "--coordinator", client.bound.address, columns=columns
+            )
             assert result.exit_code == 0, result.output
-            assert max(map(len, result.stdout.splitlines()), default=0) <= 100 or "--json" in arguments
+            assert max(map(len, result.stdout.splitlines()), default=0) <= columns or "--json" in arguments
+            assert "…" not in result.stdout, "nothing is cut off"
             return result
 
         await story(client, shell)

@@ -134,11 +134,11 @@ async def rounds_kept(address: str) -> list[view_pb2.RoundView]:
     async with grpc.aio.insecure_channel(address) as channel:
         view = view_pb2_grpc.ViewServiceStub(channel)
         try:
-            answered = await view.ListRounds(view_pb2.ListRoundsRequest(run_id=RUN), timeout=10, wait_for_ready=True)
+            asked = view_pb2.StreamRoundsRequest(run_id=RUN)
+            return [each async for each in view.StreamRounds(asked, timeout=10, wait_for_ready=True)]
         except grpc.aio.AioRpcError as error:
             assert error.code() is grpc.StatusCode.NOT_FOUND, error
             return []  # it was ended before the run had begun
-        return list(answered.rounds)
 
 
 def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowledged) -> None:

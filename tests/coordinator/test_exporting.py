@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,12 +62,21 @@ def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: 
         front = [row for row in tables["fronts"] if row["device_id"] == "orin"]
         assert [row["epoch_s"] for row in front] == ORIN_FRONT.epoch_s.tolist()
         assert [row["gpu_hz"] for row in front] == ORIN_FRONT.modes[:, 2].astype(int).tolist()
-        assert tables["runs"] == [
-            {"run_id": RUN, "strategy": "FedAvg", "rounds": 3, "finished": False, "error": empty},
-        ]
+        [run] = tables["runs"]
+        began = run.pop("started_unix_s")
+        assert run == {
+            "run_id": RUN,
+            "strategy": "FedAvg",
+            "rounds": 3,
+            "finished": False,
+            "error": empty,
+            "finished_unix_s": None,
+        }
         first, second = tables["rounds"]
         assert (first["run_id"], first["round"], first["devices"], first["failed"]) == (RUN, 1, 2, 1)
         assert (first["planned_w"], first["planned_s"], first["wall_s"]) == (plan.planned_w, plan.duration_s, 41.5)
+        times = [orin_row["first_seen_unix_s"], began, first["planned_unix_s"], first["finished_unix_s"], time.time()]
+        assert times == sorted(times) and second["finished_unix_s"] is None
         assert (first["observed_site_w"], second["wall_s"], second["deadline_s"]) == (None, None, None)
         assert [row for row in tables["metrics"] if row["metric"] == "accuracy"] == [
             {"run_id": RUN, "round": 1, "metric": "accuracy", "value": 2 / 3}
@@ -99,9 +109,35 @@ def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: 
     told(replace(config, site=rack_and_roof(tmp_path)), story)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
+    config: CoordinatorConfig, tmp_path: Path, form: str
+) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        _agents = await client.two_ready()
+        plan = await client.plan()
+        for watts in ("40", "20"):
+            await shell("budget", "set", "site", watts)
+        await shell("export", "--out", str(tmp_path / "out"), "--format", form)
+        tables = await asyncio.to_thread(read, tmp_path / "out", form)
+        [row] = tables["rounds"]
+        assert (row["devices"], row["in_other_mode"], row["stopped"]) == (2, 0, 2 - 1)
+        assert (row["site_budget_w"], row["planned_w"], row["planned_s"]) == (100.0, plan.planned_w, plan.duration_s)
+        assert (row["trimmed_site_budget_w"], row["trimmed_planned_w"]) == (20.0, 20.0)
+        [site] = tables["supplies"]
+        assert (site["budget_w"], site["trimmed_budget_w"], site["trimmed_planned_w"]) == (100.0, 20.0, 20.0)
+        nano, orin = tables["assignments"]
+        for part, exported in zip(plan.assignments, (nano, orin), strict=True):
+            assert (exported["epoch_s"], exported["power_limit_w"]) == (part.epoch_s, part.power_limit_w)
+        assert {nano["became"], orin["became"]} == {"stopped", None}
+        assert orin["trimmed_cores"] is None
+
+    told(config, story)
+
+
 def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
     async def first(client: Client) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         for run_id in ("1", "2"):
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=1))
             await client.plan(1, run_id)

@@ -18,6 +18,7 @@ from coordinator.store.errors import StoreFullError
 from coordinator.store.store import Store
 from tests.coordinator.served import Client, fetch, status, until, with_coordinator
 from tests.coordinator.small_fleet import ORIN_FRONT, RUN
+from tests.fronts import front
 from wattfleet.artefact import Artefact
 from wattfleet.planning.selection import Selection
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
@@ -65,7 +66,7 @@ def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: Co
         orin, _ = await client.two_ready()
         before = (await budgets(client))["site"]
         assert (before.watts, before.source, before.fallback, before.set_aside_w) == (100.0, "constant", False, 8.0)
-        await client.plan()
+        plan = await client.plan()
         changed = await set_budget(client, 40.0)
         assert changed.trimmed_rounds == 1
         assert (changed.budget.watts, changed.budget.source) == (40.0, "operator")
@@ -73,6 +74,13 @@ def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: Co
         assert changed.budget.since_unix_s >= before.since_unix_s
         assert not changed.budget.HasField("until_unix_s")
         assert (await orin.call.read()).HasField("reassign")
+        [view] = (await client.rounds()).rounds
+        assert (view.device_count, view.other_mode_count, view.stopped_count) == (2, 1, 0)
+        assert view.plan.first_planned.assignments == plan.assignments
+        assert (view.plan.first_planned.site_budget_w, view.plan.site_budget_w) == (100.0, 40.0)
+        request = view_pb2.StreamRoundsRequest(run_id=RUN, without_devices=True)
+        [brief] = [each async for each in client.view.StreamRounds(request)]
+        assert brief.plan.first_planned.planned_w == plan.planned_w and not brief.plan.first_planned.assignments
         assert (await client.view.GetFleet(view_pb2.GetFleetRequest())).site_budget_w == 40.0
         cleared = await client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="site"))
         assert (cleared.budget.watts, cleared.budget.source, cleared.trimmed_rounds) == (100.0, "constant", 0)
@@ -207,36 +215,6 @@ def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -
             )
 
     with_coordinator(config, story)
-
-
-# --- the next plan ------------------------------------------------------------------------------------------------
-
-
-def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
-        await client.two_ready()
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
-        assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
-        assert (await client.rounds()).rounds == []
-        planned = await client.plan()
-        planned.plan_id = ""
-        assert looked.plan == planned
-        await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
-        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
-        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="4712", strategy="FedAvg", rounds=1))
-
-    async def second(client: Client) -> None:
-        await client.two_ready()
-        # The rounds of a run that is over are in the archive.
-        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=RUN, epochs=2.0))
-        assert (looked.round, looked.epochs) == (2, 2.0)
-        assert len((await client.rounds(RUN)).rounds) == 1
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id="none"))
-        assert status(refused)[0] is grpc.StatusCode.NOT_FOUND
-
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
 
 # --- references ---------------------------------------------------------------------------------------------------
@@ -412,6 +390,27 @@ def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
         assert (orin.fastest_epoch_s, orin.supply, orin.HasField("limit_w")) == (10.0, "site", False)
 
     with_coordinator(config, story)
+
+
+def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
+    config: CoordinatorConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "site.toml").write_text(
+        "[supplies.site]\nbudget = { watts = 70.0 }\n"
+        "[devices.limited]\nlimit_w = 30.0\n[devices.never]\nlimit_w = 9.0\n"
+    )
+    # The shorter epoch has the longer start.
+    starting = front((10, 50), (9, 30), (12, 20), start_s=(1, 4, 5))
+
+    async def story(client: Client) -> None:
+        agents = [client.agent() for _ in range(3)]
+        for agent, device_id in zip(agents, ("free", "limited", "never"), strict=True):
+            await agent.become_ready(device_id, starting, 5.0)
+        devices = await client.devices()
+        assert (devices["free"].fastest_epoch_s, devices["limited"].fastest_epoch_s) == (11.0, 13.0)
+        assert not devices["never"].HasField("fastest_epoch_s")
+
+    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), story)
 
 
 def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorConfig) -> None:

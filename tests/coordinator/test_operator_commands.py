@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from coordinator.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
+from coordinator.client import RequestRefusedError
 from coordinator.command_line.budget import seconds
 from coordinator.server import CoordinatorConfig
-from tests.coordinator.served import Client, serving
-from tests.coordinator.shell import Shell, a_round, asked, command, rack_and_roof, told
+from tests.coordinator.served import Client
+from tests.coordinator.shell import Shell, a_round, asked, rack_and_roof, told
 from tests.coordinator.small_fleet import RUN
 from wattfleet.artefact import Artefact, write_directory
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -56,7 +56,7 @@ def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> Non
 
 def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         await client.agent().hello("orin-new")
         await shell("tag", "nano", "--add", "old")
         content = await asked(shell, "device", "nano")
@@ -66,7 +66,8 @@ def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 9 + 2 + 2
+        assert shown.count("\n") == 10 + 2 + 2
+        assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("device", "none")
@@ -95,12 +96,12 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         plan = await a_round(client, orin)
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
-        title, head, first, second, more = (await shell("rounds")).stdout.splitlines()
+        title, _, head, first, second, more = (await shell("rounds")).stdout.splitlines()
         assert title == f"run {RUN}: FedAvg, 3 rounds asked for, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json has recall, too"
         row = first.split()
-        assert row[:6] == ["1", "2", "1", "100.0", f"{plan.planned_w:.1f}", "46.0"]
-        assert row[6:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
+        assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]
+        assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
         assert second.split()[-4:] == ["running", "-", "-", "-"]
         content = await asked(shell, "rounds", "--run", RUN)
         assert content["rounds"][0]["failed"] == ["nano"]
@@ -110,35 +111,49 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
         with pytest.raises(InvalidInputError, match=f"run 'x' never started; the newest are {RUN}"):
             await shell("rounds", "--run", "x")
+        brief = (await shell("rounds", columns=60)).stdout.splitlines()
+        assert brief[3].split()[-1] == "seen" and brief[-1] == "--json has accuracy, f1, loss, recall, too"
 
     told(config, story)
 
 
-def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
+def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        with pytest.raises(InvalidInputError, match="only with --dry-run"):
-            await shell("plan")
-        with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
-            await shell("plan", "--dry-run")
-        await client.two_ready()
-        await shell("drain", "orin")
-        shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
-        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
-        assert "drained by the operator" in shown and "roof 40.0" in shown
-        content = await asked(shell, "plan", "--dry-run", "--all-devices")
-        nano, orin = content["devices"]
-        assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
-        assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
-        assert not (await client.rounds()).rounds
-        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
-            await shell("plan", "--dry-run", "--epochs", "-1")
-        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
-            await shell("plan", "--dry-run", "--run", "x")
-        await shell("budget", "set", "site", "9")
-        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
-            await shell("plan", "--dry-run")
+        orin, _ = await client.two_ready()
+        await a_round(client, orin)
+        request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"loss": math.nan, "f1": math.inf})
+        await client.planning.ReportMetrics(request)
+        printed = (await shell("rounds", "--json")).stdout
+        assert json.loads(printed, parse_constant=pytest.fail)["rounds"][0]["metrics"] == {
+            "accuracy": 2 / 3,
+            "f1": None,
+            "loss": None,
+            "recall": 0.25,
+        }
+        assert " nan\n" in (await shell("rounds")).stdout
 
-    told(site, story)
+    told(config, story)
+
+
+def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        _agents = await client.two_ready()
+        plan = await client.plan()
+        said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
+        assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
+        row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
+        assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
+        assert trimmed == "round 1 was trimmed to 20.0 of 20.0 W: 1 device stopped"
+        said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
+        assert said[1:] == [
+            "1 round in flight trimmed",
+            "8 W are set aside still: devices idle at that, or cannot be told otherwise",
+        ]
+        [content] = (await asked(shell, "rounds"))["rounds"]
+        assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
+        assert (content["trimmed_site_budget_w"], content["trimmed_planned_w"], content["stopped"]) == (7.0, 8.0, 2)
+
+    told(config, story)
 
 
 # --- budgets ------------------------------------------------------------------------------------------------------
@@ -146,14 +161,15 @@ def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> 
 
 def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
-        assert [line[:8].rstrip() for line in shown if line[:1] != " " or line[2:3] != " "] == [
-            "supply",
-            "site",
-            "  rack",
-            "  roof",
+        assert [line.split()[:4] for line in shown[1:5]] == [
+            ["supply", "force", "aside", "source"],
+            ["site", "100.0", "8.0", "constant"],
+            ["rack", "60.0", "5.0", "fallback"],
+            ["roof", "40.0", "3.0", "constant"],
         ]
+        assert shown[5].startswith("rack, fallback of its query: nothing was measured yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
         assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
         assert rack["reason"].startswith("nothing was measured yet: ")
@@ -166,8 +182,16 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
         assert (await shell("budget", "clear", "rack")).stdout == "rack: 60 W in force (query)\n"
         with pytest.raises(RequestRefusedError, match="no supply 'attic' is stated; known are site, rack, roof"):
             await shell("budget", "set", "attic", "5")
-        with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
-            await shell("budget", "set", "rack", "0")
+        for watts in ("0", "-5", "-.5", "nan"):
+            with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
+                await shell("budget", "set", "rack", watts)
+        with pytest.raises(RequestRefusedError, match="up to a year, or until cleared, not for 400 days"):
+            await shell("budget", "set", "rack", "5", "--for", "400d")
+        assert (await shell("budget", "set", "rack", "1e7")).stdout == "rack: 10,000,000 W in force (operator)\n"
+        assert "rack: 55.1 W in force" in (await shell("budget", "set", "rack", "55.1235", "--for", "23h")).stdout
+        for columns in (80, 60):
+            shown = (await shell("budget", "show", columns=columns)).stdout
+            assert "\nrack: set by the operator\n" in shown and "…" not in shown
 
     told(site, story)
 
@@ -190,7 +214,7 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
 
 def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
     async def story(client: Client, shell: Shell) -> None:
-        await client.two_ready()
+        _agents = await client.two_ready()
         assert (await shell("tag", "orin", "nano", "--add", "b", "--add", "a")).stdout == "orin: a b\nnano: a b\n"
         assert await asked(shell, "tag", "orin", "--remove", "a") == [
             {"device_id": "orin", "operator_tags": ["b"], "drained": False}
@@ -224,14 +248,15 @@ def test_a_reference_is_published_pinned_and_unpinned(
             "known": True,
         }
         assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
-            f"agents transfer from {another.digest}",
+            f"agents transfer from {another.digest[:12]}",
             "1 connected agent comes back to be told",
         ]
-        head, *lines = (await shell("reference", "list")).stdout.splitlines()
+        _, *lines, start = (await shell("reference", "list")).stdout.splitlines()
         assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {
-            artefact.digest[:12]: "of serve --reference",
+            artefact.digest[:12]: "published",
             another.digest[:12]: "in force, pinned",
         }
+        assert start == f"{artefact.digest[:12]} is of `serve --reference`"
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
         weights = bytearray(another.weights)
         weights[-1] ^= 1
@@ -243,85 +268,11 @@ def test_a_reference_is_published_pinned_and_unpinned(
             await shell("reference", "pin", "0" * 12)
         with pytest.raises(InvalidInputError, match="say which"):
             await shell("reference", "pin", "")
+        content = json.loads(another.manifest)
+        content["provenance"]["note"] = "x" * 1_500_000
+        (tmp_path / "new" / "weights.safetensors").write_bytes(another.weights)
+        (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
+        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes, a reference's 1,024,000"):
+            await shell("reference", "publish", str(tmp_path / "new"))
 
     told(config, story)
-
-
-# --- a coordinator that is away -----------------------------------------------------------------------------------
-
-EVERY_COMMAND = [
-    ["devices"],
-    ["device", "orin"],
-    ["rounds"],
-    ["plan", "--dry-run"],
-    ["budget", "show"],
-    ["budget", "set", "site", "5"],
-    ["budget", "clear", "site"],
-    ["tag", "orin", "--add", "a"],
-    ["drain", "orin"],
-    ["reference", "list"],
-    ["reference", "pin", "012345"],
-    ["reference", "unpin"],
-    ["export", "--out", "tables"],
-    ["devices", "--watch"],
-]
-
-
-@pytest.mark.parametrize("arguments", EVERY_COMMAND, ids=" ".join)
-def test_every_command_says_in_a_line_that_nobody_answers(
-    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CoordinatorUnreachableError) as away:
-        command(*arguments, "--coordinator", "127.0.0.1:1")
-    assert str(away.value) == (
-        "no coordinator answers at 127.0.0.1:1: start one with `wattfleet coordinator serve`, or name another with"
-        " --coordinator"
-    )
-    assert not away.value.caller_must_correct
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_is_no_address_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="'7070' is no address"):
-        command("devices", "--coordinator", "7070")
-
-
-# --- watching -----------------------------------------------------------------------------------------------------
-
-
-def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What happens meanwhile happens between two looks."""
-    naps: list[Callable[[], Awaitable[None]]] = []
-
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-
-        def nap(_: float) -> None:
-            if not naps:
-                raise KeyboardInterrupt
-            asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
-
-        monkeypatch.setattr("time.sleep", nap)
-        async with asyncio.timeout(20), serving(config) as client:
-            arguments = ("devices", "--watch", "--coordinator", client.bound.address)
-
-            async def greet() -> None:
-                await client.agent().hello("orin")
-
-            naps.append(greet)
-            lines = (await asyncio.to_thread(command, *arguments, "--json")).stdout.splitlines()
-            assert [[each["device_id"] for each in json.loads(line)] for line in lines] == [[], ["orin"]]
-
-            async def leave() -> None:
-                client.stop.set()
-                await client.running
-
-            naps.append(leave)
-            result = await asyncio.to_thread(command, *arguments)
-            assert result.exit_code == 0
-            assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
-
-    asyncio.run(story())

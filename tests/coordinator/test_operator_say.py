@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.placement import DeviceRules
 from coordinator.preview import preview
-from coordinator.records import DeviceResult, ObservedTraining, OperatorSay
+from coordinator.records import DeviceResult, DeviceState, ObservedTraining, OperatorSay, RoundRecord
 from coordinator.site_file import SiteFile
 from tests.coordinator.small_fleet import (
     NANO_FRONT,
@@ -49,6 +50,14 @@ def fleet_of_site(selection: Selection | None = None, says: tuple[OperatorSay, .
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.start_run(RUN, "FedAvg", 3)
     return fleet
+
+
+def nothing_to_clear(fleet: Fleet, node_ids: Sequence[int]) -> None:
+    """A coordinator that has not restarted, and waits for nobody."""
+
+
+def look(fleet: Fleet, run_id: str = "", **more: Any) -> RoundRecord:
+    return preview(fleet, nothing_to_clear, run_id, **more).record
 
 
 def chosen(fleet: Fleet, number: int = 1) -> set[str]:
@@ -180,7 +189,7 @@ def test_a_look_at_the_next_plan_shows_it_and_changes_nothing() -> None:
     fleet.finish_round(first.plan_id, [DeviceResult("orin"), DeviceResult("nano", "it fell over")], 20.0)
     fleet.drain(["nano"])
     before = plain(copy.deepcopy(vars(fleet)))
-    looked = preview(fleet, RUN)
+    looked = look(fleet, RUN)
     assert plain(vars(fleet)) == before
     planned = fleet.plan(RUN, 2, NODES, 2.0)
     assert looked == planned, "and it comes as it was shown"
@@ -191,7 +200,7 @@ def test_a_look_before_any_run_takes_all_devices_that_are_ready() -> None:
     for device_id, front, idle_w in (("orin", ORIN_FRONT, 5.0), ("nano", NANO_FRONT, 3.0)):
         make_ready(fleet, device_id, front, idle_w, 0)
     fleet.nodes.clear()
-    looked = preview(fleet)
+    looked = look(fleet)
     assert (looked.number, looked.epochs, set(looked.nodes)) == (1, 1.0, {"orin", "nano"})
     assert fleet.runs == {} and fleet.rounds == {}
 
@@ -199,23 +208,52 @@ def test_a_look_before_any_run_takes_all_devices_that_are_ready() -> None:
 def test_a_look_takes_only_devices_with_a_node_unless_told_to() -> None:
     fleet = small_fleet()
     del fleet.nodes[NANO_NODE]
-    assert set(preview(fleet, RUN).nodes) == {"orin"}
-    assert set(preview(fleet, RUN, all_devices=True).nodes) == {"orin", "nano"}
+    assert set(look(fleet, RUN).nodes) == {"orin"}
+    assert set(look(fleet, RUN, all_devices=True).nodes) == {"orin", "nano"}
     fleet.nodes.clear()
     with pytest.raises(NoDevicesError, match="no device is tied to a node of Flower's yet"):
-        preview(fleet, RUN)
+        look(fleet, RUN)
 
 
 def test_a_device_with_an_old_node_and_a_new_one_is_looked_at_once() -> None:
     fleet = small_fleet()
     fleet.bind_node(12345, "orin")
-    assert set(preview(fleet, RUN).nodes) == {"orin", "nano"}
+    assert set(look(fleet, RUN).nodes) == {"orin", "nano"}
+
+
+def test_a_look_says_what_keeps_every_other_device() -> None:
+    fleet = small_fleet()
+    for device_id, state in (("off", DeviceState.OFFLINE), ("busy", DeviceState.PROFILING)):
+        make_ready(fleet, device_id, NANO_FRONT, 3.0, len(device_id))
+        fleet.report_state(device_id, state, 5, "")
+    make_ready(fleet, "alone", NANO_FRONT, 3.0, 77)
+    del fleet.nodes[77]
+    make_ready(fleet, "away", NANO_FRONT, 3.0, 78)
+    fleet.start_run("other", "FedAvg", 1)
+    fleet.plan("other", 1, [78], 1.0)
+    fleet.drain(["busy"])
+    looked = preview(fleet, nothing_to_clear, RUN)
+    assert {decision.device_id for decision in looked.record.plan.decisions} == {"orin", "nano"}
+    assert looked.not_looked_at == {
+        "off": "offline",
+        "busy": "profiling, and drained",
+        "alone": "ready, without a SuperNode",
+        "away": "ready, and part of round other/1",
+    }
+
+
+def test_a_look_at_a_run_that_is_over_is_refused() -> None:
+    fleet = small_fleet()
+    fleet.finish_run(RUN, "")
+    with pytest.raises(InvalidInputError, match=f"run {RUN} is over"):
+        look(fleet, RUN)
+    assert look(fleet).number == 1
 
 
 def test_a_look_fails_as_the_plan_would() -> None:
     with pytest.raises(UnknownRecordError, match="run '1' never started"):
-        preview(small_fleet(), "1")
+        look(small_fleet(), "1")
     with pytest.raises(InfeasibleBudgetError):
-        preview(small_fleet(9.0), RUN)
+        look(small_fleet(9.0), RUN)
     with pytest.raises(NoDevicesError):
-        preview(Fleet(Allowance.of_site(9.0), Everyone()))
+        look(Fleet(Allowance.of_site(9.0), Everyone()))

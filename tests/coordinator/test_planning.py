@@ -43,6 +43,9 @@ def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_only(has_
             with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1"):
                 await plan("next")
         now_s += 1.0
+        trial = fleet.copy()
+        service.clear_way(trial, [ORIN_NODE])
+        assert (trial.awaited_rounds(), len(fleet.awaited_rounds())) == ([], 1), "only the copy waits no more"
         assert [part.device_id for part in (await plan("next")).assignments] == ["orin"]
         await writer.close()
 

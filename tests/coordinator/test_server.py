@@ -20,6 +20,7 @@ from coordinator.records import DeviceState
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from coordinator.site_file import SiteFile
 from coordinator.store.store import Store
+from simulation.coordinator_view import RunSeen
 from tests.coordinator.served import READY, Client, fetch, status, with_coordinator
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from tests.fronts import front
@@ -43,7 +44,7 @@ from wattfleet_proto.v1 import (
 
 def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
     async def story(client: Client) -> None:
-        assert await client.rounds() == view_pb2.ListRoundsResponse(), "no run ever started"
+        assert await client.rounds() == RunSeen(), "no run ever started"
         orin, nano = await client.two_ready()
         resolved = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[NANO_NODE, 5]))
         assert [(node.node_id, node.device_id) for node in resolved.bindings] == [(NANO_NODE, "nano")]
@@ -71,8 +72,8 @@ def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="stopped by hand"))
 
         listed = await client.rounds()
-        assert (listed.run_id, listed.finished, listed.error) == (RUN, True, "stopped by hand")
-        assert dict(listed.initial_metrics) == {"accuracy": 0.1}
+        assert (listed.run.run_id, listed.run.finished, listed.run.error) == (RUN, True, "stopped by hand")
+        assert dict(listed.run.initial_metrics) == {"accuracy": 0.1}
         [shown] = listed.rounds
         assert {seen.device_id: (seen.epoch_s, seen.power_w) for seen in shown.observations} == {
             "orin": (20.5, 31.0),

@@ -115,7 +115,7 @@ def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: Coordina
         await first.end()
         async with second.channel() as channel:
             view: Any = view_pb2_grpc.ViewServiceStub(channel)
-            assert (await view.ListRounds(view_pb2.ListRoundsRequest())).run_id == "1"
+            assert (await view.ListRuns(view_pb2.ListRunsRequest())).runs[-1].run_id == "1"
             await start_run(channel, "2")
         await second.end()
 
@@ -215,8 +215,9 @@ def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are
         async with running.channel() as channel:
             view: Any = view_pb2_grpc.ViewServiceStub(channel)
             planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
-            assert (await view.ListRounds(view_pb2.ListRoundsRequest())).run_id == "newest"
-            [listed] = (await view.ListRounds(view_pb2.ListRoundsRequest(run_id="old"))).rounds
+            assert (await view.ListRuns(view_pb2.ListRunsRequest())).runs[-1].run_id == "newest"
+            streamed = view.StreamRounds(view_pb2.StreamRoundsRequest(run_id="old"))
+            [listed] = [each async for each in streamed]
             assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)
             # No device is there, so that a plan can only be the one that was made.
             again = planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0)

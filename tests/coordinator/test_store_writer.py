@@ -23,6 +23,7 @@ from coordinator.records import (
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
+from coordinator.store.times import Times, TimesOf
 from coordinator.store.writer import Writer
 from tests.coordinator.records_to_store import BLANK, assert_devices, planned_round
 from wattfleet.planning.history import History
@@ -63,6 +64,10 @@ class Paper:
         self._read(plan_id)
         run_id, _, number = plan_id.partition("/")
         return None if number == "gone" else planned_round(int(number), run_id)
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        self._read("times")
+        return {}
 
     def plan_ids_of(self, run_id: str) -> list[str]:
         self._read(run_id)

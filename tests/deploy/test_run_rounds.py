@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from simulation.coordinator_view import RunSeen
 from simulation.processes import PartFailedError
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 
@@ -29,13 +30,13 @@ class RecordedView:
 
     def __init__(
         self,
-        runs: list[view_pb2.ListRoundsResponse] | None = None,
+        runs: list[RunSeen] | None = None,
         fleets: list[list[view_pb2.DeviceView]] | None = None,
     ) -> None:
         self._runs = runs or []
         self._fleets = fleets or []
 
-    def rounds(self) -> view_pb2.ListRoundsResponse:
+    def newest_run(self) -> RunSeen:
         return self._runs.pop(0) if len(self._runs) > 1 else self._runs[0]
 
     def devices(self) -> list[view_pb2.DeviceView]:
@@ -61,11 +62,11 @@ def ended_round(number: int, **more: Any) -> view_pb2.RoundView:
         duration_s=96.4,
         site_budget_w=100,
     )
-    return view_pb2.RoundView(round=number, plan=plan, wall_s=9.0, metrics={"accuracy": 0.442}, **more)
+    return view_pb2.RoundView(round=number, plan=plan, wall_s=9.0, metrics={"accuracy": 0.442}, device_count=2, **more)
 
 
-def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> view_pb2.ListRoundsResponse:
-    return view_pb2.ListRoundsResponse(run_id=run_id, rounds=rounds, **more)
+def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> RunSeen:
+    return RunSeen(view_pb2.RunView(run_id=run_id, **more), rounds)
 
 
 def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:

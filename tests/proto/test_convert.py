@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -180,3 +181,8 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     assert message.plan_id == plan_id
     assert {a.device_id: a.node_id for a in message.assignments} == nodes
     assert plan_from_message(message) == plan
+    # A device that a trim has stopped has its node still.
+    trimmed = replace(plan, assignments=plan.assignments[1:], first_planned=replace(plan, decisions=()))
+    message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
+    assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
+    assert plan_from_message(message) == trimmed

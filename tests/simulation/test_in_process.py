@@ -42,8 +42,8 @@ def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
     with running_fleet(tmp_path, FLEET, policy=FastestK(2), site_budget_w=75.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         _train(fleet, grid, rounds=2)
-        until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.rounds().rounds))
-        run = fleet.view.rounds()
+        until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.newest_run().rounds))
+        run = fleet.view.newest_run()
         devices = {device.device_id: device for device in fleet.view.devices()}
         with urllib.request.urlopen(f"http://{fleet.addresses.metrics_address}/metrics") as response:
             samples = {
@@ -52,9 +52,9 @@ def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
                 for sample in family.samples
             }
 
-        assert run.finished and not run.error
+        assert run.run.finished and not run.run.error
         assert len(run.rounds) == 2
-        assert run.rounds[-1].metrics["accuracy"] > run.initial_metrics["accuracy"]
+        assert run.rounds[-1].metrics["accuracy"] > run.run.initial_metrics["accuracy"]
         for one in run.rounds:
             assert len(one.plan.assignments) == 2
             assert one.observed_site_w <= 75.0
@@ -89,7 +89,7 @@ def test_another_strategy_and_a_broken_node(tmp_path: Path) -> None:
         lost = fleet.nodes().keys() - {min(fleet.nodes())}
         grid.broken = {max(lost)}
         _continue(fleet, grid, strategy)
-        second = fleet.view.rounds().rounds[-1]
+        second = fleet.view.newest_run().rounds[-1]
         assert [*second.failed_device_ids] == [fleet.nodes()[max(lost)]["device-id"]]
         assert not second.HasField("observed_site_w")
         assert strategy.strategy.min_train_nodes == 2, "the wrapped strategy is left as it was"
@@ -107,8 +107,8 @@ def test_too_few_watts_end_the_run_with_the_reason(tmp_path: Path) -> None:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):
             _train(fleet, grid, rounds=1)
-        run = fleet.view.rounds()
-        assert run.finished and "allow at least" in run.error
+        run = fleet.view.newest_run()
+        assert run.run.finished and "allow at least" in run.run.error
 
 
 def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path) -> None:

@@ -212,3 +212,10 @@ def test_a_write_that_fails_leaves_what_was_there(
         write_directory(made(9.0), tmp_path / "nano")
     assert read_directory(tmp_path / "nano") == ARTEFACT
     assert [path.name for path in tmp_path.iterdir()] == ["nano"]
+
+
+def test_what_a_manifest_lacks_is_named() -> None:
+    for key in ("format_version", "board"):
+        content = {name: value for name, value in json.loads(ARTEFACT.manifest).items() if name != key}
+        with pytest.raises(CorruptReferenceError, match=rf"manifest.json is damaged \(it lacks '{key}'\)"):
+            verify(json.dumps(content).encode(), ARTEFACT.weights)

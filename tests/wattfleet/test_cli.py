@@ -56,6 +56,14 @@ def test_the_version_is_the_installed_one() -> None:
     assert run("--version").stdout.startswith("wattfleet, version 0.")
 
 
+@needs_coordinator
+def test_an_argument_that_is_no_utf_8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "coordinator", "device", "orin\udcff", "--coordinator", "127.0.0.1:1") == 2
+    assert capsys.readouterr().err == "wattfleet: b'orin\\xff' is no UTF-8: write it otherwise\n"
+
+
 def test_an_unknown_command_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(monkeypatch, "fly") == 2
     assert "No such command 'fly'" in capsys.readouterr().err

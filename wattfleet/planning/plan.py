@@ -139,7 +139,8 @@ def _beyond_supplies(
     found = {}
     for k in map(int, beyond):
         path = headroom.above[:, k]
-        scarcest = min(path[path >= 0], key=lambda supply: float(headroom.spare_w[supply]))
+        # Of several with the same watts the outermost, whatever rounding makes of them.
+        scarcest = min(path[path >= 0], key=lambda supply: round(float(headroom.spare_w[supply]), 6))
         found[offers[k].device_id] = (
             f"its supply cannot carry it: its thriftiest mode takes {extra_w[k]:.1f} W above idling,"
             f" {supplies[scarcest]} can give it {max(float(headroom.spare_w[scarcest]), 0.0):.1f} W"

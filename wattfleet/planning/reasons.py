@@ -36,10 +36,17 @@ def decisions(
 def _chosen(situation: Situation, wish: Wish, allocation: Allocation) -> Iterator[Decision]:
     chosen = np.flatnonzero(allocation.step >= 0)
     limit_s = allocation.limit_s
-    short = f" (the watts carry {len(chosen)} devices, not {wish.count})" if len(chosen) < wish.count else ""
+    devices = "1 device" if len(chosen) == 1 else f"{len(chosen)} devices"
+    short = f" (the watts carry {devices}, not {wish.count})" if len(chosen) < wish.count else ""
+    others = [k for k in map(int, chosen) if k not in wish.because]
+    soonest = "the one that finishes soonest"
+    if len(others) > 1:
+        soonest = f"one of the {len(others)} that together finish soonest"
+    if in_turn := len(chosen) - len(others):
+        soonest += f" beside the {in_turn} in turn"
     for k in map(int, chosen):
         extra_w = float(situation.curves.extra_w[allocation.step[k]])
-        why = wish.because.get(k, f"one of the {len(chosen)} that together finish soonest")
+        why = wish.because.get(k, soonest)
         yield Decision(
             situation.offers[k].device_id,
             True,

@@ -64,6 +64,7 @@ class RoundPlan:
         site_budget_w: watts that all sites allow.
         supplies: the same for every supply.
         deadline_s: seconds of training after which a device stops; None where it trains to its end.
+        first_planned: the plan before it was trimmed, without its decisions; None where it never was.
     """
 
     assignments: tuple[Assignment, ...]
@@ -73,3 +74,21 @@ class RoundPlan:
     site_budget_w: float
     supplies: tuple[SupplyUse, ...] = ()
     deadline_s: float | None = None
+    first_planned: RoundPlan | None = None
+
+    @property
+    def at_first(self) -> RoundPlan:
+        """The plan before any trim."""
+        return self.first_planned or self
+
+    @property
+    def in_other_mode(self) -> tuple[str, ...]:
+        """Devices that a trim gave another mode, by id."""
+        now = {each.device_id: each.mode for each in self.assignments}
+        return tuple(k.device_id for k in self.at_first.assignments if now.get(k.device_id) not in (None, k.mode))
+
+    @property
+    def stopped(self) -> tuple[str, ...]:
+        """Devices that a trim stopped, by id."""
+        going_on = {each.device_id for each in self.assignments}
+        return tuple(each.device_id for each in self.at_first.assignments if each.device_id not in going_on)

@@ -125,6 +125,7 @@ class _Replanned:
                 planned_w=self.allowance.at_sites_w(self.use),
                 site_budget_w=self.allowance.site_budget_w,
                 supplies=self.use,
+                first_planned=replace(round_.plan.at_first, decisions=()),
             ),
             changed=changed,
             ended=ended,

@@ -27,7 +27,7 @@ class PreviewPlanRequest(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """empty: the newest run"""
+    """empty: the newest run, or one that would begin now where that is over"""
     epochs: _builtins.float
     """local epochs; 0: as in the run's last round, 1 before its first"""
     all_devices: _builtins.bool
@@ -56,8 +56,9 @@ class PreviewPlanResponse(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
+    NOT_LOOKED_AT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
-    """empty: no run ever started, this would be the first round of one"""
+    """empty: no run goes on, this would be the first round of one"""
     round: _builtins.int
     epochs: _builtins.float
     all_devices: _builtins.bool
@@ -65,6 +66,10 @@ class PreviewPlanResponse(_message.Message):
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse:
         """of no id"""
+
+    @_builtins.property
+    def not_looked_at(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotLookedAt]:
+        """the devices that the plan has no decision for, by id"""
 
     def __init__(
         self,
@@ -74,14 +79,38 @@ class PreviewPlanResponse(_message.Message):
         round: _builtins.int = ...,
         epochs: _builtins.float = ...,
         all_devices: _builtins.bool = ...,
+        not_looked_at: _abc.Iterable[Global___NotLookedAt] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "plan", b"plan", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "not_looked_at", b"not_looked_at", "plan", b"plan", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PreviewPlanResponse: _TypeAlias = PreviewPlanResponse  # noqa: Y015
+
+@_typing.final
+class NotLookedAt(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    device_id: _builtins.str
+    reason: _builtins.str
+    """what keeps it from the round"""
+    def __init__(
+        self,
+        *,
+        device_id: _builtins.str = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotLookedAt: _TypeAlias = NotLookedAt  # noqa: Y015
 
 @_typing.final
 class SupplyBudget(_message.Message):

@@ -299,6 +299,7 @@ class PlanRoundResponse(_message.Message):
     SITE_BUDGET_W_FIELD_NUMBER: _builtins.int
     DEADLINE_S_FIELD_NUMBER: _builtins.int
     SUPPLIES_FIELD_NUMBER: _builtins.int
+    FIRST_PLANNED_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     duration_s: _builtins.float
     """predicted, seconds"""
@@ -313,6 +314,10 @@ class PlanRoundResponse(_message.Message):
     def decisions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]: ...
     @_builtins.property
     def supplies(self) -> _containers.RepeatedCompositeFieldContainer[Global___SupplyUse]: ...
+    @_builtins.property
+    def first_planned(self) -> Global___PlanRoundResponse:
+        """before it was trimmed, without its decisions; absent where it never was"""
+
     def __init__(
         self,
         *,
@@ -324,10 +329,11 @@ class PlanRoundResponse(_message.Message):
         site_budget_w: _builtins.float = ...,
         deadline_s: _builtins.float = ...,
         supplies: _abc.Iterable[Global___SupplyUse] | None = ...,
+        first_planned: Global___PlanRoundResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first_planned", b"first_planned"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "supplies", b"supplies"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignments", b"assignments", "deadline_s", b"deadline_s", "decisions", b"decisions", "duration_s", b"duration_s", "first_planned", b"first_planned", "plan_id", b"plan_id", "planned_w", b"planned_w", "site_budget_w", b"site_budget_w", "supplies", b"supplies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

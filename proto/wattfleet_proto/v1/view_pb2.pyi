@@ -41,6 +41,8 @@ class DeviceView(_message.Message):
     SITE_TAGS_FIELD_NUMBER: _builtins.int
     OPERATOR_TAGS_FIELD_NUMBER: _builtins.int
     DRAINED_FIELD_NUMBER: _builtins.int
+    FIRST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     evidence: _power_pb2.Evidence.ValueType
@@ -51,12 +53,18 @@ class DeviceView(_message.Message):
     idle_w: _builtins.float
     reference_digest: _builtins.str
     fastest_epoch_s: _builtins.float
-    """predicted, of all its modes; absent without a front"""
+    """Predicted for a training of one epoch, its start included, in the fastest mode that its own limit allows; absent
+    where there is none.
+    """
     supply: _builtins.str
     """empty: it cannot be told"""
     limit_w: _builtins.float
     """watts that it may draw itself"""
     drained: _builtins.bool
+    first_seen_unix_s: _builtins.float
+    """its first report; times are there where they were asked for and are known"""
+    last_seen_unix_s: _builtins.float
+    """the latest report that changed something"""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -86,21 +94,31 @@ class DeviceView(_message.Message):
         site_tags: _abc.Iterable[_builtins.str] | None = ...,
         operator_tags: _abc.Iterable[_builtins.str] | None = ...,
         drained: _builtins.bool = ...,
+        first_seen_unix_s: _builtins.float | None = ...,
+        last_seen_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_idle_w", b"_idle_w", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "idle_w", b"idle_w", "limit_w", b"limit_w"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_idle_w", b"_idle_w", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "evidence", b"evidence", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "idle_w", b"idle_w", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "evidence", b"evidence", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
+    _WhichOneofReturnType__first_seen_unix_s: _TypeAlias = _typing.Literal["first_seen_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__first_seen_unix_s: _TypeAlias = _typing.Literal["_first_seen_unix_s", b"_first_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
     _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
+    _WhichOneofReturnType__last_seen_unix_s: _TypeAlias = _typing.Literal["last_seen_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first_seen_unix_s) -> _WhichOneofReturnType__first_seen_unix_s | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_seen_unix_s) -> _WhichOneofReturnType__last_seen_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
 
@@ -149,7 +167,9 @@ class ListDevicesRequest(_message.Message):
 
     DEVICE_IDS_FIELD_NUMBER: _builtins.int
     WITH_FRONTS_FIELD_NUMBER: _builtins.int
+    WITH_TIMES_FIELD_NUMBER: _builtins.int
     with_fronts: _builtins.bool
+    with_times: _builtins.bool
     @_builtins.property
     def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """none: all"""
@@ -159,10 +179,11 @@ class ListDevicesRequest(_message.Message):
         *,
         device_ids: _abc.Iterable[_builtins.str] | None = ...,
         with_fronts: _builtins.bool = ...,
+        with_times: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "with_fronts", b"with_fronts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "with_fronts", b"with_fronts", "with_times", b"with_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -218,6 +239,8 @@ class RunView(_message.Message):
     INITIAL_METRICS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    STARTED_UNIX_S_FIELD_NUMBER: _builtins.int
+    FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
@@ -225,6 +248,9 @@ class RunView(_message.Message):
     finished: _builtins.bool
     error: _builtins.str
     """what ended it early"""
+    started_unix_s: _builtins.float
+    """times are there where they were asked for and are known"""
+    finished_unix_s: _builtins.float
     @_builtins.property
     def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """before the first round"""
@@ -238,12 +264,21 @@ class RunView(_message.Message):
         initial_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         finished: _builtins.bool = ...,
         error: _builtins.str = ...,
+        started_unix_s: _builtins.float | None = ...,
+        finished_unix_s: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished", b"finished", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__started_unix_s: _TypeAlias = _typing.Literal["started_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__started_unix_s: _TypeAlias = _typing.Literal["_started_unix_s", b"_started_unix_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_unix_s) -> _WhichOneofReturnType__finished_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__started_unix_s) -> _WhichOneofReturnType__started_unix_s | None: ...
 
 Global___RunView: _TypeAlias = RunView  # noqa: Y015
 
@@ -251,12 +286,16 @@ Global___RunView: _TypeAlias = RunView  # noqa: Y015
 class ListRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WITH_TIMES_FIELD_NUMBER: _builtins.int
+    with_times: _builtins.bool
     def __init__(
         self,
+        *,
+        with_times: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["with_times", b"with_times"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -322,6 +361,10 @@ class RoundView(_message.Message):
     RESULTS_FIELD_NUMBER: _builtins.int
     DEVICE_COUNT_FIELD_NUMBER: _builtins.int
     IDLE_W_FIELD_NUMBER: _builtins.int
+    PLANNED_UNIX_S_FIELD_NUMBER: _builtins.int
+    FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
+    OTHER_MODE_COUNT_FIELD_NUMBER: _builtins.int
+    STOPPED_COUNT_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     plan_id: _builtins.str
@@ -332,9 +375,16 @@ class RoundView(_message.Message):
     """idling devices included; absent until every chosen one reported"""
     observed_duration_s: _builtins.float
     device_count: _builtins.int
-    """chosen devices"""
+    """chosen devices, as first planned"""
     idle_w: _builtins.float
     """watts that the devices which were not chosen idle at"""
+    planned_unix_s: _builtins.float
+    """times are there where they were asked for and are known"""
+    finished_unix_s: _builtins.float
+    other_mode_count: _builtins.int
+    """chosen devices that a trim gave another mode"""
+    stopped_count: _builtins.int
+    """chosen devices that a trim stopped"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -364,21 +414,33 @@ class RoundView(_message.Message):
         results: _abc.Iterable[_planning_pb2.DeviceResult] | None = ...,
         device_count: _builtins.int = ...,
         idle_w: _builtins.float = ...,
+        planned_unix_s: _builtins.float | None = ...,
+        finished_unix_s: _builtins.float | None = ...,
+        other_mode_count: _builtins.int = ...,
+        stopped_count: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_wall_s", b"_wall_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "wall_s", b"wall_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "plan_id", b"plan_id", "results", b"results", "round", b"round", "run_id", b"run_id", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__observed_duration_s: _TypeAlias = _typing.Literal["observed_duration_s"]  # noqa: Y015
     _WhichOneofArgType__observed_duration_s: _TypeAlias = _typing.Literal["_observed_duration_s", b"_observed_duration_s"]  # noqa: Y015
     _WhichOneofReturnType__observed_site_w: _TypeAlias = _typing.Literal["observed_site_w"]  # noqa: Y015
     _WhichOneofArgType__observed_site_w: _TypeAlias = _typing.Literal["_observed_site_w", b"_observed_site_w"]  # noqa: Y015
+    _WhichOneofReturnType__planned_unix_s: _TypeAlias = _typing.Literal["planned_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__planned_unix_s: _TypeAlias = _typing.Literal["_planned_unix_s", b"_planned_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__wall_s: _TypeAlias = _typing.Literal["wall_s"]  # noqa: Y015
     _WhichOneofArgType__wall_s: _TypeAlias = _typing.Literal["_wall_s", b"_wall_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__finished_unix_s) -> _WhichOneofReturnType__finished_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_duration_s) -> _WhichOneofReturnType__observed_duration_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_site_w) -> _WhichOneofReturnType__observed_site_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__planned_unix_s) -> _WhichOneofReturnType__planned_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wall_s) -> _WhichOneofReturnType__wall_s | None: ...
 
@@ -410,100 +472,26 @@ class DeviceObservation(_message.Message):
 Global___DeviceObservation: _TypeAlias = DeviceObservation  # noqa: Y015
 
 @_typing.final
-class ListRoundsRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    """empty: the newest run"""
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListRoundsRequest: _TypeAlias = ListRoundsRequest  # noqa: Y015
-
-@_typing.final
-class ListRoundsResponse(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    @_typing.final
-    class InitialMetricsEntry(_message.Message):
-        DESCRIPTOR: _descriptor.Descriptor
-
-        KEY_FIELD_NUMBER: _builtins.int
-        VALUE_FIELD_NUMBER: _builtins.int
-        key: _builtins.str
-        value: _builtins.float
-        def __init__(
-            self,
-            *,
-            key: _builtins.str = ...,
-            value: _builtins.float = ...,
-        ) -> None: ...
-        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
-        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-        def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-    RUN_ID_FIELD_NUMBER: _builtins.int
-    ROUNDS_FIELD_NUMBER: _builtins.int
-    INITIAL_METRICS_FIELD_NUMBER: _builtins.int
-    FINISHED_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    run_id: _builtins.str
-    """empty: no run ever started"""
-    finished: _builtins.bool
-    error: _builtins.str
-    """what ended the run early"""
-    @_builtins.property
-    def rounds(self) -> _containers.RepeatedCompositeFieldContainer[Global___RoundView]: ...
-    @_builtins.property
-    def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
-        """before the first round"""
-
-    def __init__(
-        self,
-        *,
-        run_id: _builtins.str = ...,
-        rounds: _abc.Iterable[Global___RoundView] | None = ...,
-        initial_metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
-        finished: _builtins.bool = ...,
-        error: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "finished", b"finished", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___ListRoundsResponse: _TypeAlias = ListRoundsResponse  # noqa: Y015
-
-@_typing.final
 class StreamRoundsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     WITHOUT_DEVICES_FIELD_NUMBER: _builtins.int
+    WITH_TIMES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     without_devices: _builtins.bool
     """no assignments, decisions, observations and results: they may be many"""
+    with_times: _builtins.bool
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         without_devices: _builtins.bool = ...,
+        with_times: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "without_devices", b"without_devices"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run_id", b"run_id", "with_times", b"with_times", "without_devices", b"without_devices"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -49,11 +49,6 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
-        self.ListRounds = channel.unary_unary(
-                '/wattfleet.v1.ViewService/ListRounds',
-                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.SerializeToString,
-                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.FromString,
-                _registered_method=True)
         self.StreamRounds = channel.unary_stream(
                 '/wattfleet.v1.ViewService/StreamRounds',
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
@@ -83,12 +78,6 @@ class ViewServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def ListRounds(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def StreamRounds(self, request, context):
         """The rounds of one run, one in each message.
         """
@@ -113,11 +102,6 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.SerializeToString,
-            ),
-            'ListRounds': grpc.unary_unary_rpc_method_handler(
-                    servicer.ListRounds,
-                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.FromString,
-                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.SerializeToString,
             ),
             'StreamRounds': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamRounds,
@@ -206,33 +190,6 @@ class ViewService:
             '/wattfleet.v1.ViewService/ListRuns',
             wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ListRounds(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/wattfleet.v1.ViewService/ListRounds',
-            wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsRequest.SerializeToString,
-            wattfleet__proto_dot_v1_dot_view__pb2.ListRoundsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,7 +35,6 @@ class ViewServiceStub:
     ListDevices: _grpc.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]
     """Devices by id, some in each message: ten thousand fronts fit in none."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
-    ListRounds: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRoundsRequest, _view_pb2.ListRoundsResponse]
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one in each message."""
 
@@ -46,7 +45,6 @@ class ViewServiceAsyncStub(ViewServiceStub):
     ListDevices: _aio.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]  # type: ignore[assignment]
     """Devices by id, some in each message: ten thousand fronts fit in none."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
-    ListRounds: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRoundsRequest, _view_pb2.ListRoundsResponse]  # type: ignore[assignment]
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one in each message."""
 
@@ -72,13 +70,6 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _view_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_view_pb2.ListRunsResponse, _abc.Awaitable[_view_pb2.ListRunsResponse]]: ...
-
-    @_abc_1.abstractmethod
-    def ListRounds(
-        self,
-        request: _view_pb2.ListRoundsRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_view_pb2.ListRoundsResponse, _abc.Awaitable[_view_pb2.ListRoundsResponse]]: ...
 
     @_abc_1.abstractmethod
     def StreamRounds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -125,48 +126,110 @@ def test_no_plan_exceeds_any_budget_or_takes_a_device_twice_or_stays_silent_abou
     assert all(decision.reason for decision in plan.decisions)
 
 
-@settings(max_examples=50)
-@given(fleets(), st.builds(FastestK, sizes) | st.builds(Everyone) | st.builds(Fair, sizes), st.sampled_from([0.5, 2.0]))
-def test_every_reason_is_true(fleet: Fleet, policy: Policy, epochs: float) -> None:
+WANTED_BECAUSE: Mapping[type[Policy], str] = {
+    FastestK: r"the one that finishes soonest|one of the \d that together finish soonest",
+    Everyone: r"the one that finishes soonest|one of the \d that together finish soonest",
+    Fair: r"its turn: .*|(the one that finishes|one of the \d that together finish) soonest( beside the \d in turn)?",
+    RandomK: "drawn",
+    Tiers: r"drawn from tier \d, whose turn it is",
+    Oort: "drawn to be explored|drawn from those of high utility",
+    Progress: "among those that make the most progress per second",
+    Deadline: r"among the most devices that can be done within \d+ s|the one that finishes soonest"
+    r"|among those that there is the most to learn from within \d+ s",
+}
+
+
+@settings(max_examples=150)
+@given(fleets(), policies, histories, st.sampled_from([0.5, 2.0]))
+def test_every_reason_is_true(fleet: Fleet, policy: Policy, history: History, epochs: float) -> None:
     try:
-        plan = plan_of(fleet, policy, epochs)
+        plan = plan_of(fleet, policy, epochs, history)
     except (InvalidInputError, NoCandidatesError):
         assume(False)
     points = points_of(plan, fleet)
-    open_ = able(fleet)
-    wanted = len(open_) if isinstance(policy, Everyone) else min(len(open_), policy.count or (len(open_) + 1) // 2)
-    total = drawn_w(fleet, points)
+    open_ = [offer for offer in able(fleet) if offer.device_id not in said_of(plan, "failed ")]
     by_id = {offer.device_id: offer for offer in fleet.offers}
-    in_turn = {d.device_id for d in plan.decisions if d.selected and d.reason.startswith("its turn")}
+    in_turn = said_of(plan, "its turn")
     chosen_w = {device_id: planned_w(by_id[device_id], k) - by_id[device_id].idle_w for device_id, k in points.items()}
+    [short] = {decision.reason.partition(" (")[2] for decision in plan.decisions if decision.selected}
+    wanted = int(short.rpartition(" ")[2].rstrip(")")) if short else len(points)
+    assert not short or short == f"the watts carry {devices(len(points))}, not {wanted})" and len(points) < wanted
+    if isinstance(policy, (Everyone, FastestK, Fair)):
+        count = len(open_) if isinstance(policy, Everyone) else policy.count or (len(open_) + 1) // 2
+        assert wanted == min(len(open_), count)
+    if isinstance(policy, RandomK):
+        assert len(open_) - len(said_of(plan, "not drawn")) == min(len(open_), policy.count or (len(open_) + 1) // 2)
+    if isinstance(policy, Oort):
+        assert said_of(plan, "drawn to be explored").isdisjoint(history.latest)
+        assert said_of(plan, "drawn from those of high utility") <= set(history.latest)
+    if isinstance(policy, Tiers):
+        text = " ".join(decision.reason for decision in plan.decisions)
+        assert len(set(re.findall(r"(?:from tier|it is tier) (\d)", text))) == 1
+        assert not set(re.findall(r"in tier (\d); it is tier \1", text))
     for decision in plan.decisions:
         offer = by_id[decision.device_id]
         modes = modes_within_limit(offer)
         in_time = [k for k in modes if done_s(offer, k, epochs) <= plan.duration_s * (1 + 1e-12)]
         if decision.selected:
-            said = [float(number) for number in re.findall(r"-?\d+\.\d", decision.reason)]
+            because, _, carried = decision.reason.partition(": done within ")
+            assert re.fullmatch(WANTED_BECAUSE[type(policy)], because), because
+            if number := re.match(r"one of the (\d)", because):
+                assert int(number[1]) == len(points) - len(in_turn)
+            elif because.startswith("the one"):
+                assert len(points) - len(in_turn) == 1
+            said = [float(number) for number in re.findall(r"-?\d+\.\d", carried)]
             assert said == pytest.approx([plan.duration_s, chosen_w[offer.device_id]], abs=0.051)
-            short = f"the watts carry {len(points)} devices, not {wanted}"
-            assert (short in decision.reason) == (len(points) < wanted)
+        elif decision.reason.startswith("too slow") and plan.deadline_s is not None:
+            assert all(done_s(offer, k, epochs) > plan.deadline_s for k in modes)
+        elif decision.reason.startswith("too slow"):
+            assert not in_time
+        elif decision.reason.startswith("too hungry: done by the deadline"):
+            assert plan.deadline_s is not None
+            by_then = [k for k in modes if done_s(offer, k, epochs) <= plan.deadline_s]
+            needed_w = min(planned_w(offer, k) for k in by_then) - offer.idle_w
+            assert f"{needed_w:.1f} W above idling" in decision.reason
+        elif decision.reason.startswith("too hungry"):
+            assert_too_hungry(decision.reason, offer, in_time, fleet, points, in_turn)
         elif decision.reason.startswith("over its own limit"):
             assert not modes
         elif decision.reason.startswith("its supply cannot carry it"):
             assert offer not in open_
-        elif decision.reason.startswith("too slow"):
-            assert not in_time
         elif decision.reason.startswith("not needed: all that were chosen are in their turn"):
             assert in_turn == set(points)
         else:
-            assert decision.reason.startswith("too hungry")
-            needed_w = min(planned_w(offer, k) for k in in_time) - offer.idle_w
-            assert f"{needed_w:.1f} W above idling" in decision.reason
-            if held := re.search(r"which (\w+) cannot carry", decision.reason):
-                assert held[1] in fleet.allowance.supplies.path(offer.supply)
-                assert total[held[1]] + needed_w > fleet.allowance.budget_w[held[1]]
-            else:
-                others_w = [watts for device_id, watts in chosen_w.items() if device_id not in in_turn]
-                assert needed_w >= max(others_w)
-                assert decision.reason.endswith(f" {max(others_w):.1f} W at most")
+            aside = {
+                RandomK: "not drawn",
+                Tiers: r"not drawn from its tier|in tier \d; it is tier \d's turn",
+                Oort: "not drawn, by its utility or to be explored",
+                Progress: "others make more progress per second",
+            }
+            left_alone = r"failed \d times in a row: left out until round \d+"
+            assert re.fullmatch(rf"{aside.get(type(policy), left_alone)}|{left_alone}", decision.reason)
+
+
+def said_of(plan: RoundPlan, beginning: str) -> set[str]:
+    """The devices whose reason begins like that."""
+    return {decision.device_id for decision in plan.decisions if decision.reason.startswith(beginning)}
+
+
+def devices(count: int) -> str:
+    return "1 device" if count == 1 else f"{count} devices"
+
+
+def assert_too_hungry(
+    reason: str, offer: Offer, in_time: Sequence[int], fleet: Fleet, points: Mapping[str, int], in_turn: set[str]
+) -> None:
+    """A device that is said to need too many watts does."""
+    needed_w = min(planned_w(offer, k) for k in in_time) - offer.idle_w
+    assert f"{needed_w:.1f} W above idling" in reason
+    if held := re.search(r"which (\w+) cannot carry", reason):
+        assert held[1] in fleet.allowance.supplies.path(offer.supply)
+        assert drawn_w(fleet, points)[held[1]] + needed_w > fleet.allowance.budget_w[held[1]]
+        return
+    by_id = {each.device_id: each for each in fleet.offers}
+    others_w = [planned_w(by_id[k], point) - by_id[k].idle_w for k, point in points.items() if k not in in_turn]
+    assert needed_w >= max(others_w)
+    assert reason.endswith(f" {max(others_w):.1f} W at most")
 
 
 @settings(max_examples=30)

@@ -57,6 +57,20 @@ def test_less_watts_put_devices_into_the_thriftier_modes_that_are_done_soonest()
     assert all("in another mode since the watts fell" in decision.reason for decision in trim.plan.decisions)
 
 
+def test_a_trimmed_plan_keeps_what_was_planned_first_and_says_what_became_of_it() -> None:
+    plan = planned(75.0)
+    assert (plan.at_first, plan.in_other_mode, plan.stopped) == (plan, (), ())
+    once = trimmed_alone(plan, [ORIN, NANO], allowed(47.0), 2.0)
+    assert once is not None
+    assert (once.plan.in_other_mode, once.plan.stopped) == (("nano", "orin"), ())
+    twice = trimmed_alone(once.plan, [ORIN, NANO], allowed(20.0), 2.0)
+    assert twice is not None
+    # The Nano's mode is that of the first trim.
+    assert (twice.plan.in_other_mode, twice.plan.stopped) == (("nano",), ("orin",))
+    for trim in (once, twice):
+        assert trim.plan.first_planned == trim.plan.at_first == replace(plan, decisions=())
+
+
 def test_a_circuit_that_falls_concerns_only_what_hangs_behind_it() -> None:
     plan = planned(75.0)
     trim = trimmed_alone(plan, [ORIN, NANO], allowed(75.0, roof_w=12.0), 2.0)

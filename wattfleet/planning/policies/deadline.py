@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.curves import Mask, Values
-from wattfleet.planning.policies.policy import Situation, Wish, everyone_of
+from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only
 from wattfleet.planning.soonest import soonest
 from wattfleet.planning.useful import most_useful
 
@@ -61,13 +61,13 @@ class Deadline:
                 f"too hungry: done by the deadline it would take {extra_w[k]:.1f} W above idling,"
                 " which others make better use of"
             )
-        return Wish(
-            int(chosen.sum()) or 1,
-            chosen if chosen.any() else in_time,
-            np.zeros_like(chosen),
-            aside,
-            deadline_s=self.deadline_s,
-        )
+        if not chosen.any():  # there is nothing to learn from any: the soonest done
+            return Wish(1, in_time, np.zeros_like(chosen), aside, deadline_s=self.deadline_s)
+        if self.utility == "equal":
+            because = f"among the most devices that can be done within {self.deadline_s:g} s"
+        else:
+            because = f"among those that there is the most to learn from within {self.deadline_s:g} s"
+        return replace(only(chosen, because, aside), deadline_s=self.deadline_s)
 
     def _anyone(self, situation: Situation) -> Wish:
         """Any devices, where the watts carry none in whatever time; the plan then says how many would.

@@ -64,13 +64,15 @@ class Oort:
         exploring = min(len(unexplored), max(round(exploration * count), count - len(explored)))
         picked = np.zeros(n, dtype=np.bool_)
         picked[_drawn(draw, unexplored, 1.0 / situation.curves.fastest_s[unexplored], exploring)] = True
+        because = {int(k): "drawn to be explored" for k in np.flatnonzero(picked)}
         exploiting = min(len(explored), count - exploring)
         if exploiting:
             utility = self._utility(situation, explored)
             cutoff = _CUTOFF * np.sort(utility)[-exploiting]
             good = utility >= cutoff
             picked[_drawn(draw, explored[good], utility[good], exploiting)] = True
-        return only(situation, picked, "others have the higher utility, or were drawn to be explored")
+        because |= {int(k): "drawn from those of high utility" for k in np.flatnonzero(picked) if k not in because}
+        return only(picked, because, "not drawn, by its utility or to be explored")
 
     def _utility(self, situation: Situation, devices: Indices) -> Values:
         """`[len(devices)]` utility of devices that have trained."""

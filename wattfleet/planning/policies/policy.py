@@ -52,7 +52,7 @@ class Wish:
         eligible: `[n]` devices that may be taken.
         first: `[n]` devices that are to be taken before any other.
         aside: why a device may not be taken, in words, by its index.
-        because: why a device is to be taken first, in words, by its index.
+        because: why a device is wanted, in words, by its index; where nothing is said, because it is done soonest.
         deadline_s: seconds of training after which a device stops; None where it trains to its end.
     """
 
@@ -88,13 +88,24 @@ def everyone_of(situation: Situation, count: int | None) -> Wish:
     return Wish(situation.seats(count, n), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
 
 
-def only(situation: Situation, chosen: Mask, reason: str) -> Wish:
-    """All of some devices, and a reason why not the others."""
+def only(chosen: Mask, because: str | Mapping[int, str], aside: str | Mapping[int, str]) -> Wish:
+    """All of some devices.
+
+    Args:
+        chosen: `[n]` the devices, one or more.
+        because: why these, in words; for all of them or by index.
+        aside: why not the others, likewise.
+    """
+
+    def said(words: str | Mapping[int, str], devices: Mask) -> Mapping[int, str]:
+        return dict.fromkeys(map(int, np.flatnonzero(devices)), words) if isinstance(words, str) else words
+
     return Wish(
         int(chosen.sum()),
         chosen,
         np.zeros(len(chosen), dtype=np.bool_),
-        aside={int(k): reason for k in np.flatnonzero(~chosen)},
+        aside=said(aside, ~chosen),
+        because=said(because, chosen),
     )
 
 

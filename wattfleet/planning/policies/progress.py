@@ -71,7 +71,7 @@ class Progress:
                     most, best = progress, chosen
         if not best.any():
             return everyone_of(situation, 1)  # the plan says what the watts lack
-        return only(situation, best, "others make more progress per second")
+        return only(best, "among those that make the most progress per second", "others make more progress per second")
 
 
 def _worth(situation: Situation) -> Values:

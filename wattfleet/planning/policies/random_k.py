@@ -35,4 +35,4 @@ class RandomK:
         count = situation.seats(self.count, n)
         drawn = np.zeros(n, dtype=np.bool_)
         drawn[random.Random(f"{self.seed}/{situation.server_round}").sample(range(n), count)] = True
-        return only(situation, drawn, "not drawn")
+        return only(drawn, "drawn", "not drawn")

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies.policy import Situation, Wish, require_count, require_seed
+from wattfleet.planning.policies.policy import Situation, Wish, only, require_count, require_seed
 
 _MOST_OF_ITS_TURNS = 2.0
 
@@ -54,7 +54,7 @@ class Tiers:
             k: "not drawn from its tier" if of[k] == tier + 1 else f"in tier {of[k]}; it is tier {tier + 1}'s turn"
             for k in map(int, np.flatnonzero(~eligible))
         }
-        return Wish(count, eligible, np.zeros(n, dtype=np.bool_), aside)
+        return only(eligible, f"drawn from tier {tier + 1}, whose turn it is", aside)
 
     def _chances(self, situation: Situation, members: list[np.ndarray]) -> np.ndarray:
         tier_of = {situation.offers[k].device_id: tier for tier, part in enumerate(members) for k in part}
