@@ -11,7 +11,8 @@ LEASE_S = 5.0
 """An agent of a small fleet says something at least this often."""
 
 RENEWALS_PER_S = 250.0
-"""Leases of a large fleet are stretched so that no more than these are renewed in a second, as Nomad does it."""
+"""Leases of a large fleet are stretched so that these would run out in a second, as Nomad does it; agents renew each
+before that."""
 
 WELCOMES_PER_S = 400.0
 """A fleet that lost its coordinator comes back over as many seconds as it takes to welcome these in each."""
