@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from coordinator.fleet import Fleet
 from coordinator.records import RoundRecord
 from coordinator.store.writer import Writer
+from wattfleet.planning.history import History
 
 _LOOK_EVERY_S = 1.0
 
@@ -38,8 +39,8 @@ async def recalled_history(fleet: Fleet, writer: Writer, run_id: str) -> None:
         NotOwnerError: another coordinator has taken the store over.
         StoreUnavailableError: they have to be read, and the database does not answer.
     """
-    if fleet.memory.lacks_history(run_id):
-        fleet.memory.recall_history(run_id, await writer.history_of(run_id))
+    stored = await writer.history_of(run_id) if fleet.memory.lacks_history(run_id) else History()
+    fleet.memory.recall_history(run_id, stored)
 
 
 async def recalled_newest(fleet: Fleet, writer: Writer, run_id: str) -> None:

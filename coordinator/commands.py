@@ -108,6 +108,7 @@ def serve(
     import logging
     from datetime import timedelta
 
+    from coordinator.interpreter import serve_many
     from coordinator.server import BoundAddresses, CoordinatorConfig
     from coordinator.server import serve as run_server
     from coordinator.store.database import database_url
@@ -147,6 +148,7 @@ def serve(
         if announce:
             bound.announce(announce)
 
+    serve_many()
     asyncio.run(run_server(config, on_ready))
 
 

@@ -24,7 +24,7 @@ back, ere it plans without them."""
 _LEASES_MISSED = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pace:
     """How often agents are to be heard of.
 
@@ -42,7 +42,7 @@ def pace_of(devices: int) -> Pace:
     return Pace(max(LEASE_S, devices / RENEWALS_PER_S), devices / WELCOMES_PER_S)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Lease:
     """One device's session, for as long as it is renewed.
 

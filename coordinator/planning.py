@@ -14,6 +14,7 @@ from coordinator.fleet import Fleet
 from coordinator.leases import Leases
 from coordinator.names import require_name
 from coordinator.records import DeviceResult, RoundRecord, plan_id_of
+from coordinator.round_request import RoundRequest
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
@@ -102,8 +103,13 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """A new round, planned while the fleet goes on: a large one takes a while, and agents are to be answered."""
         await recalled_history(self._fleet, self._writer, request.run_id)
         self.clear_way(self._fleet, request.node_ids)
-        asked = self._fleet.request_round(request.run_id, request.round, request.node_ids, request.epochs)
-        record = self._fleet.take_plan(asked, await asyncio.to_thread(asked.planned))
+        fleet = self._fleet.copy()
+
+        def plan() -> tuple[RoundRequest, RoundRecord]:
+            asked = fleet.request_round(request.run_id, request.round, request.node_ids, request.epochs)
+            return asked, asked.planned()
+
+        record = self._fleet.take_plan(*await asyncio.to_thread(plan))
         self._awaited_since_s[record.plan_id] = self._now_s()
         return record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -24,7 +25,7 @@ class DeviceState(str, Enum):
     OFFLINE = "offline"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DeviceRecord:
     """One device.
 
@@ -51,6 +52,11 @@ class DeviceRecord:
     front: Front | None = None
     idle_w: float | None = None
     reference_digest: str = ""
+
+    def __post_init__(self) -> None:
+        # Ten thousand devices are of few kinds: each word is kept once.
+        for name in ("board", "evidence", "reference_digest"):
+            object.__setattr__(self, name, sys.intern(getattr(self, name)))
 
 
 @dataclass(frozen=True)

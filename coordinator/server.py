@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
@@ -61,9 +60,6 @@ from wattfleet_proto.v1 import (
 )
 
 _STOP_GRACE_S = 2.0
-# A scrape of a large fleet computes for a second in a thread of its own. By the interpreter's 5 ms, each answer to an
-# agent would wait that long for its turn.
-_SWITCH_S = 0.0005
 _SERVICES = [
     service.full_name
     for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
@@ -75,10 +71,12 @@ OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
     ("grpc.http2.bdp_probe", 0),
-    # Ten thousand connections keep what nobody asks for: gRPC's own statistics, and tables of headers seen before.
+    # Ten thousand connections keep what nobody asks for: gRPC's own statistics, tables of headers seen before, and what
+    # compresses answers.
     ("grpc.enable_channelz", 0),
     ("grpc.http2.hpack_table_size.decoder", 0),
     ("grpc.http2.hpack_table_size.encoder", 0),
+    ("grpc.per_message_compression", 0),
     # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
     # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
     ("grpc.server.max_pending_requests", 20_000),
@@ -155,7 +153,6 @@ async def serve(
     host, port = split_address(config.address)
     metrics_host, metrics_port = split_address(config.metrics_address)
     _allow_connections()
-    sys.setswitchinterval(_SWITCH_S)
     reference = open_reference(config.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
     _require_free(host, port)
