@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from coordinator.fleet import Fleet
-from coordinator.records import RoundRecord
+from coordinator.records import RoundRecord, run_of
 from coordinator.store.writer import Writer
 from wattfleet.planning.history import History
 
@@ -18,7 +18,16 @@ async def archive(fleet: Fleet, writer: Writer, sleep: Callable[[float], Awaitab
     while True:
         await sleep(_LOOK_EVERY_S)
         unsaved = writer.unsaved_rounds()
-        fleet.memory.let_go([plan_id for plan_id in fleet.dispensable_rounds() if plan_id not in unsaved])
+        # Somebody is about to look at what was recalled, and what a history lacks is taken from the rounds at hand.
+        fleet.memory.let_go(
+            [
+                plan_id
+                for plan_id in fleet.dispensable_rounds()
+                if plan_id not in unsaved
+                and ("round", plan_id) not in writer.recalls
+                and ("history", run_of(plan_id)) not in writer.recalls
+            ]
+        )
 
 
 async def recalled(fleet: Fleet, writer: Writer, plan_id: str) -> None:
@@ -28,8 +37,13 @@ async def recalled(fleet: Fleet, writer: Writer, plan_id: str) -> None:
         NotOwnerError: another coordinator has taken the store over.
         StoreUnavailableError: it has to be read, and the database does not answer.
     """
-    if fleet.memory.lacks(plan_id) and (record := await writer.round_of(plan_id)) is not None:
-        fleet.memory.recall(record)
+
+    async def recall() -> None:
+        if (record := await writer.round_of(plan_id)) is not None:
+            fleet.memory.recall(record)
+
+    if fleet.memory.lacks(plan_id):
+        await writer.recalls.once(("round", plan_id), recall)
 
 
 async def recalled_history(fleet: Fleet, writer: Writer, run_id: str) -> None:
@@ -39,8 +53,14 @@ async def recalled_history(fleet: Fleet, writer: Writer, run_id: str) -> None:
         NotOwnerError: another coordinator has taken the store over.
         StoreUnavailableError: they have to be read, and the database does not answer.
     """
-    stored = await writer.history_of(run_id) if fleet.memory.lacks_history(run_id) else History()
-    fleet.memory.recall_history(run_id, stored)
+
+    async def recall() -> None:
+        fleet.memory.recall_history(run_id, await writer.history_of(run_id))
+
+    if fleet.memory.lacks_history(run_id):
+        await writer.recalls.once(("history", run_id), recall)
+    else:
+        fleet.memory.recall_history(run_id, History())
 
 
 async def recalled_newest(fleet: Fleet, writer: Writer, run_id: str) -> None:

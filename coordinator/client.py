@@ -18,8 +18,6 @@ _ANSWERS_WITHIN_S = 30.0
 _STREAMS_WITHIN_S = 600.0
 _IS_THERE_WITHIN_S = 5.0
 
-"""The plan of a round of many thousand devices has a reason for each."""
-
 _GIVEN_IS_WRONG = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,

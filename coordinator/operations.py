@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.archive import recalled_history, recalled_newest
 from coordinator.budget_watch import BudgetWatch, Standing
 from coordinator.fleet import Fleet
-from coordinator.preview import preview
+from coordinator.preview import Trial
 from coordinator.records import OperatorSay, SupplyOverride
 from coordinator.references import MAX_BYTES, ReferenceShelf, checked
 from coordinator.store.writer import Writer
@@ -58,12 +58,15 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         newest = next(reversed(self._fleet.runs.values()), None)
         run_id = request.run_id or ("" if newest is None or newest.finished else newest.run_id)
         if run_id:
-            await recalled_newest(self._fleet, self._writer, run_id)
             await recalled_history(self._fleet, self._writer, run_id)
-        looked = preview(self._fleet, self._clear_way, run_id, request.epochs, request.all_devices)
+            await recalled_newest(self._fleet, self._writer, run_id)
+        trial = Trial(self._fleet, run_id, request.all_devices)
+        self._clear_way(trial.fleet, trial.node_ids)
+        # As with a plan that counts, agents are answered meanwhile.
+        looked = await asyncio.to_thread(trial.planned, request.epochs)
         record = looked.record
         return operator_pb2.PreviewPlanResponse(
-            plan=plan_to_message("", record.plan, record.nodes),
+            plan=await asyncio.to_thread(plan_to_message, "", record.plan, record.nodes),
             run_id=run_id,
             round=record.number,
             epochs=record.epochs,

@@ -89,18 +89,21 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round."""
-        # What comes of one plan counts in the next.
-        async with self._turn:
-            await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
-            if self._fleet.is_planned(request.run_id, request.round):
-                record = self._fleet.plan(request.run_id, request.round, (), request.epochs)
-            else:
-                record = await self._planned(request)
+        await recalled(self._fleet, self._writer, plan_id_of(request.run_id, request.round))
+        if not self._fleet.is_planned(request.run_id, request.round):
+            await recalled_history(self._fleet, self._writer, request.run_id)
+            # What comes of one plan counts in the next.
+            async with self._turn:
+                await self._plan(request)
+        record = self._fleet.plan(request.run_id, request.round, (), request.epochs)
         await self._writer.saved(record)
         return await asyncio.to_thread(plan_to_message, record.plan_id, record.plan, record.nodes)
 
-    async def _planned(self, request: planning_pb2.PlanRoundRequest) -> RoundRecord:
-        """A new round, planned while the fleet goes on: a large one takes a while, and agents are to be answered."""
+    async def _plan(self, request: planning_pb2.PlanRoundRequest) -> None:
+        """Plan a round while the fleet goes on: a large one takes a while, and agents are to be answered."""
+        if self._fleet.is_planned(request.run_id, request.round):
+            return  # it was asked for twice
+        # At hand already, unless many runs were planned meanwhile.
         await recalled_history(self._fleet, self._writer, request.run_id)
         self.clear_way(self._fleet, request.node_ids)
         fleet = self._fleet.copy()
@@ -109,9 +112,11 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             asked = fleet.request_round(request.run_id, request.round, request.node_ids, request.epochs)
             return asked, asked.planned()
 
-        record = self._fleet.take_plan(*await asyncio.to_thread(plan))
+        asked, record = await asyncio.to_thread(plan)
+        # Another reference may have been pinned meanwhile.
+        self._require_back(self._fleet, request.node_ids)
+        self._fleet.take_plan(asked, record)
         self._awaited_since_s[record.plan_id] = self._now_s()
-        return record
 
     async def FinishRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.FinishRoundRequest, context: Any

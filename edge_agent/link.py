@@ -111,7 +111,7 @@ class Link:
             try:
                 async for met in self._session():
                     backoff.reset()
-                    met_before = met
+                    met_before, self._is_displaced = met, False
             except grpc.aio.AioRpcError as error:
                 code = error.code()
                 # A duplicate on first contact is a mistake; later it is this device's own session not yet lapsed.

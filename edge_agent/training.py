@@ -203,7 +203,6 @@ class TrainingWatch:
         Raises:
             PowerNotReadError: too few power samples could be read to tell what the board drew.
             ModeNotAppliedError: the device could not be parked.
-            InvalidInputError: the training took no time.
         """
         running, self._running = self._running, None
         assert running is not None, "finish follows start"

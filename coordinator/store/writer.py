@@ -23,6 +23,7 @@ from coordinator.records import (
     SupplyOverride,
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store.recalls import Recalls
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning.history import History
 
@@ -115,6 +116,7 @@ class Writer:
 
     Attributes:
         lost: set once another coordinator has taken the store over; nothing is stored from then on.
+        recalls: what is being read for the fleet's memory.
     """
 
     def __init__(self, store: RecordStore, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
@@ -125,12 +127,12 @@ class Writer:
             sleep: lets seconds pass.
         """
         self.lost = asyncio.Event()
+        self.recalls = Recalls()
         self._store = store
         self._sleep = sleep
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         # A run's rounds may take seconds to read: what writes does not wait for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
-        self._being_read: dict[str, asyncio.Task[RoundRecord | None]] = {}
         self._pending: dict[_Key, StoredRecord] = {}
         self._being_written: dict[_Key, StoredRecord] = {}
         self._waiters: list[_Waiter] = []
@@ -180,18 +182,13 @@ class Writer:
         return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
 
     async def round_of(self, plan_id: str) -> RoundRecord | None:
-        """One round as it is on disk (see `Store.round_of`), read once for all who ask for it meanwhile.
+        """One round as it is on disk (see `Store.round_of`).
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
-        reading = self._being_read.get(plan_id)
-        if reading is None:
-            reading = asyncio.create_task(self._as_owner(lambda: self._store.round_of(plan_id), self._reader))
-            self._being_read[plan_id] = reading
-            reading.add_done_callback(lambda _: self._being_read.pop(plan_id))
-        return await asyncio.shield(reading)
+        return await self._as_owner(lambda: self._store.round_of(plan_id), self._reader)
 
     async def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, as far as they are on disk (see `Store.times`).

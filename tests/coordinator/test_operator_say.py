@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import pytest
 from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.fleet import Fleet
 from coordinator.placement import DeviceRules
-from coordinator.preview import preview
+from coordinator.preview import Trial
 from coordinator.records import DeviceResult, DeviceState, ObservedTraining, OperatorSay, RoundRecord
 from coordinator.site_file import SiteFile
 from tests.coordinator.small_fleet import (
@@ -52,12 +52,8 @@ def fleet_of_site(selection: Selection | None = None, says: tuple[OperatorSay, .
     return fleet
 
 
-def nothing_to_clear(fleet: Fleet, node_ids: Sequence[int]) -> None:
-    """A coordinator that has not restarted, and waits for nobody."""
-
-
-def look(fleet: Fleet, run_id: str = "", **more: Any) -> RoundRecord:
-    return preview(fleet, nothing_to_clear, run_id, **more).record
+def look(fleet: Fleet, run_id: str = "", epochs: float = 0.0, all_devices: bool = False) -> RoundRecord:
+    return Trial(fleet, run_id, all_devices).planned(epochs).record
 
 
 def chosen(fleet: Fleet, number: int = 1) -> set[str]:
@@ -78,6 +74,8 @@ def plain(value: Any) -> Any:
         return [plain(each) for each in value]
     if isinstance(value, Front):
         return plain(columns_of(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else value
 
 
@@ -232,7 +230,7 @@ def test_a_look_says_what_keeps_every_other_device() -> None:
     fleet.start_run("other", "FedAvg", 1)
     fleet.plan("other", 1, [78], 1.0)
     fleet.drain(["busy"])
-    looked = preview(fleet, nothing_to_clear, RUN)
+    looked = Trial(fleet, RUN).planned()
     assert {decision.device_id for decision in looked.record.plan.decisions} == {"orin", "nano"}
     assert looked.not_looked_at == {
         "off": "offline",

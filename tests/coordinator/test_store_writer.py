@@ -427,24 +427,6 @@ def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
     told(story())
 
 
-def test_a_round_that_many_ask_for_is_read_once_whoever_of_them_goes() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.readable.clear()
-        asking = [asyncio.create_task(writer.round_of("4711/1")) for _ in range(100)]
-        await asyncio.sleep(_A_MOMENT_S)
-        asking.pop(0).cancel()
-        paper.readable.set()
-        assert await asyncio.gather(*asking) == [planned_round(1, "4711")] * 99
-        assert paper.read == ["4711/1"]
-        await writer.round_of("4711/1")
-        assert paper.read == ["4711/1"] * 2, "what was read before may have changed since"
-        await writer.close()
-
-    told(story())
-
-
 def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> None:
     async def story() -> None:
         paper = Paper()
