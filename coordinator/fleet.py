@@ -104,7 +104,8 @@ class Fleet:
         self.newest = Newest()
         for record in rounds:
             self.newest.assigned(record.plan.assignments)
-            self.newest.observed(record.observations.values())
+            self.newest.observed(record, record.observations.values())
+            self.newest.evaluated(record)
 
     @property
     def rounds(self) -> Mapping[str, RoundRecord]:
@@ -272,8 +273,8 @@ class Fleet:
         if kept is None:
             kept = observed
             self._promises.observed(observed.device_id, plan_id)
-            self.newest.observed([observed])
-            self._put_round(replace(record, observations={**record.observations, observed.device_id: observed}))
+            observations = {**record.observations, observed.device_id: observed}
+            self.newest.observed(self._put_round(replace(record, observations=observations)), [observed])
         return RoundObservation(plan_id, kept)
 
     # --- Flower -------------------------------------------------------------------------------------------------
@@ -406,7 +407,9 @@ class Fleet:
         if number == 0:
             return self._put_run(replace(self.run(run_id), initial_metrics=metrics))
         record = self._round(plan_id_of(run_id, number))
-        return self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+        record = self._put_round(replace(record, metrics={**record.metrics, **metrics}))
+        self.newest.evaluated(record)
+        return record
 
     def is_planned(self, run_id: str, number: int) -> bool:
         """Whether a round has its plan already."""

@@ -49,7 +49,7 @@ class FleetCollector(Collector):
                 idle.add_metric([device.device_id], device.idle_w)
         yield from (state, count, modes, idle)
         yield from _device_families(self._fleet.newest)
-        yield from _round_families(rounds, self._fleet.site_budget_w)
+        yield from _round_families(rounds, self._fleet.newest, self._fleet.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
 
 
@@ -75,7 +75,7 @@ def _device_families(newest: Newest) -> Iterator[GaugeMetricFamily]:
     yield from families.values()
 
 
-def _round_families(rounds: list[RoundRecord], site_budget_w: float) -> Iterator[GaugeMetricFamily]:
+def _round_families(rounds: list[RoundRecord], newest: Newest, site_budget_w: float) -> Iterator[GaugeMetricFamily]:
     """The newest round, and for what is observed the newest that was."""
     number = GaugeMetricFamily("wattfleet_round_number", "Newest planned round of its run")
     duration = GaugeMetricFamily(
@@ -90,17 +90,13 @@ def _round_families(rounds: list[RoundRecord], site_budget_w: float) -> Iterator
         number.add_metric([], rounds[-1].number)
         duration.add_metric(["predicted"], rounds[-1].plan.duration_s)
         site.add_metric(["planned"], rounds[-1].plan.planned_w)
-    for record in reversed(rounds):
-        if record.observed_site_w is not None and record.observed_duration_s is not None:
-            site.add_metric(["observed"], record.observed_site_w)
-            # A budget may have changed since: a round is judged by what it was given.
-            site.add_metric(["allowed_then"], record.plan.site_budget_w)
-            duration.add_metric(["observed"], record.observed_duration_s)
-            break
-    for record in reversed(rounds):
-        if "accuracy" in record.metrics:
-            accuracy.add_metric([], record.metrics["accuracy"])
-            break
+    if (seen := newest.observed_round) is not None:
+        site.add_metric(["observed"], seen.site_w)
+        # A budget may have changed since: a round is judged by what it was given.
+        site.add_metric(["allowed_then"], seen.allowed_w)
+        duration.add_metric(["observed"], seen.duration_s)
+    if newest.evaluated_round is not None:
+        accuracy.add_metric([], newest.evaluated_round.accuracy)
     yield from (number, duration, site, accuracy)
 
 

@@ -239,3 +239,20 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
 def test_a_host_that_is_not_here_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
         serve_metrics(small_fleet(), "203.0.113.7", 0)
+
+
+def test_what_rounds_came_to_stays_when_they_are_let_go_of_and_an_old_one_that_comes_back_is_not_the_newest() -> None:
+    fleet = trained_fleet()
+    first = fleet.finish_round(f"{RUN}/1", [], 80.0)
+    fleet.plan(RUN, 2, NODES, 2.0)
+    for device_id in ("orin", "nano"):
+        fleet.observe(f"{RUN}/2", ObservedTraining(device_id, 20.0, 10.0))
+    fleet.report_metrics(RUN, 2, {"accuracy": 0.8})
+    fleet.plan(RUN, 3, NODES, 2.0)
+    fleet.memory.let_go([f"{RUN}/1", f"{RUN}/2"])
+    fleet.memory.recall(first)
+    fleet.report_metrics(RUN, 1, {"loss": 1.0})
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.8}
+    assert of(samples, "wattfleet_site_power_watts")["observed",] == 10 + 10 + 2.5
+    assert of(samples, "wattfleet_round_number") == {(): 3}
