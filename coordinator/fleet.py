@@ -181,7 +181,7 @@ class Fleet:
 
     def awaited_rounds(self) -> list[RoundRecord]:
         """The rounds of which some device is waited for."""
-        return [self.rounds[plan_id] for plan_id in {promise.plan_id for _, promise in self._promises.awaited()}]
+        return [self.rounds[plan_id] for plan_id in self._promises.awaited_plans()]
 
     def give_up(self, plan_id: str) -> None:
         """Wait no more for the devices of a round whose Flower server has not been heard of for too long.
@@ -417,7 +417,7 @@ class Fleet:
 
     def dispensable_rounds(self) -> list[str]:
         """The rounds that can be let go of once they are stored: nobody is waited for, and others were used since."""
-        return self.memory.dispensable({promise.plan_id for _, promise in self._promises.awaited()})
+        return self.memory.dispensable(self._promises.awaited_plans())
 
     def forget(self, run_ids: Collection[str]) -> None:
         """Let go of runs that are over, and of their rounds, as the store has."""

@@ -57,6 +57,10 @@ class Promises:
         """The devices that are waited for."""
         return ((device_id, promise) for device_id, promise in self._promises.items() if not promise.is_over)
 
+    def awaited_plans(self) -> set[str]:
+        """The plans in which some device is waited for."""
+        return {promise.plan_id for _, promise in self.awaited()}
+
     def copy(self) -> Promises:
         """Promises that go their own way from here."""
         copied = Promises((), {})

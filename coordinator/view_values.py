@@ -15,13 +15,18 @@ def known(message: Any, name: str) -> Any:
     return getattr(message, name) if message.HasField(name) else None
 
 
+def state_word(state: session_pb2.DeviceState.ValueType) -> str:
+    """A device's state in one word."""
+    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
+
+
 def device_values(view: view_pb2.DeviceView) -> Values:
     """What is known of a device, but for its front."""
     return {
         "device_id": view.device_id,
         "board": view.board,
         "evidence": evidence_from_message(view.evidence),
-        "state": session_pb2.DeviceState.Name(view.state).removeprefix("DEVICE_STATE_").lower(),
+        "state": state_word(view.state),
         "detail": view.detail,
         "profiled_modes": view.profiled_modes,
         "mode_count": view.mode_count,

@@ -9,14 +9,9 @@ from types import TracebackType
 import grpc
 
 from simulation.processes import PartFailedError
-from wattfleet_proto.v1 import session_pb2, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import view_pb2, view_pb2_grpc
 
 _TIMEOUT_S = 30.0
-
-
-def state_word(state: session_pb2.DeviceState.ValueType) -> str:
-    """A device's state in one word."""
-    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
 
 
 def require_trained(rounds: Iterable[view_pb2.RoundView]) -> None:

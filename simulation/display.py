@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from simulation.coordinator_view import state_word
+from coordinator.view_values import state_word
 from simulation.run import Snapshot
 from wattfleet.modes import PowerMode
 from wattfleet_proto.v1 import view_pb2

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.view_values import state_word
 from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profile_state import read_profile
-from simulation.coordinator_view import state_word
 from simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
 from wattfleet.artefact import read_directory, restore
 from wattfleet.errors import InfeasibleBudgetError

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import grpc
 
-from simulation.coordinator_view import CoordinatorView, RunSeen, state_word
+from coordinator.view_values import state_word
+from simulation.coordinator_view import CoordinatorView, RunSeen
 from simulation.flower import APP_DIRECTORY, FlowerDeployment
 from simulation.processes import PartFailedError, Parts, program
 from wattfleet_proto.v1 import session_pb2, view_pb2

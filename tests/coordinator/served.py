@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.view_values import state_word
 from simulation.coordinator_view import RunSeen
 from tests.coordinator.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.front import Front
@@ -105,10 +106,7 @@ class Client:
         return {device.device_id: device async for answer in answers for device in answer.devices}
 
     async def states(self) -> dict[str, str]:
-        return {
-            device_id: session_pb2.DeviceState.Name(device.state).removeprefix("DEVICE_STATE_").lower()
-            for device_id, device in (await self.devices()).items()
-        }
+        return {device_id: state_word(device.state) for device_id, device in (await self.devices()).items()}
 
     async def two_ready(self) -> tuple[Agent, Agent]:
         """The Orin and the Nano, ready and tied to their nodes, and a run that has begun."""
