@@ -46,8 +46,8 @@ unit: install
 	$(BIN)/pytest --durations=5
 
 chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100
-	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/edge_agent/test_chaos.py tests/edge_agent/test_chaos_mode_change.py
-	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/coordinator/test_coordinator_chaos.py
+	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py
+	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
 
 test-jetson-pythons: ## Install the agent alone under Python 3.10 and 3.12 (JetPack 6 and 7), and test it
 	PYTHON310="$(PYTHON310)" PYTHON312="$(PYTHON312)" tests/agent_alone

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import psutil
 
-from simulation.coordinator_view import CoordinatorView
-from simulation.processes import Parts, program
 from wattfleet_proto.v1 import session_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView
+from wattfleet_simulation.processes import Parts, program
 
 _READY_WITHIN_S = 120.0
 _IDLES_FOR_S = 5.0

@@ -19,17 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.raw_logs import RawLog, read_raw_logs
-from edge_agent.devices.board_parameters import board_parameters
-from edge_agent.devices.simulated import SimulatedDevice
-from edge_agent.profiler import Profiler
-from edge_agent.settling import settled_minibatch_ms, settled_power_mw
-from simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
-from wattfleet.boards import BOARDS
+from edge_agent.devices.virtual.board_parameters import board_parameters
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.profiler import Profiler
+from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import ModeArray, as_array, as_modes
-from wattfleet.physics import power_mw, step_time_ms
-from wattfleet.profile import Profile, read_csv
-from wattfleet.roofline import RooflinePredictor
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.power_mode import ModeArray, as_array, as_modes
+from wattfleet.modes.profile import Profile, read_csv
+from wattfleet.prediction.roofline.physics import power_mw, step_time_ms
+from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet_simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
 # Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row
 # of its table in the measurements behind that paper. For the Orin NX there is none.

@@ -32,16 +32,16 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from wattfleet.front import Front
+from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.choosing.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, curves_of
 from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.max_utility import most_useful
+from wattfleet.planning.min_makespan import min_makespan
 from wattfleet.planning.offers import SITE, Offer
 from wattfleet.planning.plan import plan_round
 from wattfleet.planning.policies.fastest_k import FastestK
-from wattfleet.planning.soonest import soonest
-from wattfleet.planning.useful import most_useful
-from wattfleet.supplies import Supplies, Supply
 
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
@@ -93,7 +93,7 @@ def _front(chance: np.random.Generator, points: int) -> Front:
         power_w=chance.uniform(2, 6) + chance.uniform(8, 50) * slowdown ** -chance.uniform(0.6, 1.6),
         epoch_log_sd=chance.uniform(0.02, 0.1, points),
         power_log_sd=np.full(points, chance.uniform(0.01, 0.05)),
-        start_s=np.zeros(points),
+        warmup_s=np.zeros(points),
     )
 
 
@@ -139,7 +139,7 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
     half, everyone, nobody = (devices + 1) // 2, np.ones(devices, dtype=np.bool_), np.zeros(devices, dtype=np.bool_)
     curves, curves_ms = _least(lambda: curves_of(offers, 1.0), repeats)
     headroom = allowance.headroom(offers)
-    found, ms = _least(lambda: soonest(curves, headroom, half, everyone, nobody), repeats)
+    found, ms = _least(lambda: min_makespan(curves, headroom, half, everyone, nobody), repeats)
     _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
     if devices > _MOST_USEFUL_OF:
         return curves_ms, ms, plan_ms, None
@@ -177,7 +177,7 @@ def _gaps(seed: int) -> tuple[float, float]:
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     feeds = (headroom.above[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
     everyone = np.ones(devices, dtype=np.bool_)
-    found = soonest(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)
+    found = min_makespan(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)
     if found is None:
         raise RuntimeError(f"instance {seed}: no device can be carried")
     count = int((found.step >= 0).sum())

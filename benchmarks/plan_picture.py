@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from wattfleet.front import Front
+from wattfleet.choosing.front import Front
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
 from wattfleet.planning.offers import Offer
@@ -31,7 +31,7 @@ def _offer(name: str, fastest_s: float, most_w: float) -> Offer:
             power_w=_IDLE_W + (most_w - _IDLE_W) * share**1.4,
             epoch_log_sd=np.full(9, 0.02),
             power_log_sd=np.full(9, 0.02),
-            start_s=np.zeros(9),
+            warmup_s=np.zeros(9),
         ),
         _IDLE_W,
     )

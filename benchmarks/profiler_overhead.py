@@ -19,14 +19,14 @@ from time import process_time
 
 import numpy as np
 
-from edge_agent.devices.device import Conditions, Evidence, Knobs
+from edge_agent.devices.device import Conditions, Knobs, Provenance
 from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.system_clock import SystemClock
-from edge_agent.journal import Journal, JournalHeader
-from edge_agent.mode_measurement import ModeMeasurement, ProfilerSettings
-from edge_agent.productive import ProductiveProfiler
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
+from edge_agent.profiling.productive import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0
@@ -37,7 +37,7 @@ class ThisMachine:
     """This machine's clock, a file that is read for every sample, and one mode (a `Device`)."""
 
     board_kind = "bench"
-    evidence: Evidence = "hardware"
+    provenance: Provenance = "hardware"
 
     def __init__(self, sensor: Path) -> None:
         self._sensor = sensor

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import URL
 
-from coordinator.records import (
+from coordinator.state.records import (
     DeviceRecord,
     NodeRecord,
     ObservedTraining,
@@ -26,8 +26,8 @@ from coordinator.records import (
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from wattfleet.front import MAX_POINTS, Front
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.choosing.front import MAX_POINTS, Front
+from wattfleet.modes.power_mode import PowerMode, as_array
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
 
 _MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
@@ -112,7 +112,7 @@ def _device(number: int) -> DeviceRecord:
         power_w=600.0 / epoch_s,
         epoch_log_sd=np.full(MAX_POINTS, 0.05),
         power_log_sd=np.full(MAX_POINTS, 0.03),
-        start_s=np.full(MAX_POINTS, 4.0),
+        warmup_s=np.full(MAX_POINTS, 4.0),
     )
     return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, front=front, idle_w=5.0)
 

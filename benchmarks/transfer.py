@@ -29,15 +29,15 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # noqa: E402
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
 
 from reference_models import load  # noqa: E402
-from wattfleet.artefact import restore  # noqa: E402
-from wattfleet.boards import board  # noqa: E402
+from wattfleet.choosing.front import predicted_front  # noqa: E402
 from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.front import predicted_front  # noqa: E402
-from wattfleet.modes import ModeArray  # noqa: E402
-from wattfleet.predictor import Prediction, Predictor  # noqa: E402
-from wattfleet.predictors import kind  # noqa: E402
-from wattfleet.profile import Profile, read_csv  # noqa: E402
-from wattfleet.strategies.registry import DEFAULT_PREDICTOR  # noqa: E402
+from wattfleet.modes.boards import board  # noqa: E402
+from wattfleet.modes.power_mode import ModeArray  # noqa: E402
+from wattfleet.modes.profile import Profile, read_csv  # noqa: E402
+from wattfleet.prediction.artefact import restore  # noqa: E402
+from wattfleet.prediction.kinds import kind  # noqa: E402
+from wattfleet.prediction.predictor import Prediction, Predictor  # noqa: E402
+from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR  # noqa: E402
 
 REFERENCE = "agx_orin_resnet18"
 TARGET = "agx_orin_mobilenetv3"

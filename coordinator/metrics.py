@@ -13,9 +13,9 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from coordinator.fleet import Fleet
-from coordinator.newest import Newest
-from coordinator.records import DeviceState, RoundRecord
+from coordinator.state.fleet import Fleet
+from coordinator.state.latest_results import LatestResults
+from coordinator.state.records import DeviceState, RoundRecord
 from wattfleet.errors import InvalidInputError
 
 
@@ -53,7 +53,7 @@ class FleetCollector(Collector):
         yield from _supply_families(self._fleet, rounds)
 
 
-def _device_families(newest: Newest) -> Iterator[GaugeMetricFamily]:
+def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
     """What the newest round that took each device predicted and saw."""
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
@@ -75,7 +75,9 @@ def _device_families(newest: Newest) -> Iterator[GaugeMetricFamily]:
     yield from families.values()
 
 
-def _round_families(rounds: list[RoundRecord], newest: Newest, site_budget_w: float) -> Iterator[GaugeMetricFamily]:
+def _round_families(
+    rounds: list[RoundRecord], newest: LatestResults, site_budget_w: float
+) -> Iterator[GaugeMetricFamily]:
     """The newest round, and for what is observed the newest that was."""
     number = GaugeMetricFamily("wattfleet_round_number", "Newest planned round of its run")
     duration = GaugeMetricFamily(

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import reference_models
 from coordinator.errors import UnknownRecordError
-from coordinator.records import PinnedReference, PublishedReference
-from wattfleet.artefact import Artefact, read_directory, restore
+from coordinator.state.records import PinnedReference, PublishedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.prediction.artefact import Artefact, read_directory, restore
 
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes that the weights of a published reference may have."""

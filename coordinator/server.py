@@ -22,32 +22,33 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from sqlalchemy import URL
 
-from coordinator.archive import archive
-from coordinator.budget_watch import BudgetWatch
+from coordinator.budgets.budget_watch import BudgetWatch
+from coordinator.budgets.site_file import SiteFile
+from coordinator.budgets.trimmer import Trimmer
 from coordinator.errors import STATUS
-from coordinator.fleet import Fleet
-from coordinator.leases import Leases
-from coordinator.message_sizes import MAX_MESSAGE_BYTES, SizeInterceptor
 from coordinator.metrics import serve_metrics
-from coordinator.operations import OperatorServicer
-from coordinator.orders import Orders
-from coordinator.planning import PlanningServicer
-from coordinator.records import DeviceState
 from coordinator.references import ReferenceShelf, open_reference
-from coordinator.retention import forget_daily
-from coordinator.sessions import SessionServicer
-from coordinator.site_file import SiteFile
+from coordinator.services.message_sizes import SizeInterceptor
+from coordinator.services.operations import OperatorServicer
+from coordinator.services.planning import PlanningServicer
+from coordinator.services.sessions import SessionServicer
+from coordinator.services.views import ViewServicer
+from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Leases
+from coordinator.state.orders import Orders
+from coordinator.state.records import DeviceState
+from coordinator.store.archive import archive
 from coordinator.store.errors import NotOwnerError
+from coordinator.store.retention import forget_daily
 from coordinator.store.standby import open_store
 from coordinator.store.writer import Writer
-from coordinator.trimmer import Trimmer
-from coordinator.views import ViewServicer
-from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.selection import Selection
+from wattfleet_io.addresses import split_address
 from wattfleet_proto.error_boundary import ErrorInterceptor
+from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (
     operator_pb2,
     operator_pb2_grpc,

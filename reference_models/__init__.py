@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from wattfleet.artefact import MANIFEST_FILE, Artefact, read_directory
 from wattfleet.errors import InvalidInputError
+from wattfleet.prediction.artefact import MANIFEST_FILE, Artefact, read_directory
 
 
 def shipped() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wattfleet.audit import Suspect
+    from wattfleet.prediction.audit import Suspect
 
 app = typer.Typer(no_args_is_help=True, help="Reference predictors, from which devices transfer.")
 
@@ -46,9 +46,9 @@ def train(
 
     from reference_models.training import ensure_offers, model_card
     from reference_models.training import train as train_reference
-    from wattfleet.artefact import ensure_replaceable, write_directory
-    from wattfleet.profile import read_csv
-    from wattfleet.workload import Workload
+    from wattfleet.modes.profile import read_csv
+    from wattfleet.modes.workload import Workload
+    from wattfleet.prediction.artefact import ensure_replaceable, write_directory
 
     ensure_replaceable(out)
     trained = Workload(workload, minibatch, minibatches_per_epoch)
@@ -91,12 +91,12 @@ def audit(
     from rich.console import Console
 
     from reference_models import load
-    from wattfleet.artefact import restore
-    from wattfleet.audit import audit as audit_profile
-    from wattfleet.boards import board_offering
     from wattfleet.errors import InvalidInputError
-    from wattfleet.profile import read_csv
-    from wattfleet.roofline import RooflinePredictor
+    from wattfleet.modes.boards import board_offering
+    from wattfleet.modes.profile import read_csv
+    from wattfleet.prediction.artefact import restore
+    from wattfleet.prediction.audit import audit as audit_profile
+    from wattfleet.prediction.roofline.predictor import RooflinePredictor
 
     profile = read_csv(csv)
     known = None if reference is None else restore(load(reference), board_offering(profile.modes))

@@ -7,19 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from wattfleet.artefact import Artefact, pack
-from wattfleet.boards import BOARDS, board_offering
 from wattfleet.errors import InvalidInputError
-from wattfleet.evaluation import ensure_apart
-from wattfleet.modes import as_modes
-from wattfleet.predictor import CORPUS_MODES, transferable
-from wattfleet.profile import Profile
-from wattfleet.roofline import RooflinePredictor
-from wattfleet.workload import Workload
+from wattfleet.modes.boards import BOARDS, board_offering
+from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes.profile import Profile
+from wattfleet.modes.workload import Workload
+from wattfleet.prediction.artefact import Artefact, pack
+from wattfleet.prediction.predictor import CORPUS_MODES, transferable
+from wattfleet.prediction.roofline.predictor import RooflinePredictor
 
 CORPUS_SHA256 = "corpus_sha256"
 """Names the SHA-256 of the corpus's rows in a reference's provenance."""
 
+# So many rows may be alike by chance, or because a baseline mode was copied.
+_MOST_SHARED = 3
 _FOLDS = 5
 _TRANSFER_MODES = 50
 _TRANSFER_RUNS = 20
@@ -72,6 +73,20 @@ def train(
         start = transferable(predictor, BOARDS.get(board), board_offering(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
     return pack(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
+
+
+def ensure_apart(corpus: Profile, target: Profile) -> None:
+    """Check that a target is none of what the reference was trained on: it would judge nothing.
+
+    Raises:
+        InvalidInputError: more than a few rows of the target, or all, stand in the corpus.
+    """
+    shared = len(set(corpus.canonical_rows()) & set(target.canonical_rows()))
+    if shared > min(_MOST_SHARED, len(target) - 1):
+        raise InvalidInputError(
+            f"{shared} of the target's {len(target)} rows stand in the reference's corpus, too: it would be judged by"
+            " what it was trained on; give a target of another workload or device, or another reference"
+        )
 
 
 def ensure_offers(board: str, corpus: Profile) -> None:

@@ -15,17 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from edge_agent.config import AgentConfig
-from edge_agent.devices.simulated import SimulatedDevice
-from edge_agent.profile_state import read_fitted
-from edge_agent.profiled_workload import soft_workload
-from edge_agent.readiness import make_ready
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.profile_state import read_fitted
+from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.runtime.config import AgentConfig
+from edge_agent.runtime.readiness import make_ready
 from reference_models import load
-from wattfleet.boards import board
-from wattfleet.front import POWER_QUANTILE, Front, pareto_front, predicted_front
-from wattfleet.modes import ModeArray, as_array
-from wattfleet.predictor import Prediction
-from wattfleet.strategies.presets import nearest_mode
+from wattfleet.choosing.front import POWER_QUANTILE, Front, pareto_front, predicted_front
+from wattfleet.modes.boards import board
+from wattfleet.modes.power_mode import ModeArray, as_array
+from wattfleet.prediction.predictor import Prediction
+from wattfleet_evaluation.choice_methods.presets import nearest_mode
 
 REFERENCE = "agx_orin_resnet18"
 _MINIBATCHES = 1000
@@ -146,7 +146,7 @@ def profiled(unit: Unit) -> BoardFacts:
             minibatches_per_epoch=_MINIBATCHES,
             seed=unit.seed,
         )
-        workload, never = soft_workload(device), threading.Event()
+        workload, never = virtual_workload(device), threading.Event()
         ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
         fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes

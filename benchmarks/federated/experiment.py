@@ -15,7 +15,7 @@ from benchmarks.federated.figures import run_figures, series
 from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import METHODS, FleetOffers, method, training_s
 from benchmarks.federated.rounds import LOCAL_EPOCHS, Member, run_rounds
-from edge_agent.readiness import parked_mode
+from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning.offers import Offer

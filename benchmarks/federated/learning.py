@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from simulation.digits_app.task import MINIBATCH, digits, partitions
+from wattfleet_simulation.digits_app.task import MINIBATCH, digits, partitions
 
 Parameters = Mapping[str, Tensor]
 

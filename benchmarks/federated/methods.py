@@ -9,8 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from wattfleet.choosing.front import Front, Values
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.front import Front, Values
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
@@ -31,7 +31,7 @@ OVERHEAD_S = 10.0
 
 def training_s(front: Front, epochs: float) -> Values:
     """`[k]` median seconds of a training in each mode of a front, its start included."""
-    return front.start_s + epochs * front.epoch_s
+    return front.warmup_s + epochs * front.epoch_s
 
 
 class Method(Protocol):
@@ -98,8 +98,8 @@ class EqualShares:
                 point = int(np.where(within, training_s(front, epochs), np.inf).argmin())
                 limit_w = max(float(front.planned_w[point]), offer.idle_w)
                 expected = float(front.epoch_s[point]), float(front.power_w[point])
-                start_s = float(front.start_s[point])
-                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w, start_s))
+                warmup_s = float(front.warmup_s[point])
+                found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w, warmup_s))
         if not found:
             raise InfeasibleBudgetError(
                 f"{self.site_budget_w:g} W leave {share_w:.1f} W above idling for each, in which none trains"

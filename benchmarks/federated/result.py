@@ -32,7 +32,7 @@ def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Res
         for name in experiment.methods
     }
     return {
-        "evidence": "simulated",
+        "provenance": "simulated",
         "wattfleet_version": version("wattfleet"),
         "settings": {
             **settings,

@@ -11,9 +11,9 @@ import numpy as np
 
 from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import Method
-from edge_agent.devices.simulated import SimulatedDevice
-from edge_agent.training import TrainingWatch
-from wattfleet.modes import PowerMode, as_array
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.training.training import TrainingWatch
+from wattfleet.modes.power_mode import PowerMode, as_array
 from wattfleet.planning.history import History, Part
 from wattfleet.planning.round_plan import Assignment
 
@@ -86,8 +86,8 @@ class Station:
         first_s = self._board.clock.now_s() - begin_s
         observed = self._watch.finish()
         assert observed is not None, "nothing else was measured"
-        start_s = max(0.0, first_s - observed.epoch_s / self._minibatches)
-        return start_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
+        warmup_s = max(0.0, first_s - observed.epoch_s / self._minibatches)
+        return warmup_s, observed.epoch_s * LOCAL_EPOCHS, observed.power_w
 
     def true_w(self, mode: PowerMode) -> float:
         """Watts of training in a mode, without noise."""
@@ -130,12 +130,12 @@ def _round(
     accuracy: float,
 ) -> Round:
     trained = np.array([stations[k].train(each) for k, each in zip(chosen, assignments, strict=True)])
-    start_s, steady_s, observed_w = trained.T
+    warmup_s, steady_s, observed_w = trained.T
     own_idle_w = np.array([fleet[k].idle_w for k in chosen])
     others_w = sum(member.idle_w for member in fleet) - float(own_idle_w.sum())
     return Round(
         chosen,
-        training_s=float((start_s + steady_s).max()),
+        training_s=float((warmup_s + steady_s).max()),
         steady_s=float(steady_s.max()),
         training_kj=float(((observed_w - own_idle_w) * steady_s).sum()) / 1e3,
         planned_w=others_w + sum(each.power_limit_w for each in assignments),

@@ -15,7 +15,7 @@ def tables(result: Result) -> Iterator[Table]:
     settings = result["settings"]
     targets = [f"{target:g}" for target in settings["targets"]]
     for budget in (f"{watts:g}" for watts in settings["budgets_w"]):
-        table = Table(title=f"{budget} W, {result['evidence']}, medians of {settings['seeds']} seeds")
+        table = Table(title=f"{budget} W, {result['provenance']}, medians of {settings['seeds']} seeds")
         table.add_column("method")
         for name in (
             "round, s",

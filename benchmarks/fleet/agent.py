@@ -1,4 +1,4 @@
-"""One simulated agent: what `edge_agent.link` says and when, without a device behind it."""
+"""One simulated agent: what `edge_agent.session.coordinator_session` says and when, without a device behind it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Protocol
 
 from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, request_headers
-from coordinator.leases import Pace
+from coordinator.state.leases import Pace
 
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOMED_WITHIN_S = 60.0
 SILENCE_BORNE_S = 15.0
 LEASES_UNANSWERED = 3
-"""Those of `edge_agent.link` and `edge_agent.backoff`."""
+"""Those of `edge_agent.session.coordinator_session` and `wattfleet_io.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _FRONT = requests.front()

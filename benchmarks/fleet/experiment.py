@@ -13,9 +13,9 @@ from benchmarks.fleet.servers import Server, bare, coordinator
 from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports
 from benchmarks.fleet.use import Use
-from coordinator.leases import pace_of
-from simulation.processes import Parts
-from wattfleet.artefact import Artefact, write_directory
+from coordinator.state.leases import pace_of
+from wattfleet.prediction.artefact import Artefact, write_directory
+from wattfleet_simulation.processes import Parts
 
 
 @dataclass(frozen=True)

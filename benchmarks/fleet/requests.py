@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.leases import LEASE_S, Pace
-from wattfleet.front import MAX_POINTS, Front
+from coordinator.state.leases import LEASE_S, Pace
+from wattfleet.choosing.front import MAX_POINTS, Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
@@ -50,7 +50,7 @@ def hello(number: int) -> bytes:
         hello=session_pb2.Hello(
             device_id=device_id(number),
             board="agx-orin",
-            evidence=power_pb2.EVIDENCE_SIMULATED,
+            provenance=power_pb2.PROVENANCE_SIMULATED,
             mode_count=18_096,
             protocol=own_version(),
             installation=f"{number:032x}",

@@ -30,7 +30,7 @@ def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) 
         cores: processor cores that all processes shared.
     """
     return {
-        "evidence": "simulated",
+        "provenance": "simulated",
         "wattfleet_version": version("wattfleet"),
         "settings": {**asdict(settings), "cores": cores},
         "fleets": [{**fleet, "goals": _goals(fleet)} for fleet in fleets],

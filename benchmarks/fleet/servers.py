@@ -15,8 +15,8 @@ import psutil
 import reference_models
 from benchmarks.fleet import requests
 from coordinator.server import OPTIONS
-from simulation.processes import Part, PartFailedError, Parts, program
-from wattfleet.artefact import WEIGHTS_FILE, Artefact
+from wattfleet.prediction.artefact import WEIGHTS_FILE, Artefact
+from wattfleet_simulation.processes import Part, PartFailedError, Parts, program
 
 HOST = "127.0.0.1"
 _READY_WITHIN_S = 60.0

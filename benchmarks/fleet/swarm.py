@@ -8,7 +8,7 @@ from array import array
 from collections import Counter
 
 from benchmarks.fleet.agent import Agent
-from coordinator.leases import Pace
+from coordinator.state.leases import Pace
 
 _TICK_S = 0.01
 

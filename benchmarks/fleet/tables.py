@@ -41,7 +41,7 @@ def tables(result: Result) -> Iterator[Table]:
     """The figures of every size, and the goals."""
     fleets = result["fleets"]
     for title, rows in (("A fleet on one coordinator", _figures(result)), ("Goals", _goals(result))):
-        table = Table(title=f"{title}, {result['evidence']}, {result['settings']['cores']} cores")
+        table = Table(title=f"{title}, {result['provenance']}, {result['settings']['cores']} cores")
         table.add_column("agents")
         for fleet in fleets:
             table.add_column(f"{fleet['agents']:,}", justify="right")

@@ -14,8 +14,8 @@ import grpc
 from benchmarks.fleet import requests
 from benchmarks.fleet.load import Figures, percentiles_ms
 from benchmarks.fleet.servers import Server
-from coordinator.message_sizes import MAX_ANSWER_BYTES
-from coordinator.records import plan_id_of
+from coordinator.state.records import plan_id_of
+from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 SCRAPED_EVERY_S = 5.0

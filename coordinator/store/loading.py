@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select
 
-from coordinator.records import DeviceRecord, OperatorSay, PublishedReference, RoundRecord, RunRecord
+from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
 from coordinator.store import rounds, rows
 from coordinator.store.tables import (
     BudgetOverride,
@@ -19,7 +19,7 @@ from coordinator.store.tables import (
     ReferencePin,
     Run,
 )
-from wattfleet.budgets import Override
+from wattfleet.budgets.budget import Override
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class KeptRecords:
     nodes: dict[int, str]
     runs: Sequence[RunRecord]
     rounds: Sequence[RoundRecord]
-    says: Sequence[OperatorSay]
+    says: Sequence[DeviceOverrides]
     overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None

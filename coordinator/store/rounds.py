@@ -7,7 +7,7 @@ from datetime import datetime
 
 from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
 
-from coordinator.records import DeviceResult, ObservedTraining, RoundRecord, parts_of
+from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, parts_of
 from coordinator.store import rows
 from coordinator.store.tables import Observation, Round, Run
 from wattfleet.planning.history import History

@@ -9,26 +9,26 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Row
 
-from coordinator.records import (
+from coordinator.state.records import (
+    DeviceOverrides,
     DeviceRecord,
     DeviceResult,
     DeviceState,
     NodeRecord,
     ObservedTraining,
-    OperatorSay,
     PublishedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
 )
-from wattfleet.budgets import Override
-from wattfleet.front import Front
+from wattfleet.budgets.budget import Override
+from wattfleet.choosing.front import Front
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2
 
 Values = dict[str, Any]
 
-_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "start_s")
+_FRONT_COLUMNS = ("epoch_s", "power_w", "epoch_log_sd", "power_log_sd", "warmup_s")
 
 
 def device_values(record: DeviceRecord) -> Values:
@@ -36,7 +36,7 @@ def device_values(record: DeviceRecord) -> Values:
     return {
         "device_id": record.device_id,
         "board": record.board,
-        "evidence": record.evidence,
+        "provenance": record.provenance,
         "mode_count": record.mode_count,
         "state": record.state.value,
         "profiled_modes": record.profiled_modes,
@@ -51,7 +51,7 @@ def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
     return DeviceRecord(
         device_id=row.device_id,
         board=row.board,
-        evidence=row.evidence,
+        provenance=row.provenance,
         mode_count=row.mode_count,
         state=DeviceState(row.state),
         profiled_modes=row.profiled_modes,
@@ -131,14 +131,14 @@ def observation_values(record: RoundObservation) -> Values:
     return {"plan_id": record.plan_id, **asdict(record.observed)}
 
 
-def say_values(record: OperatorSay) -> Values:
+def say_values(record: DeviceOverrides) -> Values:
     """What the operator said of a device, in columns."""
     return {"device_id": record.device_id, "tags": sorted(record.tags), "drained": record.drained}
 
 
-def say_record(row: Row[Any]) -> OperatorSay:
+def say_record(row: Row[Any]) -> DeviceOverrides:
     """What the operator said of a device, from its columns."""
-    return OperatorSay(row.device_id, frozenset(row.tags), row.drained)
+    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained)
 
 
 def override_values(supply: str, override: Override) -> Values:

@@ -10,10 +10,10 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, delete
 from sqlalchemy.engine import Engine
 
-from coordinator.records import (
+from coordinator.state.records import (
+    DeviceOverrides,
     DeviceRecord,
     NodeRecord,
-    OperatorSay,
     PinnedReference,
     PublishedReference,
     RoundObservation,
@@ -41,7 +41,7 @@ from coordinator.store.tables import (
     ReferencePin,
 )
 from coordinator.store.times import Times, TimesOf
-from wattfleet.front import Front
+from wattfleet.choosing.front import Front
 from wattfleet.planning.history import History
 
 
@@ -145,7 +145,10 @@ class Store:
                 (self._statements.run, runs),
                 (self._statements.round, round_rows),
                 (self._statements.observation, observations),
-                (self._statements.say, [rows.say_values(each) for each in records if isinstance(each, OperatorSay)]),
+                (
+                    self._statements.say,
+                    [rows.say_values(each) for each in records if isinstance(each, DeviceOverrides)],
+                ),
                 (self._statements.reference, references),
             ):
                 if values:

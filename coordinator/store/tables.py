@@ -70,7 +70,7 @@ class Device(Base):
     __tablename__ = "device"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     board: Mapped[str]
-    evidence: Mapped[str]
+    provenance: Mapped[str]
     mode_count: Mapped[int]
     state: Mapped[str]
     profiled_modes: Mapped[int]

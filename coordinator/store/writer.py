@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from coordinator.records import (
+from coordinator.state.records import (
+    DeviceOverrides,
     DeviceRecord,
     NodeRecord,
-    OperatorSay,
     PinnedReference,
     PublishedReference,
     RoundObservation,
@@ -80,8 +80,8 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundRecord, record.plan_id)
     if isinstance(record, RoundObservation):
         return (RoundObservation, record.plan_id, record.observed.device_id)
-    if isinstance(record, OperatorSay):
-        return (OperatorSay, record.device_id)
+    if isinstance(record, DeviceOverrides):
+        return (DeviceOverrides, record.device_id)
     if isinstance(record, SupplyOverride):
         return (SupplyOverride, record.supply)
     if isinstance(record, PublishedReference):

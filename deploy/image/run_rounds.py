@@ -12,11 +12,11 @@ from pathlib import Path
 
 import grpc
 
-from coordinator.view_values import state_word
-from simulation.coordinator_view import CoordinatorView, RunSeen
-from simulation.flower import APP_DIRECTORY, FlowerDeployment
-from simulation.processes import PartFailedError, Parts, program
+from coordinator.cli.view_values import state_word
 from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
+from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
+from wattfleet_simulation.processes import PartFailedError, Parts, program
 
 READY_WITHIN_S = 600.0
 ROUND_WITHIN_S = 300.0

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.modes.power_mode import ModeArray, PowerMode
 
-Evidence = Literal["simulated", "replayed", "hardware"]
+Provenance = Literal["simulated", "replayed", "hardware"]
 """Where a figure comes from; carried by every report."""
 
 
@@ -84,7 +84,7 @@ class Device(Protocol):
         ...
 
     @property
-    def evidence(self) -> Evidence:
+    def provenance(self) -> Provenance:
         """Where its figures come from."""
         ...
 
@@ -157,7 +157,7 @@ def require_in_force(device: Device, mode: PowerMode) -> None:
 
 
 @runtime_checkable
-class SoftDevice(Device, Protocol):
+class VirtualDevice(Device, Protocol):
     """A board that is not there: it has to be told when work is done, so that its clock moves on."""
 
     def step(self) -> None:

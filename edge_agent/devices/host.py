@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from edge_agent.devices.device import Clock, Conditions, Evidence, Knobs
+from edge_agent.devices.device import Clock, Conditions, Knobs, Provenance
 from edge_agent.devices.nvml import Nvml
 from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.rapl import Rapl
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array
 
 ABSENT_KHZ = 1_000_000
 """Stands for a CPU frequency that the machine does not tell; a constant says nothing, and 1 GHz reads as a unit."""
@@ -49,7 +49,7 @@ class HostDevice:
         return "host"
 
     @property
-    def evidence(self) -> Evidence:
+    def provenance(self) -> Provenance:
         """What is measured here is real."""
         return "hardware"
 

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_agent.devices.device import Clock, Conditions, Device, Evidence, Knobs, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.device import Clock, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.modes.power_mode import ModeArray, PowerMode
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0
@@ -79,9 +79,9 @@ class JtopDevice:
         return self._board.board_kind
 
     @property
-    def evidence(self) -> Evidence:
+    def provenance(self) -> Provenance:
         """Where its figures come from."""
-        return self._board.evidence
+        return self._board.provenance
 
     @property
     def clock(self) -> Clock:

@@ -12,9 +12,9 @@ from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
 from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
-from edge_agent.durable_files import replace_file
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet_io.atomic_files import replace_file
 
 CUSTOM_CONF = "nvpmodel.conf"
 """In the state directory: NVIDIA's configuration with one mode more."""

@@ -11,15 +11,15 @@ from edge_agent.devices.jetson.programs import run_no_program, run_program
 from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
-from edge_agent.devices.replay import ReplayDevice
-from edge_agent.devices.simulated import SimulatedDevice
-from edge_agent.devices.soft_board import SoftBoard
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.devices.tree import Tree
-from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
-from wattfleet.boards import BOARDS
+from edge_agent.devices.virtual.replay import ReplayDevice
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes.boards import BOARDS
 
 _THIS_MACHINE = Path("/")
 _SOFT = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")
@@ -33,7 +33,7 @@ def open_device(
 
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
-            below a folder, or a soft board as `open_soft_board` takes it. `auto` is `sysfs` on a Jetson, else `host`.
+            below a folder, or a board as `open_virtual_board` takes it. `auto` is `sysfs` on a Jetson, else `host`.
         seed: of a soft device.
         state_directory: where a device may write what it needs.
         root: where the files of this machine are, `/` outside of tests.
@@ -55,10 +55,10 @@ def open_device(
         return _sysfs(Path(which))
     if spec == "nvpmodel":
         return NvpmodelDevice(Tree(root), SystemClock(), run_program, state_directory)
-    return open_soft_board(spec, seed)
+    return open_virtual_board(spec, seed)
 
 
-def is_soft(spec: str) -> bool:
+def is_virtual(spec: str) -> bool:
     """Whether `spec` names a board that is not there, and that trains by itself."""
     kind, _, which = spec.partition(":")
     return (kind == "simulated" and which in BOARDS) or (kind == "replay" and bool(which))
@@ -79,14 +79,14 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
         InvalidInputError: no such device.
     """
     spec = _meant(spec, root)
-    if is_soft(spec) or spec == "host":
+    if is_virtual(spec) or spec == "host":
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
     board_root = Path(folder) if kind == "sysfs" and folder else root
     return device_folder(board_root / DEFAULT_STATE_DIRECTORY.lstrip("/"))
 
 
-def open_soft_board(spec: str, seed: int) -> SoftBoard:
+def open_virtual_board(spec: str, seed: int) -> VirtualBoard:
     """The board that is not there which `spec` names.
 
     Args:
@@ -96,7 +96,7 @@ def open_soft_board(spec: str, seed: int) -> SoftBoard:
     Raises:
         InvalidInputError: no such board, or a CSV file that cannot be used.
     """
-    if not is_soft(spec):
+    if not is_virtual(spec):
         raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join(_SOFT)}")
     kind, _, which = spec.partition(":")
     return SimulatedDevice(which, seed) if kind == "simulated" else ReplayDevice(Path(which), seed)
@@ -111,7 +111,7 @@ def _meant(spec: str, root: Path) -> str:
     kind, _, which = spec.partition(":")
     if spec == "auto":
         return "sysfs" if is_jetson(Tree(root)) else "host"
-    if spec not in _HARD and not (kind == "sysfs" and which) and not is_soft(spec):
+    if spec not in _HARD and not (kind == "sysfs" and which) and not is_virtual(spec):
         raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join((*_HARD, *_SOFT))}")
     return spec
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from edge_agent.devices.device import Clock, Conditions, Evidence, Knobs, ModeNotAppliedError
+from edge_agent.devices.device import Clock, Conditions, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
@@ -20,9 +20,9 @@ from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.tree import Tree
-from wattfleet.boards import BOARDS
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, ModeSpace, PowerMode
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode
 
 # The Nano is no board that is simulated; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
@@ -62,7 +62,7 @@ class SysfsDevice:
         return self.identity.kind
 
     @property
-    def evidence(self) -> Evidence:
+    def provenance(self) -> Provenance:
         """Where its figures come from."""
         return "hardware"
 

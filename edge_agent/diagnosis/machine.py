@@ -17,9 +17,9 @@ from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
-from edge_agent.mode_change import is_kept
-from edge_agent.safekeeping import SafekeepingError, holder_of
 from edge_agent.systemd.ownership import InstalledCode
+from edge_agent.training.knob_backup import KnobBackupError, holder_of
+from edge_agent.training.mode_change import is_kept
 from wattfleet.errors import InvalidInputError, WattfleetError
 
 
@@ -76,7 +76,7 @@ def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
         yield from host_findings(device)
         return
     yield fine(
-        "device", f"{device.board_kind} ({device.evidence}), {len(device.modes):,} modes, {mode.label()} in force"
+        "device", f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes, {mode.label()} in force"
     )
     if math.isnan(power_now_mw(device)):
         yield limited("power now", "cannot be read", "without it no mode can be measured; see the lines above")
@@ -103,7 +103,7 @@ _WANTED_FREE_MB = 50.0
 def _kept(folder: Path) -> Finding:
     try:
         holder, kept = holder_of(folder), is_kept(folder)
-    except SafekeepingError as error:
+    except KnobBackupError as error:
         return limited("restore file", str(error), "run this as root")
     if holder is not None:
         return fine("restore file", f"process {holder} has the device and will restore it")

@@ -10,12 +10,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from edge_agent.devices.jetson.programs import RunProgram
-from edge_agent.devices.selection import is_soft
-from edge_agent.durable_files import remove_file, replace_file
+from edge_agent.devices.selection import is_virtual
 from edge_agent.systemd.ownership import InstalledCode, Stat
 from edge_agent.workloads.loading import SHIPPED, Processor, require_workload
-from wattfleet.addresses import split_address
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io.addresses import split_address
+from wattfleet_io.atomic_files import remove_file, replace_file
 
 UNIT_FILE = "wattfleet-agent.service"
 """The unit, beside this module."""
@@ -63,7 +63,7 @@ class ServiceSettings:
         split_address(self.coordinator)
         if self.workload is not None:
             require_workload(self.workload, self.minibatch)
-        if is_soft(self.device) != (self.workload is None):
+        if is_virtual(self.device) != (self.workload is None):
             raise InvalidInputError(
                 f"the device {self.device} trains by itself: leave out --workload"
                 if self.workload is not None

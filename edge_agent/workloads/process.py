@@ -17,10 +17,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import IO
 
-from edge_agent.python_process import python_process
 from edge_agent.workloads.loading import Processor, open_workload, require_workload
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io.child_process import python_process
 
 _ENDS_WITHIN_S = 20.0
 """A minibatch of the slowest mode may be in hand when the process is to end."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from wattfleet.choosing.front import MAX_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.front import MAX_POINTS, Front
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes.power_mode import PowerMode, as_array
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
@@ -35,19 +35,19 @@ def mode_from_message(message: power_pb2.PowerMode) -> PowerMode:
 
 
 _EVIDENCE = {
-    power_pb2.EVIDENCE_SIMULATED: "simulated",
-    power_pb2.EVIDENCE_REPLAYED: "replayed",
-    power_pb2.EVIDENCE_HARDWARE: "hardware",
+    power_pb2.PROVENANCE_SIMULATED: "simulated",
+    power_pb2.PROVENANCE_REPLAYED: "replayed",
+    power_pb2.PROVENANCE_HARDWARE: "hardware",
 }
 _EVIDENCE_MESSAGE = {word: message for message, word in _EVIDENCE.items()}
 
 
-def evidence_to_message(evidence: str) -> power_pb2.Evidence.ValueType:
+def provenance_to_message(provenance: str) -> power_pb2.Provenance.ValueType:
     """What figures rest on, as it travels."""
-    return _EVIDENCE_MESSAGE[evidence]
+    return _EVIDENCE_MESSAGE[provenance]
 
 
-def evidence_from_message(message: power_pb2.Evidence.ValueType) -> str:
+def provenance_from_message(message: power_pb2.Provenance.ValueType) -> str:
     """What figures rest on.
 
     Raises:
@@ -68,7 +68,7 @@ def front_to_message(front: Front) -> power_pb2.Front:
                 power_w=front.power_w[k],
                 epoch_log_sd=front.epoch_log_sd[k],
                 power_log_sd=front.power_log_sd[k],
-                start_s=front.start_s[k],
+                warmup_s=front.warmup_s[k],
             )
             for k in range(len(front))
         ]
@@ -84,7 +84,7 @@ def front_from_message(message: power_pb2.Front) -> Front:
     if len(message.points) > MAX_POINTS:  # before anything is built from them
         raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {len(message.points)}")
     columns = np.array(
-        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.start_s] for p in message.points], dtype=np.float64
+        [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s] for p in message.points], dtype=np.float64
     ).reshape(-1, 5)
     return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
 
@@ -107,7 +107,7 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
                 epoch_s=assignment.epoch_s,
                 power_w=assignment.power_w,
                 power_limit_w=assignment.power_limit_w,
-                start_s=assignment.start_s,
+                warmup_s=assignment.warmup_s,
             )
             for assignment in plan.assignments
         ],
@@ -130,7 +130,7 @@ def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
     """The round plan that a message holds."""
     return RoundPlan(
         assignments=tuple(
-            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w, a.start_s)
+            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w, a.warmup_s)
             for a in message.assignments
         ),
         decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),

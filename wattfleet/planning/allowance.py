@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from wattfleet.budgets.supplies import Supplies, Supply
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.offers import SITE, Offer
 from wattfleet.planning.round_plan import SupplyUse
-from wattfleet.supplies import Supplies, Supply
 
 _ROUNDING = 1e-9
 """Share of a budget by which sums of decimal watts may be off in binary."""

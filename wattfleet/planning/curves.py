@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.front import POWER_QUANTILE
-from wattfleet.normal import standard_quantile
+from wattfleet.choosing.front import POWER_QUANTILE
 from wattfleet.planning.offers import Offer
+from wattfleet.prediction.quantiles import standard_quantile
 
 TIME_QUANTILE = 0.9
 """A device counts as done at the time that it exceeds with a probability of 10 %."""
@@ -101,7 +101,7 @@ def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
     time_s = np.repeat(np.broadcast_to(epochs, len(fronts)), sizes) * np.concatenate([f.epoch_s for f in fronts])
     time_s *= np.exp(standard_quantile(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
-    time_s += np.concatenate([front.start_s for front in fronts])
+    time_s += np.concatenate([front.warmup_s for front in fronts])
     planned_w = np.concatenate([front.power_w for front in fronts])
     planned_w *= np.exp(standard_quantile(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
     idle_w = np.array([offer.idle_w for offer in offers])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from wattfleet.choosing.front import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.front import Front
 
 SITE = "site"
 """The supply of a fleet that has only one."""

@@ -16,12 +16,12 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
+from wattfleet.planning.min_makespan import min_makespan
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import Policy, Situation, Wish
 from wattfleet.planning.reasons import decisions
 from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.selection import Selection, resting
-from wattfleet.planning.soonest import soonest
 
 
 def plan_round(
@@ -66,7 +66,7 @@ def plan_round(
         server_round, open_, curves_of(open_, epochs), headroom.of(kept), history, selection.over_selection
     )
     wish = chosen_policy.wish(situation)
-    allocation = soonest(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
+    allocation = min_makespan(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
     if allocation is None:
         raise _infeasible(situation, wish, allowance, offers)
     chosen = np.flatnonzero(allocation.step >= 0)
@@ -157,7 +157,7 @@ def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:
         epoch_s=float(offer.front.epoch_s[point]),
         power_w=float(offer.front.power_w[point]),
         power_limit_w=offer.idle_w + float(curves.extra_w[step]),
-        start_s=float(offer.front.start_s[point]),
+        warmup_s=float(offer.front.warmup_s[point]),
     )
 
 

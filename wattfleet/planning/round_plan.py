@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattfleet.modes import PowerMode
+from wattfleet.modes.power_mode import PowerMode
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Assignment:
         epoch_s: predicted median seconds per epoch.
         power_w: predicted median watts.
         power_limit_w: watts set aside for it.
-        start_s: predicted seconds that its training takes beyond its epochs, once.
+        warmup_s: predicted seconds that its training takes beyond its epochs, once.
     """
 
     device_id: str
@@ -25,7 +25,7 @@ class Assignment:
     epoch_s: float
     power_w: float
     power_limit_w: float
-    start_s: float
+    warmup_s: float
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from wattfleet.budgets.supplies import Supplies
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
-from wattfleet.supplies import Supplies
 
 _KINDS = ("id", "tag", "site")
 _LONGEST_REST = 16

@@ -9,10 +9,10 @@ import numpy as np
 
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
+from wattfleet.planning.min_makespan import min_makespan
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import assigned
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
-from wattfleet.planning.soonest import soonest
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Replanned:
         offers = sorted((offer for each in rounds for offer in each.offers), key=lambda offer: offer.device_id)
         curves = curves_of(offers, np.array([epochs[offer.device_id] for offer in offers]))
         everyone = np.ones(len(offers), dtype=np.bool_)
-        allocation = soonest(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
+        allocation = min_makespan(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
         step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
         on = {offers[k].device_id: (offers[k], int(step[k])) for k in np.flatnonzero(step >= 0)}
         assignments = {device_id: assigned(offer, curves, step) for device_id, (offer, step) in on.items()}

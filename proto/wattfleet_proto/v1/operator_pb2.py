@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wattfleet_proto.v1 import planning_pb2 as wattfleet__proto_dot_v1_dot_planning__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/operator.proto\x12\x0cwattfleet.v1\x1a!wattfleet_proto/v1/planning.proto\"I\n\x12PreviewPlanRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ll_devices\x18\x03 \x01(\x08\"\xba\x01\n\x13PreviewPlanResponse\x12-\n\x04plan\x18\x01 \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\x12\x13\n\x0b\x61ll_devices\x18\x05 \x01(\x08\x12\x30\n\rnot_looked_at\x18\x06 \x03(\x0b\x32\x19.wattfleet.v1.NotLookedAt\"0\n\x0bNotLookedAt\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xc6\x01\n\x0cSupplyBudget\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\r\n\x05watts\x18\x03 \x01(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x10\n\x08\x66\x61llback\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x07 \x01(\x01\x12\x19\n\x0cuntil_unix_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bset_aside_w\x18\t \x01(\x01\x42\x0f\n\r_until_unix_s\"\x13\n\x11GetBudgetsRequest\"B\n\x12GetBudgetsResponse\x12,\n\x08supplies\x18\x01 \x03(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\"O\n\x10SetBudgetRequest\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\r\n\x05watts\x18\x02 \x01(\x01\x12\x12\n\x05\x66or_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_for_s\"W\n\x11SetBudgetResponse\x12*\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\x12\x16\n\x0etrimmed_rounds\x18\x02 \x01(\r\"$\n\x12\x43learBudgetRequest\x12\x0e\n\x06supply\x18\x01 \x01(\t\"Y\n\x13\x43learBudgetResponse\x12*\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\x12\x16\n\x0etrimmed_rounds\x18\x02 \x01(\r\"?\n\x0bOperatorSay\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\"D\n\x11TagDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x03(\t\x12\x0e\n\x06remove\x18\x03 \x03(\t\"@\n\x12TagDevicesResponse\x12*\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.OperatorSay\"7\n\x13\x44rainDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"B\n\x14\x44rainDevicesResponse\x12*\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.OperatorSay\"\xb3\x01\n\rReferenceView\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\r\n\x05\x62oard\x18\x03 \x01(\t\x12\x11\n\tpredictor\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x12\n\nfrom_start\x18\x07 \x01(\x08\x12\x10\n\x08in_force\x18\x08 \x01(\x08\x12\x14\n\x0c\x64\x65vice_count\x18\t \x01(\r\"\x17\n\x15ListReferencesRequest\"I\n\x16ListReferencesResponse\x12/\n\nreferences\x18\x01 \x03(\x0b\x32\x1b.wattfleet.v1.ReferenceView\"B\n\x17PublishReferenceRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\"9\n\x18PublishReferenceResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x08\"%\n\x13PinReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\">\n\x14PinReferenceResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0e\x65nded_sessions\x18\x02 \x01(\r2\x99\x06\n\x0fOperatorService\x12R\n\x0bPreviewPlan\x12 .wattfleet.v1.PreviewPlanRequest\x1a!.wattfleet.v1.PreviewPlanResponse\x12O\n\nGetBudgets\x12\x1f.wattfleet.v1.GetBudgetsRequest\x1a .wattfleet.v1.GetBudgetsResponse\x12L\n\tSetBudget\x12\x1e.wattfleet.v1.SetBudgetRequest\x1a\x1f.wattfleet.v1.SetBudgetResponse\x12R\n\x0b\x43learBudget\x12 .wattfleet.v1.ClearBudgetRequest\x1a!.wattfleet.v1.ClearBudgetResponse\x12O\n\nTagDevices\x12\x1f.wattfleet.v1.TagDevicesRequest\x1a .wattfleet.v1.TagDevicesResponse\x12U\n\x0c\x44rainDevices\x12!.wattfleet.v1.DrainDevicesRequest\x1a\".wattfleet.v1.DrainDevicesResponse\x12[\n\x0eListReferences\x12#.wattfleet.v1.ListReferencesRequest\x1a$.wattfleet.v1.ListReferencesResponse\x12\x63\n\x10PublishReference\x12%.wattfleet.v1.PublishReferenceRequest\x1a&.wattfleet.v1.PublishReferenceResponse(\x01\x12U\n\x0cPinReference\x12!.wattfleet.v1.PinReferenceRequest\x1a\".wattfleet.v1.PinReferenceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/operator.proto\x12\x0cwattfleet.v1\x1a!wattfleet_proto/v1/planning.proto\"I\n\x12PreviewPlanRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06\x65pochs\x18\x02 \x01(\x01\x12\x13\n\x0b\x61ll_devices\x18\x03 \x01(\x08\"\xba\x01\n\x13PreviewPlanResponse\x12-\n\x04plan\x18\x01 \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\r\n\x05round\x18\x03 \x01(\r\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\x12\x13\n\x0b\x61ll_devices\x18\x05 \x01(\x08\x12\x30\n\rnot_looked_at\x18\x06 \x03(\x0b\x32\x19.wattfleet.v1.NotLookedAt\"0\n\x0bNotLookedAt\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\xc6\x01\n\x0cSupplyBudget\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\x0e\n\x06parent\x18\x02 \x01(\t\x12\r\n\x05watts\x18\x03 \x01(\x01\x12\x0e\n\x06source\x18\x04 \x01(\t\x12\x10\n\x08\x66\x61llback\x18\x05 \x01(\x08\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x14\n\x0csince_unix_s\x18\x07 \x01(\x01\x12\x19\n\x0cuntil_unix_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x13\n\x0bset_aside_w\x18\t \x01(\x01\x42\x0f\n\r_until_unix_s\"\x13\n\x11GetBudgetsRequest\"B\n\x12GetBudgetsResponse\x12,\n\x08supplies\x18\x01 \x03(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\"O\n\x10SetBudgetRequest\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\r\n\x05watts\x18\x02 \x01(\x01\x12\x12\n\x05\x66or_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\x08\n\x06_for_s\"W\n\x11SetBudgetResponse\x12*\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\x12\x16\n\x0etrimmed_rounds\x18\x02 \x01(\r\"$\n\x12\x43learBudgetRequest\x12\x0e\n\x06supply\x18\x01 \x01(\t\"Y\n\x13\x43learBudgetResponse\x12*\n\x06\x62udget\x18\x01 \x01(\x0b\x32\x1a.wattfleet.v1.SupplyBudget\x12\x16\n\x0etrimmed_rounds\x18\x02 \x01(\r\"C\n\x0f\x44\x65viceOverrides\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0c\n\x04tags\x18\x02 \x03(\t\x12\x0f\n\x07\x64rained\x18\x03 \x01(\x08\"D\n\x11TagDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x0b\n\x03\x61\x64\x64\x18\x02 \x03(\t\x12\x0e\n\x06remove\x18\x03 \x03(\t\"D\n\x12TagDevicesResponse\x12.\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.DeviceOverrides\"7\n\x13\x44rainDevicesRequest\x12\x12\n\ndevice_ids\x18\x01 \x03(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\"F\n\x14\x44rainDevicesResponse\x12.\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x1d.wattfleet.v1.DeviceOverrides\"\xb3\x01\n\rReferenceView\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x10\n\x08workload\x18\x02 \x01(\t\x12\r\n\x05\x62oard\x18\x03 \x01(\t\x12\x11\n\tpredictor\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x04\x12\x0e\n\x06pinned\x18\x06 \x01(\x08\x12\x12\n\nfrom_start\x18\x07 \x01(\x08\x12\x10\n\x08in_force\x18\x08 \x01(\x08\x12\x14\n\x0c\x64\x65vice_count\x18\t \x01(\r\"\x17\n\x15ListReferencesRequest\"I\n\x16ListReferencesResponse\x12/\n\nreferences\x18\x01 \x03(\x0b\x32\x1b.wattfleet.v1.ReferenceView\"B\n\x17PublishReferenceRequest\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\"9\n\x18PublishReferenceResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\r\n\x05known\x18\x02 \x01(\x08\"%\n\x13PinReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\">\n\x14PinReferenceResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0e\x65nded_sessions\x18\x02 \x01(\r2\x99\x06\n\x0fOperatorService\x12R\n\x0bPreviewPlan\x12 .wattfleet.v1.PreviewPlanRequest\x1a!.wattfleet.v1.PreviewPlanResponse\x12O\n\nGetBudgets\x12\x1f.wattfleet.v1.GetBudgetsRequest\x1a .wattfleet.v1.GetBudgetsResponse\x12L\n\tSetBudget\x12\x1e.wattfleet.v1.SetBudgetRequest\x1a\x1f.wattfleet.v1.SetBudgetResponse\x12R\n\x0b\x43learBudget\x12 .wattfleet.v1.ClearBudgetRequest\x1a!.wattfleet.v1.ClearBudgetResponse\x12O\n\nTagDevices\x12\x1f.wattfleet.v1.TagDevicesRequest\x1a .wattfleet.v1.TagDevicesResponse\x12U\n\x0c\x44rainDevices\x12!.wattfleet.v1.DrainDevicesRequest\x1a\".wattfleet.v1.DrainDevicesResponse\x12[\n\x0eListReferences\x12#.wattfleet.v1.ListReferencesRequest\x1a$.wattfleet.v1.ListReferencesResponse\x12\x63\n\x10PublishReference\x12%.wattfleet.v1.PublishReferenceRequest\x1a&.wattfleet.v1.PublishReferenceResponse(\x01\x12U\n\x0cPinReference\x12!.wattfleet.v1.PinReferenceRequest\x1a\".wattfleet.v1.PinReferenceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -52,30 +52,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CLEARBUDGETREQUEST']._serialized_end=896
   _globals['_CLEARBUDGETRESPONSE']._serialized_start=898
   _globals['_CLEARBUDGETRESPONSE']._serialized_end=987
-  _globals['_OPERATORSAY']._serialized_start=989
-  _globals['_OPERATORSAY']._serialized_end=1052
-  _globals['_TAGDEVICESREQUEST']._serialized_start=1054
-  _globals['_TAGDEVICESREQUEST']._serialized_end=1122
-  _globals['_TAGDEVICESRESPONSE']._serialized_start=1124
-  _globals['_TAGDEVICESRESPONSE']._serialized_end=1188
-  _globals['_DRAINDEVICESREQUEST']._serialized_start=1190
-  _globals['_DRAINDEVICESREQUEST']._serialized_end=1245
-  _globals['_DRAINDEVICESRESPONSE']._serialized_start=1247
-  _globals['_DRAINDEVICESRESPONSE']._serialized_end=1313
-  _globals['_REFERENCEVIEW']._serialized_start=1316
-  _globals['_REFERENCEVIEW']._serialized_end=1495
-  _globals['_LISTREFERENCESREQUEST']._serialized_start=1497
-  _globals['_LISTREFERENCESREQUEST']._serialized_end=1520
-  _globals['_LISTREFERENCESRESPONSE']._serialized_start=1522
-  _globals['_LISTREFERENCESRESPONSE']._serialized_end=1595
-  _globals['_PUBLISHREFERENCEREQUEST']._serialized_start=1597
-  _globals['_PUBLISHREFERENCEREQUEST']._serialized_end=1663
-  _globals['_PUBLISHREFERENCERESPONSE']._serialized_start=1665
-  _globals['_PUBLISHREFERENCERESPONSE']._serialized_end=1722
-  _globals['_PINREFERENCEREQUEST']._serialized_start=1724
-  _globals['_PINREFERENCEREQUEST']._serialized_end=1761
-  _globals['_PINREFERENCERESPONSE']._serialized_start=1763
-  _globals['_PINREFERENCERESPONSE']._serialized_end=1825
-  _globals['_OPERATORSERVICE']._serialized_start=1828
-  _globals['_OPERATORSERVICE']._serialized_end=2621
+  _globals['_DEVICEOVERRIDES']._serialized_start=989
+  _globals['_DEVICEOVERRIDES']._serialized_end=1056
+  _globals['_TAGDEVICESREQUEST']._serialized_start=1058
+  _globals['_TAGDEVICESREQUEST']._serialized_end=1126
+  _globals['_TAGDEVICESRESPONSE']._serialized_start=1128
+  _globals['_TAGDEVICESRESPONSE']._serialized_end=1196
+  _globals['_DRAINDEVICESREQUEST']._serialized_start=1198
+  _globals['_DRAINDEVICESREQUEST']._serialized_end=1253
+  _globals['_DRAINDEVICESRESPONSE']._serialized_start=1255
+  _globals['_DRAINDEVICESRESPONSE']._serialized_end=1325
+  _globals['_REFERENCEVIEW']._serialized_start=1328
+  _globals['_REFERENCEVIEW']._serialized_end=1507
+  _globals['_LISTREFERENCESREQUEST']._serialized_start=1509
+  _globals['_LISTREFERENCESREQUEST']._serialized_end=1532
+  _globals['_LISTREFERENCESRESPONSE']._serialized_start=1534
+  _globals['_LISTREFERENCESRESPONSE']._serialized_end=1607
+  _globals['_PUBLISHREFERENCEREQUEST']._serialized_start=1609
+  _globals['_PUBLISHREFERENCEREQUEST']._serialized_end=1675
+  _globals['_PUBLISHREFERENCERESPONSE']._serialized_start=1677
+  _globals['_PUBLISHREFERENCERESPONSE']._serialized_end=1734
+  _globals['_PINREFERENCEREQUEST']._serialized_start=1736
+  _globals['_PINREFERENCEREQUEST']._serialized_end=1773
+  _globals['_PINREFERENCERESPONSE']._serialized_start=1775
+  _globals['_PINREFERENCERESPONSE']._serialized_end=1837
+  _globals['_OPERATORSERVICE']._serialized_start=1840
+  _globals['_OPERATORSERVICE']._serialized_end=2633
 # @@protoc_insertion_point(module_scope)

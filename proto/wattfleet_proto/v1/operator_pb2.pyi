@@ -295,7 +295,7 @@ class ClearBudgetResponse(_message.Message):
 Global___ClearBudgetResponse: _TypeAlias = ClearBudgetResponse  # noqa: Y015
 
 @_typing.final
-class OperatorSay(_message.Message):
+class DeviceOverrides(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEVICE_ID_FIELD_NUMBER: _builtins.int
@@ -318,7 +318,7 @@ class OperatorSay(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___OperatorSay: _TypeAlias = OperatorSay  # noqa: Y015
+Global___DeviceOverrides: _TypeAlias = DeviceOverrides  # noqa: Y015
 
 @_typing.final
 class TagDevicesRequest(_message.Message):
@@ -354,11 +354,11 @@ class TagDevicesResponse(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorSay]: ...
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceOverrides]: ...
     def __init__(
         self,
         *,
-        devices: _abc.Iterable[Global___OperatorSay] | None = ...,
+        devices: _abc.Iterable[Global___DeviceOverrides] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -397,11 +397,11 @@ class DrainDevicesResponse(_message.Message):
 
     DEVICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___OperatorSay]: ...
+    def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceOverrides]: ...
     def __init__(
         self,
         *,
-        devices: _abc.Iterable[Global___OperatorSay] | None = ...,
+        devices: _abc.Iterable[Global___DeviceOverrides] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -202,7 +202,7 @@ class Assignment(_message.Message):
     EPOCH_S_FIELD_NUMBER: _builtins.int
     POWER_W_FIELD_NUMBER: _builtins.int
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
-    START_S_FIELD_NUMBER: _builtins.int
+    WARMUP_S_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
@@ -211,7 +211,7 @@ class Assignment(_message.Message):
     """predicted median, watts"""
     power_limit_w: _builtins.float
     """watts set aside for it: a high quantile of its predicted power"""
-    start_s: _builtins.float
+    warmup_s: _builtins.float
     """predicted, what the training takes beyond its epochs, once, seconds"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
@@ -224,11 +224,11 @@ class Assignment(_message.Message):
         epoch_s: _builtins.float = ...,
         power_w: _builtins.float = ...,
         power_limit_w: _builtins.float = ...,
-        start_s: _builtins.float = ...,
+        warmup_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epoch_s", b"epoch_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_w", b"power_w", "start_s", b"start_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epoch_s", b"epoch_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_w", b"power_w", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

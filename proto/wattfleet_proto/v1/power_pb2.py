@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/power.proto\x12\x0cwattfleet.v1\"K\n\tPowerMode\x12\r\n\x05\x63ores\x18\x01 \x01(\r\x12\x0f\n\x07\x63pu_khz\x18\x02 \x01(\r\x12\x0e\n\x06gpu_hz\x18\x03 \x01(\x04\x12\x0e\n\x06mem_hz\x18\x04 \x01(\x04\"\x92\x01\n\nFrontPoint\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x14\n\x0c\x65poch_log_sd\x18\x04 \x01(\x01\x12\x14\n\x0cpower_log_sd\x18\x05 \x01(\x01\x12\x0f\n\x07start_s\x18\x06 \x01(\x01\"1\n\x05\x46ront\x12(\n\x06points\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.FrontPoint\"J\n\x08Workload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tminibatch\x18\x02 \x01(\r\x12\x1d\n\x15minibatches_per_epoch\x18\x03 \x01(\r*j\n\x08\x45vidence\x12\x18\n\x14\x45VIDENCE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x45VIDENCE_SIMULATED\x10\x01\x12\x15\n\x11\x45VIDENCE_REPLAYED\x10\x02\x12\x15\n\x11\x45VIDENCE_HARDWARE\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1ewattfleet_proto/v1/power.proto\x12\x0cwattfleet.v1\"K\n\tPowerMode\x12\r\n\x05\x63ores\x18\x01 \x01(\r\x12\x0f\n\x07\x63pu_khz\x18\x02 \x01(\r\x12\x0e\n\x06gpu_hz\x18\x03 \x01(\x04\x12\x0e\n\x06mem_hz\x18\x04 \x01(\x04\"\x93\x01\n\nFrontPoint\x12%\n\x04mode\x18\x01 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\x12\x14\n\x0c\x65poch_log_sd\x18\x04 \x01(\x01\x12\x14\n\x0cpower_log_sd\x18\x05 \x01(\x01\x12\x10\n\x08warmup_s\x18\x06 \x01(\x01\"1\n\x05\x46ront\x12(\n\x06points\x18\x01 \x03(\x0b\x32\x18.wattfleet.v1.FrontPoint\"J\n\x08Workload\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\tminibatch\x18\x02 \x01(\r\x12\x1d\n\x15minibatches_per_epoch\x18\x03 \x01(\r*t\n\nProvenance\x12\x1a\n\x16PROVENANCE_UNSPECIFIED\x10\x00\x12\x18\n\x14PROVENANCE_SIMULATED\x10\x01\x12\x17\n\x13PROVENANCE_REPLAYED\x10\x02\x12\x17\n\x13PROVENANCE_HARDWARE\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wattfleet_proto.v1.power_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_EVIDENCE']._serialized_start=401
-  _globals['_EVIDENCE']._serialized_end=507
+  _globals['_PROVENANCE']._serialized_start=402
+  _globals['_PROVENANCE']._serialized_end=518
   _globals['_POWERMODE']._serialized_start=48
   _globals['_POWERMODE']._serialized_end=123
   _globals['_FRONTPOINT']._serialized_start=126
-  _globals['_FRONTPOINT']._serialized_end=272
-  _globals['_FRONT']._serialized_start=274
-  _globals['_FRONT']._serialized_end=323
-  _globals['_WORKLOAD']._serialized_start=325
-  _globals['_WORKLOAD']._serialized_end=399
+  _globals['_FRONTPOINT']._serialized_end=273
+  _globals['_FRONT']._serialized_start=275
+  _globals['_FRONT']._serialized_end=324
+  _globals['_WORKLOAD']._serialized_start=326
+  _globals['_WORKLOAD']._serialized_end=400
 # @@protoc_insertion_point(module_scope)

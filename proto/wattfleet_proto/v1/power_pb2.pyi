@@ -19,24 +19,24 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Evidence:
+class _Provenance:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _EvidenceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Evidence.ValueType], _builtins.type):
+class _ProvenanceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Provenance.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    EVIDENCE_UNSPECIFIED: _Evidence.ValueType  # 0
-    EVIDENCE_SIMULATED: _Evidence.ValueType  # 1
-    EVIDENCE_REPLAYED: _Evidence.ValueType  # 2
-    EVIDENCE_HARDWARE: _Evidence.ValueType  # 3
+    PROVENANCE_UNSPECIFIED: _Provenance.ValueType  # 0
+    PROVENANCE_SIMULATED: _Provenance.ValueType  # 1
+    PROVENANCE_REPLAYED: _Provenance.ValueType  # 2
+    PROVENANCE_HARDWARE: _Provenance.ValueType  # 3
 
-class Evidence(_Evidence, metaclass=_EvidenceEnumTypeWrapper): ...
+class Provenance(_Provenance, metaclass=_ProvenanceEnumTypeWrapper): ...
 
-EVIDENCE_UNSPECIFIED: Evidence.ValueType  # 0
-EVIDENCE_SIMULATED: Evidence.ValueType  # 1
-EVIDENCE_REPLAYED: Evidence.ValueType  # 2
-EVIDENCE_HARDWARE: Evidence.ValueType  # 3
-Global___Evidence: _TypeAlias = Evidence  # noqa: Y015
+PROVENANCE_UNSPECIFIED: Provenance.ValueType  # 0
+PROVENANCE_SIMULATED: Provenance.ValueType  # 1
+PROVENANCE_REPLAYED: Provenance.ValueType  # 2
+PROVENANCE_HARDWARE: Provenance.ValueType  # 3
+Global___Provenance: _TypeAlias = Provenance  # noqa: Y015
 
 @_typing.final
 class PowerMode(_message.Message):
@@ -79,7 +79,7 @@ class FrontPoint(_message.Message):
     POWER_W_FIELD_NUMBER: _builtins.int
     EPOCH_LOG_SD_FIELD_NUMBER: _builtins.int
     POWER_LOG_SD_FIELD_NUMBER: _builtins.int
-    START_S_FIELD_NUMBER: _builtins.int
+    WARMUP_S_FIELD_NUMBER: _builtins.int
     epoch_s: _builtins.float
     """median prediction, seconds"""
     power_w: _builtins.float
@@ -87,7 +87,7 @@ class FrontPoint(_message.Message):
     epoch_log_sd: _builtins.float
     """standard deviation of the logarithm"""
     power_log_sd: _builtins.float
-    start_s: _builtins.float
+    warmup_s: _builtins.float
     """what a training takes beyond its epochs, once, seconds; 0: not known"""
     @_builtins.property
     def mode(self) -> Global___PowerMode: ...
@@ -99,11 +99,11 @@ class FrontPoint(_message.Message):
         power_w: _builtins.float = ...,
         epoch_log_sd: _builtins.float = ...,
         power_log_sd: _builtins.float = ...,
-        start_s: _builtins.float = ...,
+        warmup_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "start_s", b"start_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,13 +75,13 @@ class Hello(_message.Message):
 
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     BOARD_FIELD_NUMBER: _builtins.int
-    EVIDENCE_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     MODE_COUNT_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     INSTALLATION_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
-    evidence: _power_pb2.Evidence.ValueType
+    provenance: _power_pb2.Provenance.ValueType
     mode_count: _builtins.int
     """size of the device's mode space"""
     installation: _builtins.str
@@ -93,14 +93,14 @@ class Hello(_message.Message):
         *,
         device_id: _builtins.str = ...,
         board: _builtins.str = ...,
-        evidence: _power_pb2.Evidence.ValueType = ...,
+        provenance: _power_pb2.Provenance.ValueType = ...,
         mode_count: _builtins.int = ...,
         protocol: Global___ProtocolVersion | None = ...,
         installation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["board", b"board", "device_id", b"device_id", "evidence", b"evidence", "installation", b"installation", "mode_count", b"mode_count", "protocol", b"protocol"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["board", b"board", "device_id", b"device_id", "installation", b"installation", "mode_count", b"mode_count", "protocol", b"protocol", "provenance", b"provenance"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

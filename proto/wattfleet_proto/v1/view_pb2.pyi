@@ -27,7 +27,7 @@ class DeviceView(_message.Message):
 
     DEVICE_ID_FIELD_NUMBER: _builtins.int
     BOARD_FIELD_NUMBER: _builtins.int
-    EVIDENCE_FIELD_NUMBER: _builtins.int
+    PROVENANCE_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     MODE_COUNT_FIELD_NUMBER: _builtins.int
@@ -45,7 +45,7 @@ class DeviceView(_message.Message):
     LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
-    evidence: _power_pb2.Evidence.ValueType
+    provenance: _power_pb2.Provenance.ValueType
     state: _session_pb2.DeviceState.ValueType
     profiled_modes: _builtins.int
     mode_count: _builtins.int
@@ -80,7 +80,7 @@ class DeviceView(_message.Message):
         *,
         device_id: _builtins.str = ...,
         board: _builtins.str = ...,
-        evidence: _power_pb2.Evidence.ValueType = ...,
+        provenance: _power_pb2.Provenance.ValueType = ...,
         state: _session_pb2.DeviceState.ValueType = ...,
         profiled_modes: _builtins.int = ...,
         mode_count: _builtins.int = ...,
@@ -99,7 +99,7 @@ class DeviceView(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "evidence", b"evidence", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015

@@ -10,9 +10,9 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.curves import Mask, Values
+from wattfleet.planning.max_utility import most_useful
+from wattfleet.planning.min_makespan import min_makespan
 from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only
-from wattfleet.planning.soonest import soonest
-from wattfleet.planning.useful import most_useful
 
 UTILITIES = ("equal", "loss")
 
@@ -76,7 +76,7 @@ class Deadline:
             InfeasibleBudgetError: the watts carry one, but later.
         """
         wish = everyone_of(situation, 1)
-        one = soonest(situation.curves, situation.headroom, 1, wish.eligible, wish.first)
+        one = min_makespan(situation.curves, situation.headroom, 1, wish.eligible, wish.first)
         if one is not None:
             raise InfeasibleBudgetError(
                 f"the watts carry no device that is done within {self.deadline_s:g} s: allow at least"

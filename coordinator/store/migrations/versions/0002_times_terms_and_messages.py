@@ -104,7 +104,7 @@ def _rounds() -> None:
 
 def _front_bytes(text: str) -> bytes:
     front = front_from_message(json_format.Parse(text, power_pb2.Front()))
-    columns = [front.modes, front.epoch_s, front.power_w, front.epoch_log_sd, front.power_log_sd, front.start_s]
+    columns = [front.modes, front.epoch_s, front.power_w, front.epoch_log_sd, front.power_log_sd, front.warmup_s]
     return np.column_stack(columns).astype("<f8").tobytes()
 
 

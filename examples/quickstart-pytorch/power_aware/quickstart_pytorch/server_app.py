@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from coordinator.flower import PowerAware
 from quickstart_pytorch.task import Net, load_test_data, test
+from wattfleet_flower import PowerAware
 
 app = ServerApp()
 

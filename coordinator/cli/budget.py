@@ -1,0 +1,168 @@
+"""`wattfleet coordinator budget`: the watts of every supply, and how the operator overrides them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import (
+    DEFAULT_ADDRESS,
+    CoordinatorOption,
+    JsonOption,
+    WatchOption,
+    connected,
+    print_json,
+    show,
+)
+from coordinator.cli.wording import counted, moment, number, watts
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from wattfleet_proto.v1 import operator_pb2
+
+app = typer.Typer(no_args_is_help=True, help="The watts of every supply.")
+
+_UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
+
+SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply; `site` where there is only one.")]
+
+
+@app.command("show")
+def show_budgets(
+    watch: WatchOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
+) -> None:
+    """Show the watts in force at every supply, where they come from, and what is set aside."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+
+        def content() -> list[dict[str, Any]]:
+            answer = client.operate("GetBudgets", operator_pb2.GetBudgetsRequest())
+            return [_content(budget) for budget in answer.supplies]
+
+        show(content, _table, json_, watch)
+
+
+# A number below zero is no option, and is refused as what it is.
+@app.command("set", context_settings={"ignore_unknown_options": True})
+def set_budget(
+    supply: SupplyArgument,
+    watts_: Annotated[float, typer.Argument(metavar="WATTS", help="Watts that it may give, above zero.")],
+    for_: Annotated[
+        str | None, typer.Option("--for", help="For so long, such as 45m or 1h30m.  [default: until cleared]")
+    ] = None,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Put watts in force in place of what a supply's source says; rounds in flight are trimmed to them."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    for_s = None if for_ is None else seconds(for_)
+    with connected(coordinator) as client:
+        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts_, for_s=for_s))
+    _print_changed(answer, json_)
+
+
+@app.command("clear")
+def clear_budget(
+    supply: SupplyArgument, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
+) -> None:
+    """Give a supply back to its source."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("ClearBudget", operator_pb2.ClearBudgetRequest(supply=supply))
+    _print_changed(answer, json_)
+
+
+def seconds(span: str) -> float:
+    """The seconds of a span of time as people write it: 90s, 45m, 2h, 1d, 1h30m.
+
+    Raises:
+        InvalidInputError: it is none, or is zero.
+    """
+    from wattfleet.errors import InvalidInputError
+
+    total_s = sum(float(amount) * _UNIT_S[unit] for amount, unit in _PART.findall(span))
+    if not (_SPAN.fullmatch(span) and total_s > 0):
+        raise InvalidInputError(f"{span!r} is no span of time: write 90s, 45m, 2h, 1d or 1h30m")
+    return total_s
+
+
+def _content(budget: operator_pb2.SupplyBudget) -> dict[str, Any]:
+    return {
+        "supply": budget.supply,
+        "parent": budget.parent or None,
+        "watts": budget.watts,
+        "set_aside_w": budget.set_aside_w,
+        "source": budget.source,
+        "fallback": budget.fallback,
+        "reason": budget.reason,
+        "since": _time(budget.since_unix_s),
+        "until": _time(budget.until_unix_s) if budget.HasField("until_unix_s") else None,
+    }
+
+
+def _time(unix_s: float) -> str:
+    from datetime import datetime, timezone
+
+    return datetime.fromtimestamp(unix_s, timezone.utc).isoformat(timespec="seconds")
+
+
+def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from coordinator.cli.layout import columns
+
+    behind = {each["supply"]: each["parent"] for each in found}
+
+    def depth(supply: str) -> int:
+        return 0 if behind[supply] is None else 1 + depth(behind[supply])
+
+    def path(supply: str) -> tuple[str, ...]:
+        return (*(() if behind[supply] is None else path(behind[supply])), supply)
+
+    table = columns(("\nsupply",), ("W in\nforce", "W set\naside"), ("\nsource", "\nsince", "\nuntil"))
+    reasons: list[RenderableType] = []
+    for each in sorted(found, key=lambda one: path(one["supply"])):
+        style = "bold red" if each["fallback"] else "yellow" if each["source"] == "operator" else ""
+        over = each["set_aside_w"] > each["watts"] * (1 + 1e-9)
+        table.add_row(
+            Text("  " * depth(each["supply"]) + each["supply"]),
+            number(each["watts"]),
+            Text(number(each["set_aside_w"]), style="bold red" if over else ""),
+            Text("fallback" if each["fallback"] else each["source"], style=style),
+            _moment(each["since"]),
+            "-" if each["until"] is None else _moment(each["until"]),
+        )
+        if each["fallback"] or each["source"] == "operator":
+            instead = f", fallback of its {each['source']}" if each["fallback"] else ""
+            reasons.append(Text(f"{each['supply']}{instead}: {each['reason']}", style="dim"))
+    return Group(table, *reasons)
+
+
+def _moment(time: str) -> str:
+    from datetime import datetime
+
+    return moment(datetime.fromisoformat(time))
+
+
+def _print_changed(answer: Any, json_: bool) -> None:
+    content = {**_content(answer.budget), "trimmed_rounds": answer.trimmed_rounds}
+    if json_:
+        print_json(content)
+        return
+    until = "" if content["until"] is None else f", until {_moment(content['until'])}"
+    print(f"{content['supply']}: {watts(content['watts'])} in force ({content['source']}{until})")
+    is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
+    if answer.trimmed_rounds:
+        print(f"{counted(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
+    if is_over:
+        print(f"{watts(content['set_aside_w'])} are set aside still: devices idle at that, or cannot be told otherwise")

@@ -1,0 +1,134 @@
+"""A connection to a running coordinator, as the operator's commands use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet_io.addresses import split_address
+from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
+from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
+
+_ANSWERS_WITHIN_S = 30.0
+_STREAMS_WITHIN_S = 600.0
+_IS_THERE_WITHIN_S = 5.0
+
+_GIVEN_IS_WRONG = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.DATA_LOSS,
+)
+
+
+class CoordinatorUnreachableError(WattfleetError):
+    """No coordinator answers at an address."""
+
+
+class RequestFailedError(WattfleetError):
+    """The coordinator could not do what it was asked for."""
+
+
+class RequestRefusedError(InvalidInputError):
+    """The coordinator does not take what it was given."""
+
+
+class CoordinatorClient:
+    """The services of one coordinator; what it refuses becomes an error of the domain."""
+
+    def __init__(self, address: str) -> None:
+        """Connect to host:port, at the first request.
+
+        Raises:
+            InvalidInputError: it is no address.
+        """
+        host, port = split_address(address)
+        self._address = f"{host}:{port}"
+        self._channel = grpc.insecure_channel(
+            self._address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
+        )
+        self._has_answered = False
+        self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
+        self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)
+
+    def __enter__(self) -> CoordinatorClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def operate(self, method: str, request: Any) -> Any:
+        """Call a method of the operator's service; `request` is a message, or an iterator of them.
+
+        Raises:
+            CoordinatorUnreachableError: nothing answers.
+            RequestRefusedError: what was given cannot be.
+            RequestFailedError: it went wrong there, or cannot be done now.
+        """
+        with self._errors():
+            return getattr(self._operator, method)(request, timeout=_ANSWERS_WITHIN_S)
+
+    def look(self, method: str, request: Any) -> Any:
+        """Call a method of the view's service that answers once; errors as for `operate`."""
+        with self._errors():
+            return getattr(self._view, method)(request, timeout=_ANSWERS_WITHIN_S)
+
+    def devices(
+        self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
+    ) -> Iterator[view_pb2.DeviceView]:
+        """Devices by id, all where none is named; errors as for `operate`."""
+        request = view_pb2.ListDevicesRequest(device_ids=device_ids, with_fronts=with_fronts, with_times=with_times)
+        for answer in self._streamed(self._view.ListDevices, request):
+            yield from answer.devices
+
+    def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
+        """All runs, oldest first; errors as for `operate`."""
+        return list(self.look("ListRuns", view_pb2.ListRunsRequest(with_times=with_times)).runs)
+
+    def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
+        """The rounds of a run, in their order; errors as for `operate`."""
+        request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
+        return self._streamed(self._view.StreamRounds, request)
+
+    def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
+        with self._errors():
+            yield from method(request, timeout=_STREAMS_WITHIN_S)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+            self._has_answered = True
+        except grpc.RpcError as error:
+            raise self._translated(error) from None
+
+    def _translated(self, error: Any) -> WattfleetError:
+        code, details = error.code(), error.details() or ""
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
+            return CoordinatorUnreachableError(f"the coordinator at {self._address} does not answer any more")
+        # A coordinator that cannot do something now says so with the same status.
+        is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
+        if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return CoordinatorUnreachableError(
+                f"no coordinator answers at {self._address}: start one with `wattfleet coordinator serve`, or name"
+                " another with --coordinator"
+            )
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return RequestFailedError(f"the coordinator at {self._address} is older than this command: update it")
+        kind = RequestRefusedError if code in _GIVEN_IS_WRONG else RequestFailedError
+        return kind(details or code.name)
+
+    def _is_there(self) -> bool:
+        try:
+            self._view.GetFleet(view_pb2.GetFleetRequest(), timeout=_IS_THERE_WITHIN_S)
+        except grpc.RpcError as error:
+            status: Any = error
+            return status.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        return True

@@ -1,0 +1,143 @@
+"""`wattfleet coordinator plan --dry-run`: what the next round would be, and why."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import (
+    DEFAULT_ADDRESS,
+    CoordinatorOption,
+    JsonOption,
+    connected,
+    print_json,
+)
+from coordinator.cli.wording import counted, duration, number
+
+if TYPE_CHECKING:
+    from wattfleet_proto.v1 import operator_pb2
+
+
+def plan(
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Required: rounds are planned when Flower's server asks for them.")
+    ] = False,
+    run: Annotated[
+        str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest, or a new one]")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Local epochs.  [default: as in the run's last round, 1 before its first]")
+    ] = None,
+    all_devices: Annotated[
+        bool, typer.Option("--all-devices", help="Count with devices that have no SuperNode, too.")
+    ] = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Show whom the next round would take, in which mode, and why; nothing is reserved or stored."""
+    from wattfleet.errors import InvalidInputError
+    from wattfleet_proto.v1 import operator_pb2
+
+    if not dry_run:
+        raise InvalidInputError("only with --dry-run: a round is planned when Flower's server asks for it")
+    if epochs is not None and not 0 < epochs < float("inf"):
+        raise InvalidInputError(f"a round needs epochs above zero, not {epochs:g}")
+    request = operator_pb2.PreviewPlanRequest(run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices)
+    with connected(coordinator) as client:
+        content = _content(client.operate("PreviewPlan", request))
+    if json_:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
+    from wattfleet_proto.convert import plan_from_message
+
+    found = plan_from_message(answer.plan)
+    parts = {assignment.device_id: assignment for assignment in found.assignments}
+    return {
+        "run_id": answer.run_id or None,
+        "round": answer.round,
+        "epochs": answer.epochs,
+        "only_devices_with_a_node": not answer.all_devices,
+        "duration_s": found.duration_s,
+        "deadline_s": found.deadline_s,
+        "planned_w": found.planned_w,
+        "site_budget_w": found.site_budget_w,
+        "supplies": [
+            {"supply": use.supply, "budget_w": use.budget_w, "planned_w": use.planned_w} for use in found.supplies
+        ],
+        "devices": [
+            {
+                "device_id": decision.device_id,
+                "selected": decision.selected,
+                "reason": decision.reason,
+                "mode": part.mode._asdict() if part else None,
+                "warmup_s": part.warmup_s if part else None,
+                "epoch_s": part.epoch_s if part else None,
+                "power_w": part.power_w if part else None,
+                "power_limit_w": part.power_limit_w if part else None,
+            }
+            for decision in found.decisions
+            for part in [parts.get(decision.device_id)]
+        ],
+        "not_looked_at": [{"device_id": each.device_id, "reason": each.reason} for each in answer.not_looked_at],
+    }
+
+
+def _print(content: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    from coordinator.cli.layout import columns, grouped
+    from wattfleet.modes.power_mode import PowerMode
+
+    console = Console(highlight=False)
+    run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
+    chosen = [each for each in content["devices"] if each["selected"]]
+    epochs = "1 epoch" if content["epochs"] == 1 else f"{content['epochs']:g} epochs"
+    console.print(Text(f"round {content['round']} of {run}, {epochs}, if it were planned now:"))
+    console.print(
+        Text(
+            f"{len(chosen)} of {counted(len(content['devices']), 'device')}, done within"
+            f" {duration(content['duration_s'])},"
+            f" {number(content['planned_w'])} of {number(content['site_budget_w'])} W set aside",
+            style="bold",
+        )
+    )
+    table = columns(("chosen", "mode"), ("start s", "s/epoch", "W", "W planned"))
+    for each in chosen:
+        table.add_row(
+            Text(each["device_id"], style="green"),
+            PowerMode(**each["mode"]).label(),
+            number(each["warmup_s"]),
+            number(each["epoch_s"]),
+            number(each["power_w"]),
+            number(each["power_limit_w"]),
+        )
+    others = [each for each in content["devices"] if not each["selected"]]
+    console.print()
+    console.print(table)
+    console.print()
+    console.print(grouped((each["device_id"], each["reason"]) for each in chosen))
+    if others:
+        console.print(Text("\nnot chosen"))
+        console.print(grouped(((each["device_id"], each["reason"]) for each in others), style="dim"))
+    if content["not_looked_at"]:
+        console.print(Text(f"\n{len(content['not_looked_at']):,} not looked at"))
+        said = ((each["device_id"], each["reason"]) for each in content["not_looked_at"])
+        console.print(grouped(said, style="dim"))
+    if len(content["supplies"]) > 1:
+        supplies = columns(("supply",), ("W allowed", "W planned"))
+        for use in content["supplies"]:
+            supplies.add_row(Text(use["supply"]), number(use["budget_w"]), number(use["planned_w"]))
+        console.print()
+        console.print(supplies)
+    if content["only_devices_with_a_node"]:
+        text = "looked at: devices that are ready and have a SuperNode; --all-devices: without one, too"
+    else:
+        text = "looked at: devices that are ready"
+    console.print()
+    console.print(text, style="dim")

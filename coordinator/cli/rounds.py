@@ -1,0 +1,120 @@
+"""`wattfleet coordinator rounds`: what was planned, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import (
+    DEFAULT_ADDRESS,
+    CoordinatorOption,
+    JsonOption,
+    WatchOption,
+    connected,
+    show,
+)
+from coordinator.cli.wording import counted, duration, number
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+    from coordinator.cli.layout import Way
+
+RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest]")]
+
+
+def rounds(
+    run: RunOption = None,
+    watch: WatchOption = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Show the rounds of a run: who took part, watts and seconds as planned and observed, and how it learns."""
+    from coordinator.cli.view_values import round_values, run_values
+    from wattfleet.errors import InvalidInputError
+
+    with connected(coordinator) as client:
+
+        def content() -> dict[str, Any]:
+            runs = client.runs(with_times=json_)
+            chosen = [each for each in runs if run is None or each.run_id == run][-1:]
+            if run is not None and not chosen:
+                known = ", ".join(each.run_id for each in runs[-5:])
+                newest = f"the newest are {known}" if runs else "nor did any other"
+                raise InvalidInputError(f"run {run!r} never started; {newest}")
+            if not chosen:
+                return {"run_id": None, "rounds": []}
+            views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
+            return {**run_values(chosen[0]), "rounds": [round_values(view) for view in views]}
+
+        show(content, _table, json_, watch)
+
+
+def _table(content: dict[str, Any]) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
+    from coordinator.cli.layout import Fitting
+
+    if content["run_id"] is None:
+        return Text("no run ever started")
+    done = "over" if content["finished"] else "running"
+    asked_for = counted(content["rounds_asked_for"], "round")
+    lines: list[RenderableType] = [
+        Text(f"run {content['run_id']}: {content['strategy']}, {asked_for} asked for, {done}", style="bold")
+    ]
+    if content["error"]:
+        lines.append(Text(content["error"], style="red"))
+    if not content["rounds"]:
+        return Group(*lines, Text("no round was planned yet"))
+    names = sorted({name for each in content["rounds"] for name in each["metrics"]})
+    lines.append(Fitting(*(partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1))))
+    lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
+    return Group(*lines)
+
+
+def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int) -> Way:
+    """The rounds with the first so many of their metrics."""
+    from rich.text import Text
+
+    from coordinator.cli.layout import Way, columns
+
+    heads = ("W\nallowed", "W\nplanned", "W\nseen", "time\nplanned", "time\nseen")
+    table = columns(right=("\nround", "\ndevices", *heads))
+    for name in names[:count]:
+        table.add_column(Text("\n" + name), justify="right", no_wrap=True)
+    for each in rounds:
+        failed, devices = len(each["failed"]), each["devices"]
+        is_running = each["wall_s"] is None and each["observed_s"] is None
+        table.add_row(
+            str(each["round"]),
+            Text(f"{devices - failed:,} of {devices:,}", style="bold red") if failed else f"{devices:,}",
+            number(each["site_budget_w"]),
+            number(each["planned_w"]),
+            number(each["observed_site_w"]),
+            duration(each["planned_s"]),
+            "running" if is_running else duration(each["observed_s"]),
+            *(number(each["metrics"].get(name), 3) for name in names[:count]),
+        )
+    left_out = Text(f"--json has {', '.join(names[count:])}, too", style="dim")
+    return Way(table, parts=[table, left_out] if names[count:] else ())
+
+
+def _trim(each: dict[str, Any]) -> Text:
+    """What became of a round when the watts fell."""
+    from rich.text import Text
+
+    became = [
+        f"{counted(count, 'device')} {words}"
+        for count, words in ((each["in_other_mode"], "went on in another mode"), (each["stopped"], "stopped"))
+        if count
+    ]
+    return Text(
+        f"round {each['round']} was trimmed to {number(each['trimmed_planned_w'])} of"
+        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(became)}",
+        style="yellow",
+    )

@@ -1,0 +1,1 @@
+"""The gRPC services: they translate messages; the logic is in `coordinator.state`."""

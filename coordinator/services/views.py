@@ -1,0 +1,156 @@
+"""What commands, displays and reports read of the coordinator."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from coordinator.services.sessions import STATE_MESSAGE
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord
+from coordinator.store.archive import rounds_of
+from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
+from coordinator.store.writer import Writer
+from wattfleet.choosing.front import Front
+from wattfleet.planning.round_plan import RoundPlan
+from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message
+from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
+
+_DEVICES_IN_A_MESSAGE = 100
+
+
+class ViewServicer(view_pb2_grpc.ViewServiceServicer):
+    """What commands, displays and reports read."""
+
+    def __init__(self, fleet: Fleet, writer: Writer) -> None:
+        """Show one fleet."""
+        self._fleet = fleet
+        self._writer = writer
+
+    async def GetFleet(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.GetFleetRequest, context: Any
+    ) -> view_pb2.GetFleetResponse:
+        """What holds for the fleet as a whole."""
+        return view_pb2.GetFleetResponse(site_budget_w=self._fleet.site_budget_w, policy=self._fleet.policy.name)
+
+    async def ListDevices(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.ListDevicesRequest, context: Any
+    ) -> AsyncIterator[view_pb2.ListDevicesResponse]:
+        """Devices by id."""
+        for device_id in request.device_ids:
+            self._fleet.device(device_id)
+        ids = sorted(set(request.device_ids) or self._fleet.devices)
+        times = await self._writer.times(OF_DEVICES) if request.with_times else {}
+        for begin in range(0, len(ids), _DEVICES_IN_A_MESSAGE):
+            yield view_pb2.ListDevicesResponse(
+                devices=[
+                    self._device_view(self._fleet.devices[each], request.with_fronts, times.get(each, Times()))
+                    for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
+                ]
+            )
+
+    async def ListRuns(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.ListRunsRequest, context: Any
+    ) -> view_pb2.ListRunsResponse:
+        """All runs, oldest first."""
+        times = await self._writer.times(OF_RUNS) if request.with_times else {}
+        return view_pb2.ListRunsResponse(
+            runs=[
+                view_pb2.RunView(
+                    run_id=run.run_id,
+                    strategy=run.strategy,
+                    rounds=run.rounds,
+                    initial_metrics=run.initial_metrics,
+                    finished=run.finished,
+                    error=run.error,
+                    started_unix_s=times.get(run.run_id, Times()).first_unix_s,
+                    finished_unix_s=times.get(run.run_id, Times()).last_unix_s,
+                )
+                for run in self._fleet.runs.values()
+            ]
+        )
+
+    async def StreamRounds(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.StreamRoundsRequest, context: Any
+    ) -> AsyncIterator[view_pb2.RoundView]:
+        """The rounds of one run, one by one."""
+        run_id = self._fleet.run(request.run_id).run_id
+        times = await self._writer.times(of_rounds(run_id)) if request.with_times else {}
+        async for record in rounds_of(self._fleet, self._writer, run_id):
+            yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
+
+    def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
+        supply, rules = self._fleet.placement_of(record.device_id)
+        say, front = self._fleet.say_of(record.device_id), record.front
+        return view_pb2.DeviceView(
+            device_id=record.device_id,
+            board=record.board,
+            provenance=provenance_to_message(record.provenance),
+            state=STATE_MESSAGE[record.state],
+            profiled_modes=record.profiled_modes,
+            mode_count=record.mode_count,
+            detail=record.detail,
+            idle_w=record.idle_w,
+            front=front_to_message(front) if front is not None and with_front else None,
+            reference_digest=record.reference_digest,
+            fastest_epoch_s=None if front is None else _fastest_epoch_s(front, record.idle_w or 0.0, rules.limit_w),
+            supply=supply,
+            limit_w=rules.limit_w,
+            site_tags=sorted(rules.tags),
+            operator_tags=sorted(say.tags),
+            drained=say.drained,
+            first_seen_unix_s=times.first_unix_s,
+            last_seen_unix_s=times.last_unix_s,
+        )
+
+
+def _fastest_epoch_s(front: Front, idle_w: float, limit_w: float | None) -> float | None:
+    """Seconds of a training of one epoch in the fastest mode within a device's own limit; None where there is none."""
+    allowed = np.maximum(front.planned_w, idle_w) <= (np.inf if limit_w is None else limit_w)
+    return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
+
+
+def _without_devices(plan: RoundPlan) -> RoundPlan:
+    first = None if plan.first_planned is None else _without_devices(plan.first_planned)
+    return replace(plan, assignments=(), decisions=(), first_planned=first)
+
+
+def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_pb2.RoundView:
+    plan = record.plan if with_devices else _without_devices(record.plan)
+    return view_pb2.RoundView(
+        run_id=record.run_id,
+        round=record.number,
+        plan_id=record.plan_id,
+        epochs=record.epochs,
+        plan=plan_to_message(record.plan_id, plan, record.nodes),
+        observations=[
+            view_pb2.DeviceObservation(device_id=seen.device_id, epoch_s=seen.epoch_s, power_w=seen.power_w)
+            for seen in record.observations.values()
+            if with_devices
+        ],
+        failed_device_ids=record.failed,
+        metrics=record.metrics,
+        wall_s=record.wall_s,
+        observed_site_w=record.observed_site_w,
+        observed_duration_s=record.observed_duration_s,
+        results=[_result(result) for result in record.results if with_devices],
+        device_count=len(record.plan.at_first.assignments),
+        idle_w=record.idle_w,
+        planned_unix_s=times.first_unix_s,
+        finished_unix_s=times.last_unix_s,
+        other_mode_count=len(record.plan.in_other_mode),
+        stopped_count=len(record.plan.stopped),
+    )
+
+
+def _result(result: DeviceResult) -> planning_pb2.DeviceResult:
+    return planning_pb2.DeviceResult(
+        device_id=result.device_id,
+        failure=result.failure,
+        num_examples=result.num_examples,
+        loss=result.loss,
+        share=result.share,
+    )

@@ -1,0 +1,1 @@
+"""The fleet's state: pure state machines, driven by the services and by tests alike."""

@@ -1,0 +1,1 @@
+"""What each `wattfleet agent` command does; `edge_agent.cli.commands` names them."""

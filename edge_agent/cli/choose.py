@@ -1,0 +1,109 @@
+"""`wattfleet agent choose`: a mode for a limit on power or on time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from edge_agent.profiling.profile_state import FittedDevice
+    from wattfleet.choosing.choice import Chosen
+
+_PROBABILITY = 0.95
+
+
+class Goal(str, Enum):
+    """What is to be least where a deadline is kept."""
+
+    energy = "energy"
+    power = "power"
+
+
+def choose(
+    budget_w: Annotated[
+        float | None, typer.Option(help="Watts while training: choose the fastest mode that keeps to them.")
+    ] = None,
+    deadline_s: Annotated[
+        float | None, typer.Option(help="Seconds for an epoch: choose the mode of the least energy that keeps to them.")
+    ] = None,
+    least: Annotated[Goal, typer.Option(help="What is to be least within a deadline.")] = Goal.energy,
+    probability: Annotated[
+        float, typer.Option(help="With which a mode that was not measured must keep the limit.")
+    ] = _PROBABILITY,
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Choose a power mode by what was measured on this device and what is predicted for it; nothing is changed."""
+    from rich.console import Console
+
+    from edge_agent.profiling.profile_state import read_fitted
+    from wattfleet.errors import InvalidInputError
+
+    if (budget_w is None) == (deadline_s is None):
+        raise InvalidInputError("give one limit: --budget-w, or --deadline-s")
+    board = open_named(device, state_dir)
+    with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
+        fitted = read_fitted(state_dir, board)
+        chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
+    content = _content(fitted, chosen, budget_w, deadline_s)
+    if json_:
+        print_json(content)
+    else:
+        _print(content, board.board_kind)
+
+
+def _chosen(
+    fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
+) -> Chosen:
+    from wattfleet.choosing.choice import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
+
+    if budget_w is not None:
+        return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)
+    assert deadline_s is not None
+    by_deadline = {Goal.energy: least_energy_by_deadline, Goal.power: lowest_power_by_deadline}[least]
+    return by_deadline(fitted.choosable, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
+
+
+def _content(fitted: FittedDevice, chosen: Chosen, budget_w: float | None, deadline_s: float | None) -> dict[str, Any]:
+    from edge_agent.cli.mode_names import written
+    from edge_agent.learning.expectation import expectation_of
+
+    expected = expectation_of(fitted, chosen.mode)
+    limit = {"budget_w": budget_w} if budget_w is not None else {"deadline_s": deadline_s}
+    kept = expected.keeps_power(budget_w) if budget_w is not None else expected.keeps_epoch(deadline_s or 0.0)
+    return {
+        **limit,
+        "mode": chosen.mode._asdict(),
+        "argument": written(chosen.mode),
+        "label": chosen.mode.label(),
+        **expected.content(),
+        "probability_of_keeping_the_limit": kept,
+    }
+
+
+def _print(content: Mapping[str, Any], board: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from edge_agent.learning.expectation import lines_of
+
+    limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s for an epoch"
+    table = Table(title=f"Chosen for {board} within {limit}", title_justify="left", show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_row("mode", f"{content['argument']}\n{content['label']}")
+    for what, text in lines_of(content).items():
+        table.add_row(what, text)
+    kept = content["probability_of_keeping_the_limit"]
+    table.add_row("keeps the limit", "as measured" if kept is None else f"with a probability of {kept:.1%}")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(f"apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)

@@ -1,0 +1,127 @@
+"""`wattfleet agent fit`: the predictor, fitted anew to what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY
+
+if TYPE_CHECKING:
+    from edge_agent.devices.device import Device
+    from edge_agent.learning.refit import Refit
+
+
+def fit(
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            help="The predictor to transfer from: a shipped one, or the directory of another.  [default: that of the"
+            " stored predictor]"
+        ),
+    ] = None,
+    minibatches_per_epoch: Annotated[
+        int | None, typer.Option(min=1, help="Minibatches in one pass over the device's data; as before if not given.")
+    ] = None,
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Fit the predictor anew to the modes measured so far, store it, and say how well it foresees each of them."""
+    from rich.console import Console
+
+    from edge_agent.learning.refit import refit
+    from edge_agent.profiling.profile_state import read_profile, require_profile_of
+
+    board = open_named(device, state_dir)
+    if (measured := read_profile(state_dir)) is not None:
+        require_profile_of(board, measured, state_dir)
+    with Console(stderr=True).status("fitting"):
+        fitted = refit(state_dir, reference, minibatches_per_epoch)
+    content = _content(fitted, board, state_dir)
+    if json_:
+        print_json(content)
+    else:
+        _print(content)
+
+
+def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, Any]:
+    import numpy as np
+
+    from edge_agent.cli.mode_names import written
+    from wattfleet.choosing.sampling import descending
+    from wattfleet.modes.power_mode import as_modes
+    from wattfleet.prediction.roofline.predictor import RooflinePredictor
+
+    highest = as_modes(descending(board.modes)[:1])[0]
+    left_out, explanation = None, None
+    if fitted.left_out is not None:
+        left_out = {
+            "median_time_error": float(np.median([abs(mode.time_error) for mode in fitted.left_out])),
+            "median_power_error": float(np.median([abs(mode.power_error) for mode in fitted.left_out])),
+            "modes": [
+                {
+                    "argument": written(mode.mode),
+                    "label": mode.mode.label(),
+                    "minibatch_ms": mode.minibatch_ms,
+                    "time_error": mode.time_error,
+                    "power_w": mode.power_w,
+                    "power_error": mode.power_error,
+                }
+                for mode in fitted.left_out
+            ],
+        }
+    if isinstance(fitted.predictor, RooflinePredictor):
+        explained = fitted.predictor.explain(highest)
+        explanation = {"bound": explained.bound, "words": explained.words(), "shares": dict(explained.shares)}
+    details = fitted.artefact.details
+    return {
+        "device_id": fitted.measured.header.device_id,
+        "board": details.board,
+        "provenance": fitted.measured.header.provenance,
+        "workload": details.workload.name,
+        "fitted_to_modes": len(fitted.measured.profile),
+        "predictor": {"kind": details.predictor, "digest": fitted.artefact.digest},
+        "predictor_directory": str(state_directory / PREDICTOR_DIRECTORY),
+        "left_out": left_out,
+        "highest_mode": {"argument": written(highest), "label": highest.label(), "explanation": explanation},
+    }
+
+
+def _print(content: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from edge_agent.cli.mode_names import counted
+
+    console = Console(highlight=False)
+    left_out, highest = content["left_out"], content["highest_mode"]
+    if left_out is not None:
+        table = Table(title="Each measured mode, foreseen by all the others", title_justify="left")
+        table.add_column("mode", no_wrap=True)
+        for name in ("ms measured", "off by", "W measured", "off by"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in left_out["modes"]:
+            table.add_row(
+                row["label"],
+                f"{row['minibatch_ms']:.1f}",
+                f"{row['time_error']:+.1%}",
+                f"{row['power_w']:.1f}",
+                f"{row['power_error']:+.1%}",
+            )
+        console.print(table)
+        console.print(
+            f"Off by {left_out['median_time_error']:.1%} in time and {left_out['median_power_error']:.1%} in power"
+            " (medians)."
+        )
+    if highest["explanation"] is not None:
+        console.print(f"The highest mode, {highest['label']}: {highest['explanation']['words']}")
+    predictor = content["predictor"]
+    console.print(
+        f"{predictor['kind']} for {content['workload']}, fitted to {counted(content['fitted_to_modes'])}, is stored in"
+        f" {content['predictor_directory']} (digest {predictor['digest'][:12]}...)",
+        soft_wrap=True,
+    )

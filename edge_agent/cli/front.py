@@ -1,0 +1,103 @@
+"""`wattfleet agent front`: the modes worth using on this device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from edge_agent.cli.front_plots.view import FrontView
+
+_ROWS = 12
+_WIDEST = 120
+
+
+def front(
+    html: Annotated[Path | None, typer.Option(help="Also write a page that opens offline.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Plot the modes of which none is predicted to be both slower and hungrier than another."""
+    from rich.console import Console
+
+    from edge_agent.profiling.profile_state import read_fitted
+
+    board = open_named(device, state_dir)
+    with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
+        from edge_agent.cli.front_plots.view import FrontView
+
+        view = FrontView.of(read_fitted(state_dir, board))
+    if html is not None:
+        _written(html, lambda path: _write_page(view, path))
+    if png is not None:
+        _written(png, lambda path: _write_picture(view, path))
+    if json_:
+        print_json(view.content())
+    else:
+        _print(view)
+
+
+def _write_page(view: FrontView, path: Path) -> None:
+    from edge_agent.cli.front_plots.html import front_page
+
+    path.write_text(front_page(view), encoding="utf-8")
+
+
+def _write_picture(view: FrontView, path: Path) -> None:
+    from edge_agent.cli.front_plots.png import write_front_picture
+
+    write_front_picture(view, path)
+
+
+def _written(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file and say so where it does not disturb what is printed."""
+    from wattfleet.errors import InvalidInputError
+
+    try:
+        write(path)
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(f"{path}: drawing it needs {error.name}: pip install 'wattfleet[plots]'") from None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
+    typer.echo(f"wrote {path}", err=True)
+
+
+def _print(view: FrontView) -> None:
+    import numpy as np
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from edge_agent.cli.front_plots.terminal import front_text
+    from edge_agent.cli.mode_names import written
+
+    console, front = Console(highlight=False), view.front
+    console.print(view.title, style="bold")
+    plot = front_text(view, min(console.width, _WIDEST), colours=console.color_system is not None)
+    console.print(Text.from_ansi(plot), no_wrap=True, crop=True)
+    shown = np.unique(np.linspace(0, len(front) - 1, _ROWS).round().astype(int))
+    table = Table(box=None, pad_edge=False)
+    table.add_column("mode", no_wrap=True)
+    table.add_column("to apply it", no_wrap=True)
+    for name in ("s/epoch", "W", "W planned"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for index in shown.tolist():
+        mode = front.mode(index)
+        table.add_row(
+            mode.label(),
+            written(mode),
+            f"{front.epoch_s[index]:.1f}",
+            f"{front.power_w[index]:.1f}",
+            f"{front.planned_w[index]:.1f}",
+        )
+    console.print(table)
+    if len(shown) < len(front):
+        console.print(f"{len(shown)} of {len(front)} modes; --json and --html have all", style="dim")

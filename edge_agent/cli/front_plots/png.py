@@ -1,0 +1,42 @@
+"""A front as a picture, drawn without a browser: a Jetson may have none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
+
+
+def write_front_picture(view: FrontView, path: Path) -> None:
+    """Draw the front and what was measured into a PNG file.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    front = view.front
+    factor = np.exp(INTERVAL_LOG_SDS * front.power_log_sd)
+    figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.fill_between(
+        front.one_epoch_s,
+        front.power_w / factor,
+        front.power_w * factor,
+        color=FRONT_COLOUR,
+        alpha=0.15,
+        label="90 % interval",
+    )
+    axes.plot(front.one_epoch_s, front.power_w, ".-", color=FRONT_COLOUR, label="predicted front")
+    axes.plot(view.measured_one_epoch_s, view.measured_w, "x", color=MEASURED_COLOUR, label="measured")
+    axes.set_xscale("log")
+    axes.set_xticks(view.time_ticks(), [f"{seconds:g}" for seconds in view.time_ticks()])
+    axes.set_xticks([], minor=True)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("seconds of an epoch, its start included")
+    axes.set_ylabel("watts while training")
+    axes.set_title(view.title, fontsize=10)
+    axes.grid(color="#e6e9ed")
+    axes.legend(frameon=False)
+    figure.savefig(path, format="png")

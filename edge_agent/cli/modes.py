@@ -1,0 +1,83 @@
+"""`wattfleet agent modes`: what can be set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from edge_agent.devices.device import Device
+
+_UNITS = {"cores": "", "cpu_khz": "kHz", "gpu_hz": "Hz", "mem_hz": "Hz"}
+_TITLES = {"cores": "cores", "cpu_khz": "CPU", "gpu_hz": "GPU", "mem_hz": "memory"}
+
+
+def modes(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    list_: Annotated[bool, typer.Option("--list", help="Print every mode as CSV instead.")] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Show the values that each knob takes, and the modes that have names."""
+    board = open_named(device, state_dir)
+    if list_:
+        print("\n".join(_csv_lines(board)))
+        return
+    content = _content(board)
+    if json_:
+        print_json(content)
+    else:
+        _print_tables(content)
+
+
+def _csv_lines(board: Device) -> list[str]:
+    from wattfleet.modes.power_mode import PowerMode
+
+    rows = board.modes.astype(int).tolist()
+    return [",".join(PowerMode._fields), *(",".join(map(str, row)) for row in rows)]
+
+
+def _content(board: Device) -> dict[str, Any]:
+    from edge_agent.cli.mode_names import presets_of
+    from wattfleet.modes.power_mode import PowerMode
+
+    columns = zip(PowerMode._fields, board.modes.T, strict=True)
+    return {
+        "board": board.board_kind,
+        "provenance": board.provenance,
+        "modes": len(board.modes),
+        "values": {knob: sorted({round(value) for value in values.tolist()}) for knob, values in columns},
+        "presets": {name: mode._asdict() for name, mode in presets_of(board).items()},
+    }
+
+
+def _print_tables(content: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from edge_agent.cli.mode_names import written
+    from wattfleet.modes.power_mode import PowerMode
+
+    console = Console()
+    values = Table(title=f"{content['board']}: {content['modes']:,} modes", title_justify="left")
+    values.add_column("knob", no_wrap=True)
+    values.add_column("values", justify="right")
+    values.add_column("from low to high")
+    for knob, taken in content["values"].items():
+        unit = f" {_UNITS[knob]}" if _UNITS[knob] else ""
+        values.add_row(f"{_TITLES[knob]}{unit}", str(len(taken)), " ".join(map(str, taken)))
+    console.print(values)
+    if content["presets"]:
+        presets = Table(title="Modes with names", title_justify="left")
+        presets.add_column("name", no_wrap=True)
+        presets.add_column("cores,CPU kHz,GPU Hz,memory Hz", no_wrap=True)
+        presets.add_column("in short", no_wrap=True)
+        for name, knobs in content["presets"].items():
+            mode = PowerMode(**knobs)
+            presets.add_row(name, written(mode), mode.label())
+        console.print(presets)

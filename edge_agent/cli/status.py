@@ -1,0 +1,192 @@
+"""`wattfleet agent status`: how the device and its agent stand now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
+from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+
+if TYPE_CHECKING:
+    from edge_agent.devices.device import Device
+
+
+def status(
+    device: DeviceOption = "auto",
+    state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
+    json_: JsonOption = False,
+) -> None:
+    """Show the mode in force, heat and power now, and what the agent has measured and fitted.
+
+    Ends with 1 if something cannot be read.
+    """
+    from edge_agent.devices.selection import folder_of_device
+
+    board = open_named(device, state_dir)
+    folder = folder_of_device(device, state_dir)
+    problems: dict[str, str] = {}
+    parts: Mapping[str, Callable[[], dict[str, Any] | None]] = {
+        "device": lambda: _device(board),
+        "safekeeping": lambda: _safekeeping(folder),
+        "profile": lambda: _profile(state_dir),
+        "predictor": lambda: _predictor(state_dir),
+    }
+    content = {name: _or_problem(name, part, problems) for name, part in parts.items()}
+    if json_:
+        print_json({**content, "problems": problems})
+    else:
+        _print_table(content, problems)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _or_problem(
+    name: str, part: Callable[[], dict[str, Any] | None], problems: dict[str, str]
+) -> dict[str, Any] | None:
+    """One part; what cannot be read hides no other part."""
+    from wattfleet.errors import WattfleetError
+
+    try:
+        return part()
+    except WattfleetError as error:
+        problems[name] = str(error)
+        return None
+
+
+def _device(board: Device) -> dict[str, Any]:
+    import math
+
+    from edge_agent.cli.mode_names import presets_of, written
+    from edge_agent.devices.power_now import power_now_mw
+
+    mode, conditions = board.current_mode(), board.conditions()
+    power_mw = power_now_mw(board)
+    return {
+        "board": board.board_kind,
+        "provenance": board.provenance,
+        "mode": mode._asdict(),
+        "argument": written(mode),
+        "label": mode.label(),
+        "presets": [name for name, preset in presets_of(board).items() if preset == mode],
+        "power_w": None if math.isnan(power_mw) else power_mw / 1e3,
+        "temperature_c": conditions.temperature_c,
+        "throttle_events": conditions.throttle_events,
+    }
+
+
+def _safekeeping(folder: Path) -> dict[str, Any]:
+    from edge_agent.training.knob_backup import holder_of
+    from edge_agent.training.mode_change import is_kept
+
+    return {"held_by": holder_of(folder), "restore_file": is_kept(folder)}
+
+
+def _profile(state_directory: Path) -> dict[str, Any] | None:
+    from edge_agent.profiling.profile_state import read_profile
+
+    measured = read_profile(state_directory)
+    if measured is None:
+        return None
+    return {
+        "device_id": measured.header.device_id,
+        "workload": measured.header.workload,
+        "minibatch": measured.header.minibatch,
+        "provenance": measured.header.provenance,
+        "measured_modes": measured.measured_modes,
+        "discarded": measured.discarded,
+        "seconds": measured.seconds,
+        "renewed": measured.renewed,
+    }
+
+
+def _predictor(state_directory: Path) -> dict[str, Any] | None:
+    from edge_agent.profiling.profile_state import read_predictor
+
+    artefact = read_predictor(state_directory)
+    if artefact is None:
+        return None
+    details = artefact.details
+    return {
+        "kind": details.predictor,
+        "digest": artefact.digest,
+        "workload": details.workload.name,
+        "fitted_to_modes": details.figures.get("profiled_modes"),
+    }
+
+
+def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping[str, str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("what", no_wrap=True)
+    table.add_column("how it stands", overflow="fold")
+    lines = {
+        "device": _device_lines,
+        "safekeeping": _safekeeping_lines,
+        "profile": _profile_lines,
+        "predictor": _predictor_lines,
+    }
+    for name, in_words in lines.items():
+        if name in problems:
+            table.add_row(name, Text(problems[name], style="red"))
+            continue
+        for what, text in in_words(content[name]).items():
+            table.add_row(what, Text(text))
+    Console(highlight=False).print(table)
+
+
+def _device_lines(device: Any) -> dict[str, str]:
+    named = f", {' or '.join(device['presets'])}" if device["presets"] else ""
+    degrees, power_w, throttled = device["temperature_c"], device["power_w"], device["throttle_events"]
+    return {
+        "device": f"{device['board']} ({device['provenance']})",
+        "mode": f"{device['argument']} ({device['label']}{named})",
+        "power": "cannot be read" if power_w is None else f"{power_w:.1f} W",
+        "temperature": "not shown by this board" if degrees is None else f"{degrees:.1f} degrees C",
+        "throttled": "not counted by this board" if throttled is None else f"{throttled} times since the start",
+    }
+
+
+def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
+    holder, kept = safekeeping["held_by"], safekeeping["restore_file"]
+    if holder is not None:
+        return {"changed": f"in use by process {holder}{', which will restore it' if kept else ''}"}
+    if kept:
+        return {"changed": "yes; `wattfleet agent restore` puts back what was before"}
+    return {"changed": "no, it is as its owner left it"}
+
+
+def _profile_lines(profile: Any) -> dict[str, str]:
+    from edge_agent.cli.mode_names import counted
+
+    if profile is None:
+        return {"profile": "none yet"}
+    line = f"{counted(profile['measured_modes'])} of {profile['workload']}, minibatch {profile['minibatch']}"
+    line += f" ({profile['provenance']}), in {_duration(profile['seconds'])}"
+    if profile["discarded"]:
+        line += f"; discarded, as disturbed: {profile['discarded']}"
+    if profile["renewed"] is not None:
+        line += f"; begun anew: {profile['renewed']}"
+    return {"profile": line}
+
+
+def _predictor_lines(predictor: Any) -> dict[str, str]:
+    from edge_agent.cli.mode_names import counted
+
+    if predictor is None:
+        return {"predictor": "none fitted yet"}
+    fitted = predictor["fitted_to_modes"]
+    to = "" if fitted is None else f", fitted to {counted(fitted)}"
+    return {"predictor": f"{predictor['kind']} for {predictor['workload']}{to}, digest {predictor['digest'][:12]}..."}
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

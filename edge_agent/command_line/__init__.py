@@ -1,1 +1,0 @@
-"""What each `wattfleet agent` command does; `edge_agent.commands` names them."""

@@ -1,0 +1,1 @@
+"""Boards that exist only in software: simulated from fitted physics, or replayed from measurements."""

@@ -1,0 +1,70 @@
+"""The parameters of simulated boards, from the data file that `python -m wattfleet_simulation.board_fit` writes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.modes.boards import board
+from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
+
+FILE_NAME = "board_parameters.json"
+"""The data file, beside this module."""
+
+
+@dataclass(frozen=True)
+class MisfitSpread:
+    """How far real boards lie from the physics, as log deviations.
+
+    Attributes:
+        levels: `[q]` ascending probabilities in (0, 1).
+        time: `[q]` quantiles of log(measured / modelled) minibatch time.
+        power: `[q]` quantiles of log(measured / modelled) power.
+    """
+
+    levels: NDArray[np.float64]
+    time: NDArray[np.float64]
+    power: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class BoardParameters:
+    """The physics of a kind of board while it trains ResNet-18, minibatch 16 (PowerTrain's reference workload).
+
+    Attributes:
+        time: parameters of the step time.
+        power: parameters of the power.
+        misfit: how far a real board lies from these.
+    """
+
+    time: TimeParameters
+    power: PowerParameters
+    misfit: MisfitSpread
+
+
+def board_parameters(kind: str) -> BoardParameters:
+    """The parameters of a kind of board.
+
+    Raises:
+        InvalidInputError: no such kind.
+    """
+    document = _document()
+    misfit, parameters = document["misfit"], document["boards"][board(kind).kind]
+    return BoardParameters(
+        TimeParameters(**parameters["time"]),
+        PowerParameters(**parameters["power"]),
+        MisfitSpread(*(np.array(misfit[name]) for name in ("levels", "time", "power"))),
+    )
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = files(__package__).joinpath(FILE_NAME).read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document

@@ -1,0 +1,59 @@
+"""A board that repeats what was once measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.modes.profile import read_csv
+
+# A profile says nothing of idling; the Orin Nano's logs stand at 0.75 to 0.85 of its lowest training power.
+_IDLE_SHARE = 0.8
+# Nor of single minibatches: the median over the Orin Nano's 26 logged modes.
+_JITTER = 0.05
+
+
+class ReplayDevice(VirtualBoard):
+    """A board whose modes and truth are the rows of a measured profile.
+
+    Args:
+        csv_path: a CSV file with the columns of `wattfleet.modes.profile.COLUMNS`.
+        seed: decides on the noise around the recorded values.
+
+    Raises:
+        InvalidInputError: the file cannot be used as a profile.
+    """
+
+    def __init__(self, csv_path: Path, seed: int) -> None:
+        profile = read_csv(csv_path)
+        self._recorded = {
+            mode: (float(minibatch_ms), float(power_mw))
+            for mode, minibatch_ms, power_mw in zip(
+                as_modes(profile.modes), profile.minibatch_ms, profile.power_mw, strict=True
+            )
+        }
+        self._idle_mw = _IDLE_SHARE * float(profile.power_mw.min())
+        fastest = as_modes(profile.modes)[int(profile.minibatch_ms.argmin())]
+        super().__init__(f"replay:{csv_path.stem}", "replayed", profile.modes, fastest, seed)
+
+    def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The recorded values at `[n, 4]` recorded modes: `[n]` ms per minibatch and `[n]` mW.
+
+        Raises:
+            InvalidInputError: a mode was not recorded.
+        """
+        wanted = as_modes(modes)
+        unknown = [mode for mode in wanted if mode not in self._recorded]
+        if unknown:
+            raise InvalidInputError(f"{self.board_kind} holds no measurement of {unknown[0].label()}")
+        rows = np.array([self._recorded[mode] for mode in wanted]).reshape(-1, 2)
+        return rows[:, 0], rows[:, 1]
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        minibatch_ms, power_mw = self._recorded[mode]
+        return Load(minibatch_ms, power_mw, self._idle_mw, _JITTER)

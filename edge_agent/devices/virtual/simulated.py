@@ -1,0 +1,80 @@
+"""A board that follows the physics fitted to real ones, with deviations of its own."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.devices.virtual.board_parameters import board_parameters
+from edge_agent.devices.virtual.misfit import MisfitField
+from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
+from wattfleet.modes.boards import board
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array
+from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
+
+# Two boards of a kind differ by a few percent in every parameter.
+_UNIT_LOG_SD = 0.03
+# A minibatch's jitter grows with the share of the step in which the loader is busy: 0.3 % where it idles, 14 %
+# where the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
+_JITTER_FLOOR, _JITTER_LOADING = 0.003, 0.14
+
+
+class SimulatedDevice(VirtualBoard):
+    """A board of a known kind that trains ResNet-18, minibatch 16.
+
+    Its truth is the physics of its kind, with the parameters of this one unit, times a smooth misfit that is
+    its own; both are fixed by the seed.
+
+    Args:
+        board_kind: one of `wattfleet.modes.boards.BOARDS`.
+        seed: which unit of this kind, and all its noise.
+
+    Raises:
+        InvalidInputError: no such kind.
+    """
+
+    def __init__(self, board_kind: str, seed: int) -> None:
+        space = board(board_kind).space
+        kind = board_parameters(board_kind)
+        modes = space.array()
+        # Boards of different kinds with one seed must not deviate alike.
+        rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
+        self._time = TimeParameters.from_log(_unit(kind.time.log(), rng))
+        self._power = PowerParameters.from_log(_unit(kind.power.log(), rng))
+        self._time_misfit = MisfitField(modes, kind.misfit.levels, kind.misfit.time, rng)
+        self._power_misfit = MisfitField(modes, kind.misfit.levels, kind.misfit.power, rng)
+        # What a board draws where nothing is busy: its clocks run on.
+        self._idle_power = replace(
+            self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
+        )
+        super().__init__(board_kind, "simulated", modes, space.highest, int(rng.integers(2**32)))
+
+    def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The noiseless truth at `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW."""
+        minibatch_ms = step_time_ms(self._time, modes) * np.exp(self._time_misfit.at(modes))
+        training_mw = power_mw(self._power, self._time, modes) * np.exp(self._power_misfit.at(modes))
+        return minibatch_ms, training_mw
+
+    def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
+        """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch: late ones are later than early ones early."""
+        return self.truth(modes)[0] * mean_stretch(self._jitter(modes))
+
+    def _load_at(self, mode: PowerMode) -> Load:
+        at = as_array([mode])
+        minibatch_ms, training_mw = self.truth(at)
+        idle_mw = float(power_mw(self._idle_power, self._time, at)[0])
+        jitter = float(self._jitter(at)[0])
+        # The misfit may take from the training power more than training adds.
+        return Load(float(minibatch_ms[0]), float(training_mw[0]), min(idle_mw, float(training_mw[0])), jitter)
+
+    def _jitter(self, modes: ModeArray) -> NDArray[np.float64]:
+        parts = step_parts(self._time, modes)
+        loading = np.minimum(1.0, parts.loading_ms / parts.step_ms)
+        return np.asarray(_JITTER_FLOOR + _JITTER_LOADING * loading**3)
+
+
+def _unit(log: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+    return log + rng.normal(0, _UNIT_LOG_SD, len(log))

@@ -1,0 +1,63 @@
+"""A power meter on a soft board, with the habits of the real one."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.devices.device import Clock, PowerTrace
+from edge_agent.devices.virtual.power_timeline import PowerTimeline
+
+# From the Orin Nano's logs: the first sample stands twice, the second comes 0.7 s later, the further ones 1.3 s
+# apart (1.1 to 2.5 s by mode); settled samples scatter by 1.6 %, and one in twenty falls 3 to 20 % short.
+_SECOND_SAMPLE_S = 0.7
+_INTERVAL_S = 1.3
+_INTERVAL_LOG_SD = 0.08
+_SCATTER = 0.016
+_DIP_SHARE = 0.05
+_DIP_DEPTH = (0.03, 0.20)
+_BLOCK = 64
+
+
+class VirtualMeter:
+    """Samples a board's power at irregular moments from its start on (a `PowerMeter`).
+
+    Samples do not depend on when, or how often, they are read.
+
+    Args:
+        timeline: what the board draws.
+        clock: the device's clock.
+        rng: decides on moments and scatter.
+    """
+
+    def __init__(self, timeline: PowerTimeline, clock: Clock, rng: np.random.Generator) -> None:
+        self._timeline = timeline
+        self._clock = clock
+        self._rng = rng
+        self._end_s = math.inf
+        start_s = clock.now_s()
+        self._at_s = np.array([start_s, start_s, start_s + _SECOND_SAMPLE_S])
+        self._factor = np.repeat(self._factors(2), [2, 1])
+
+    def read(self) -> PowerTrace:
+        """What was sampled so far."""
+        until_s = min(self._clock.now_s(), self._end_s)
+        while self._at_s[-1] <= until_s:
+            gaps_s = _INTERVAL_S * np.exp(self._rng.normal(0, _INTERVAL_LOG_SD, _BLOCK))
+            self._at_s = np.concatenate([self._at_s, self._at_s[-1] + np.cumsum(gaps_s)])
+            self._factor = np.concatenate([self._factor, self._factors(_BLOCK)])
+        seen = slice(int(np.searchsorted(self._at_s, until_s, side="right")))
+        at_s = self._at_s[seen].copy()
+        return PowerTrace(at_s, self._timeline.at(at_s) * self._factor[seen])
+
+    def stop(self) -> PowerTrace:
+        """End sampling and return all of it."""
+        self._end_s = min(self._end_s, self._clock.now_s())
+        return self.read()
+
+    def _factors(self, n: int) -> NDArray[np.float64]:
+        """What `n` samples show of the true power, as shares."""
+        dips = np.where(self._rng.random(n) < _DIP_SHARE, self._rng.uniform(*_DIP_DEPTH, n), 0.0)
+        return np.asarray((1 + self._rng.normal(0, _SCATTER, n)) * (1 - dips))

@@ -1,0 +1,94 @@
+"""Fitting a device's predictor to what was measured, and asking it which modes to measure next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge_agent.learning.transfer import Transfer
+from wattfleet.choosing.sampling import SamplingSettings, next_modes
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.artefact import Artefact
+from wattfleet.prediction.predictor import Prediction, Predictor
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A device's predictor, and what it says.
+
+    Attributes:
+        artefact: the predictor as it is stored.
+        prediction: of each of the device's modes, in their order.
+    """
+
+    artefact: Artefact
+    prediction: Prediction
+
+
+class Fitting(Protocol):
+    """Fits the predictor of one device."""
+
+    def fit(self, profile: Profile, measured_modes: int) -> Fitted:
+        """Transfer the reference to what is known of the device.
+
+        Args:
+            profile: what was measured, and what rounds have shown.
+            measured_modes: modes that were measured for it.
+
+        Raises:
+            WattfleetError: the reference cannot be transferred.
+        """
+        ...
+
+    def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
+        """`[m, 4]` modes to measure next, as `wattfleet.choosing.sampling.next_modes` chooses them.
+
+        Args:
+            profile: what is known so far.
+            settings: how many, and when to stop.
+            exclude: `[k, 4]` modes never to measure.
+
+        Raises:
+            WattfleetError: the reference cannot be transferred.
+        """
+        ...
+
+
+OpenFitting = Callable[[], AbstractContextManager[Fitting]]
+"""Begins to fit; at the end of the block, what that took is given back."""
+
+
+class FittingHere:
+    """Fits in this process.
+
+    Args:
+        transfer: from what, and for whom.
+        modes: `[n, 4]` modes of the device.
+
+    Raises:
+        InvalidInputError: this version does not know the reference's kind of predictor.
+        CorruptReferenceError: the reference is damaged.
+    """
+
+    def __init__(self, transfer: Transfer, modes: ModeArray) -> None:
+        self._transfer = transfer
+        self._modes = modes
+        self._prior = transfer.prior()
+
+    def fit(self, profile: Profile, measured_modes: int) -> Fitted:
+        """See `Fitting.fit`."""
+        predictor = self._fitted(profile)
+        return Fitted(self._transfer.packed(predictor, measured_modes), predictor.predict(self._modes))
+
+    def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
+        """See `Fitting.next_modes`."""
+        return next_modes(profile, self._modes, self._predict, settings, exclude=exclude)
+
+    def _predict(self, profile: Profile) -> Prediction:
+        return self._fitted(profile).predict(self._modes)
+
+    def _fitted(self, profile: Profile) -> Predictor:
+        return type(self._prior).fit(profile, self._prior)

@@ -1,0 +1,105 @@
+"""A predictor fitted anew to what the journal holds, and how well it would have foreseen each measured mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edge_agent.learning.reference_choice import named_reference, reference_of
+from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
+from edge_agent.profiling.profile_state import MeasuredProfile, read_predictor, read_profile
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode, as_modes
+from wattfleet.prediction.artefact import Artefact
+from wattfleet.prediction.predictor import Predictor
+from wattfleet.prediction.roofline.predictor import RooflinePredictor
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What is foreseen of a mode by all measured ones but itself.
+
+    Attributes:
+        mode: the mode.
+        minibatch_ms: what was measured, ms.
+        power_w: what was measured, W.
+        time_error: by what share of the measured time the foreseen one is too long.
+        power_error: by what share of the measured power the foreseen one is too high.
+    """
+
+    mode: PowerMode
+    minibatch_ms: float
+    power_w: float
+    time_error: float
+    power_error: float
+
+
+@dataclass(frozen=True)
+class Refit:
+    """A predictor that was fitted anew.
+
+    Attributes:
+        measured: what it was fitted to.
+        predictor: the predictor.
+        artefact: the same as it was stored.
+        left_out: for each mode; None where its kind of predictor does not tell, or there is no other mode.
+    """
+
+    measured: MeasuredProfile
+    predictor: Predictor
+    artefact: Artefact
+    left_out: Sequence[LeftOut] | None
+
+
+def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: int | None) -> Refit:
+    """Fit the predictor of a state directory to its journal, and store it.
+
+    Args:
+        state_directory: where they are.
+        reference: the predictor to transfer from, as `named_reference` takes it; None takes that of the stored one.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None takes those of the stored
+            predictor, or else the reference's.
+
+    Raises:
+        InvalidInputError: no mode was measured, or it is not known what to transfer from.
+        JournalError: the journal is damaged.
+        CorruptReferenceError: the reference is damaged.
+    """
+    measured = read_profile(state_directory)
+    if measured is None or not len(measured.profile):
+        raise InvalidInputError(
+            f"{state_directory}: no mode is measured yet: `wattfleet agent profile` measures some, or name the agent's"
+            " own directory with --state-dir"
+        )
+    stored = None if reference and minibatches_per_epoch else read_predictor(state_directory)
+    if reference is not None:
+        artefact = named_reference(reference)
+    elif stored is not None:
+        artefact = reference_of(stored.details.provenance["reference"], state_directory)
+    else:
+        raise InvalidInputError(
+            f"{state_directory}: no predictor was fitted before: name with --reference what to transfer from"
+        )
+    source = artefact if stored is None else stored
+    per_epoch = minibatches_per_epoch or source.details.workload.minibatches_per_epoch
+    transfer = Transfer(artefact, measured.header, per_epoch)
+    prior = transfer.prior()
+    predictor = type(prior).fit(measured.profile, prior)
+    fitted = transfer.packed(predictor, measured.measured_modes)
+    keep_reference(artefact, state_directory)
+    keep_predictor(fitted, state_directory)
+    return Refit(measured, predictor, fitted, _left_out(measured, predictor))
+
+
+def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:
+    if not isinstance(predictor, RooflinePredictor) or len(measured.profile) < 2:
+        return None
+    of_time, _ = predictor.time_remainder.correction.left_out()
+    of_power, _ = predictor.power_remainder.correction.left_out()
+    profile = measured.profile
+    columns = (profile.minibatch_ms, profile.power_mw / 1e3, np.expm1(-of_time), np.expm1(-of_power))
+    rows = np.stack(columns, axis=1).tolist()
+    return [LeftOut(mode, *row) for mode, row in zip(as_modes(profile.modes), rows, strict=True)]

@@ -1,0 +1,72 @@
+"""What a device's predictor is fitted from, and how it is kept: the same for the daemon and for a profile by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_agent.profiling.journal import JournalHeader
+from edge_agent.runtime.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.workload import Workload
+from wattfleet.prediction.artefact import Artefact, pack, restore, write_directory
+from wattfleet.prediction.predictor import Predictor
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """From a reference predictor to one of a device.
+
+    Attributes:
+        reference: the predictor to transfer from.
+        header: what is measured on the device.
+        minibatches_per_epoch: minibatches of one pass over the device's data.
+    """
+
+    reference: Artefact
+    header: JournalHeader
+    minibatches_per_epoch: int
+
+    def prior(self) -> Predictor:
+        """The reference, adapted to the hardware of the device's board.
+
+        Raises:
+            InvalidInputError: this version does not know the kind of predictor.
+            CorruptReferenceError: the reference is damaged.
+        """
+        return restore(self.reference, BOARDS.get(self.header.board_kind))
+
+    def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
+        """The device's predictor as it is stored.
+
+        Args:
+            predictor: fitted to the device.
+            measured_modes: modes that were measured for it.
+        """
+        workload = Workload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
+        provenance = {
+            "reference": self.reference.digest,
+            "device": self.header.device_id,
+            "provenance": self.header.provenance,
+        }
+        return pack(predictor, workload, self.header.board_kind, provenance, {"profiled_modes": measured_modes})
+
+
+def keep_predictor(artefact: Artefact, state_directory: Path) -> None:
+    """Store a device's predictor where the agent and its commands look for it.
+
+    Raises:
+        InvalidInputError: it cannot be written, or something else is stored there.
+    """
+    write_directory(artefact, state_directory / PREDICTOR_DIRECTORY)
+
+
+def keep_reference(reference: Artefact, state_directory: Path) -> None:
+    """Store a reference by its content, so that a later fit and the daemon have it without a coordinator.
+
+    Raises:
+        InvalidInputError: it cannot be written.
+    """
+    kept = state_directory / REFERENCES_DIRECTORY / reference.digest
+    if not kept.is_dir():
+        write_directory(reference, kept)

@@ -1,0 +1,1 @@
+"""Measuring power modes, and the journal that keeps what was measured."""

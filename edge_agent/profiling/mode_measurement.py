@@ -1,0 +1,162 @@
+"""One mode being measured, minibatch by minibatch, whoever trains them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import numpy as np
+
+from edge_agent.devices.device import Device, require_in_force
+from edge_agent.profiling.disturbance import USUAL_LIMITS, Guard, Limits
+from edge_agent.profiling.records import ModeRecord
+from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
+from edge_agent.workloads.step import StepTimes
+from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes.power_mode import PowerMode
+
+# A meter has a new sample about once a second: looking after every minibatch would only slow training down.
+_LOOK_EVERY_S = 0.5
+
+
+class MeasurementError(WattfleetError):
+    """A mode could not be measured: power did not settle, or could not be read."""
+
+
+@dataclass(frozen=True)
+class ProfilerSettings:
+    """How thoroughly a mode is measured.
+
+    Attributes:
+        minibatches: minibatches that count, after the first one (which never does).
+        power_samples: settled power samples that are needed.
+        patience_s: how long to go on training for their sake once the minibatches are done, s.
+        limits: what the board may suffer meanwhile.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    minibatches: int = 40
+    power_samples: int = 5
+    patience_s: float = 60.0
+    limits: Limits = field(default=USUAL_LIMITS)
+
+    def __post_init__(self) -> None:
+        if self.minibatches < 1 or self.power_samples < 3 or not self.patience_s >= 0:
+            raise InvalidInputError(
+                "a profile needs at least 1 minibatch and 3 power samples a mode, and 0 s of patience, not"
+                f" {self.minibatches}, {self.power_samples} and {self.patience_s}"
+            )
+
+
+USUAL_SETTINGS = ProfilerSettings()
+
+
+class ModeMeasurement:
+    """Puts a mode in force, samples power, and tells when enough is known; a context manager.
+
+    Args:
+        device: the board.
+        mode: a mode that it offers.
+        settings: how thoroughly.
+
+    Raises:
+        ModeNotAppliedError: the mode did not take effect.
+    """
+
+    def __init__(self, device: Device, mode: PowerMode, settings: ProfilerSettings) -> None:
+        self.mode = mode
+        self._device = device
+        self._settings = settings
+        self._begin_s = device.clock.now_s()
+        device.apply(mode)
+        require_in_force(device, mode)
+        self._guard = Guard(device, settings.limits)
+        self._end_s = [device.clock.now_s()]
+        self._times: list[StepTimes | None] = []
+        self._look_s = self._end_s[0] + _LOOK_EVERY_S
+        self._give_up_s: float | None = None
+        self._meter = device.start_meter()
+        self._stopped = False
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches trained so far."""
+        return len(self._times)
+
+    @property
+    def temperature_known(self) -> bool:
+        """Whether the board told its temperature when it began."""
+        return self._guard.temperature_known
+
+    @property
+    def seconds(self) -> float:
+        """What it took so far, device-clock seconds."""
+        return self._device.clock.now_s() - self._begin_s
+
+    def minibatch_ended(self, times: StepTimes | None = None, ended_s: float | None = None) -> ModeRecord | None:
+        """Take note of a minibatch that ended; the record once enough is known.
+
+        Args:
+            times: where its time went, if that is known.
+            ended_s: when it ended, device-clock seconds; None for now.
+
+        Raises:
+            DisturbedError: the board got too hot, throttled itself, or stopped telling.
+            MeasurementError: too few settled power samples within the patience.
+            ModeNotAppliedError: another mode is in force by now.
+        """
+        now_s = self._device.clock.now_s() if ended_s is None else ended_s
+        self._end_s.append(now_s)
+        self._times.append(times)
+        enough = self.minibatches > self._settings.minibatches
+        if now_s < self._look_s and not (enough and self._give_up_s is None):
+            return None
+        self._look_s = now_s + _LOOK_EVERY_S
+        self._guard.check()
+        return self._record_if_settled(now_s) if enough else None
+
+    def _record_if_settled(self, now_s: float) -> ModeRecord | None:
+        if self._give_up_s is None:
+            self._give_up_s = now_s + self._settings.patience_s
+        power = settled_power_mw(self._meter.read(), np.array(self._end_s[1:]))
+        if power is None or power.count < self._settings.power_samples:
+            if now_s >= self._give_up_s:
+                raise MeasurementError(
+                    f"{self.mode.label()}: {power.count if power else 0} settled power samples after"
+                    f" {self.seconds:.0f} s, {self._settings.power_samples} are needed"
+                )
+            return None
+        self.stop()
+        require_in_force(self._device, self.mode)
+        all_ms = np.diff(self._end_s) * 1e3
+        time = settled_minibatch_ms(all_ms)
+        known = [times for times in self._times[1:] if times is not None]
+        return ModeRecord(
+            mode=self.mode,
+            minibatch_ms=time.median,
+            power_mw=power.median,
+            minibatch_spread=time.spread,
+            power_spread=power.spread,
+            minibatches=time.count,
+            power_samples=power.count,
+            seconds=self.seconds,
+            fetch_stall_ms=float(np.median([times.fetch_stall_ms for times in known])) if known else None,
+            compute_ms=float(np.median([times.compute_ms for times in known])) if known else None,
+            first_minibatch_ms=float(all_ms[0]),
+        )
+
+    def stop(self) -> None:
+        """End sampling; the mode stays in force."""
+        if not self._stopped:
+            self._stopped = True
+            self._meter.stop()
+
+    def __enter__(self) -> ModeMeasurement:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

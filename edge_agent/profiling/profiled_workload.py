@@ -1,0 +1,87 @@
+"""What an agent trains on while it measures modes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from edge_agent.devices.device import Device, VirtualDevice
+from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.workloads.loading import SHIPPED, Processor
+from edge_agent.workloads.process import workload_steps
+from edge_agent.workloads.step import OpenSteps, Step, StepTimes
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.workload import Workload
+
+
+@dataclass(frozen=True)
+class ProfiledWorkload:
+    """A workload to be measured.
+
+    Attributes:
+        open_steps: begins it.
+        trained: its name and its samples in a minibatch; None for a soft device, which stands for whatever its
+            reference was trained on.
+    """
+
+    open_steps: OpenSteps
+    trained: tuple[str, int] | None
+
+    def described(self, reference: Workload, minibatches_per_epoch: int) -> Workload:
+        """What is trained, in this device's own epochs.
+
+        Args:
+            reference: what the reference predictor was trained on.
+            minibatches_per_epoch: minibatches of one pass over the device's data.
+        """
+        name, minibatch = self.trained or (reference.name, reference.minibatch)
+        return Workload(name, minibatch, minibatches_per_epoch)
+
+    def stopped_by(self, stopping: threading.Event) -> ProfiledWorkload:
+        """The same, but once `stopping` is set its next minibatch raises `StoppedError`."""
+
+        @contextmanager
+        def open_steps() -> Iterator[Step]:
+            with self.open_steps() as step:
+
+                def step_unless_stopped() -> StepTimes | None:
+                    if stopping.is_set():
+                        raise StoppedError
+                    return step()
+
+                yield step_unless_stopped
+
+        return replace(self, open_steps=open_steps)
+
+
+def virtual_workload(device: VirtualDevice) -> ProfiledWorkload:
+    """The one that a soft device trains by itself."""
+    return ProfiledWorkload(lambda: nullcontext(device.step), None)
+
+
+def profiled_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
+    """What a device is measured with.
+
+    Args:
+        device: the board.
+        spec: the workload by name, or as `module:function`; None where none was given.
+        minibatch: samples in a minibatch.
+        processor: where it computes.
+
+    Raises:
+        InvalidInputError: a soft device was given one, hardware was given none, or there is no such workload.
+    """
+    if isinstance(device, VirtualDevice):
+        if spec is not None:
+            raise InvalidInputError(
+                f"{device.board_kind} is {device.provenance} and trains by itself: leave out --workload"
+            )
+        return virtual_workload(device)
+    if spec is None:
+        raise InvalidInputError(
+            f"{device.board_kind} is measured by training on it: name a --workload, one of {', '.join(SHIPPED)}, or"
+            " your own module:function"
+        )
+    return ProfiledWorkload(workload_steps(spec, minibatch, processor), (spec, minibatch))

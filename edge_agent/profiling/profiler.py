@@ -1,0 +1,144 @@
+"""Measures a workload's time and power at power modes, one after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterable
+
+from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
+from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, wait_until_cool
+from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.mode_measurement import (
+    USUAL_SETTINGS,
+    MeasurementError,
+    ModeMeasurement,
+    ProfilerSettings,
+)
+from edge_agent.profiling.records import Discarded, ModeRecord
+from edge_agent.profiling.settling import level_mw
+from edge_agent.workloads.step import Step
+from wattfleet.errors import WattfleetError
+from wattfleet.modes.power_mode import PowerMode
+
+_log = logging.getLogger(__name__)
+
+# A board that was training takes this long to come to rest, s.
+_COOL_DOWN_S = 5.0
+# One mode that fails may be at fault itself; so many different ones in a row show that the board is.
+_FAILED_IN_A_ROW = 3
+
+
+class Profiler:
+    """Measures modes of one device.
+
+    Args:
+        device: the device; it is left in the mode that was measured last.
+        settings: how thoroughly.
+    """
+
+    def __init__(self, device: Device, settings: ProfilerSettings = USUAL_SETTINGS) -> None:
+        self._device = device
+        self._settings = settings
+        self._disturbed = False
+        self._temperature_known = False
+        self._failed: set[PowerMode] = set()
+
+    def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
+        """Measure those of `modes` that the journal lacks; each is in the journal when it is yielded.
+
+        A mode whose measurement was disturbed is measured again once the board is cool, and left out after as many
+        attempts as the settings allow. One that did not take effect, or could not be measured, is left for now and the
+        next one begins. What was discarded is in the journal, too. Close the iterator when leaving early: the fan is
+        held until its end.
+
+        Args:
+            modes: modes that the device offers.
+            step: trains one minibatch and returns when it is done.
+            journal: where the records go.
+
+        Raises:
+            ModeNotAppliedError: the last of three different modes in a row that failed (of all modes, on a board with
+                fewer) did not take effect, or did not last.
+            MeasurementError: it had too few settled power samples within the patience.
+            TooHotError: the board did not cool down within the patience.
+        """
+        with self._device.measuring():
+            for mode in journal.remaining(modes):
+                record = self._undisturbed(mode, step, journal)
+                if record is not None:
+                    self._failed.clear()
+                    journal.append(record)
+                    yield record
+
+    def measure(self, mode: PowerMode, step: Step) -> ModeRecord:
+        """Train at a mode until time and power are known.
+
+        Args:
+            mode: a mode that the device offers.
+            step: trains one minibatch and returns when it is done.
+
+        Raises:
+            DisturbedError: the board got too hot, throttled itself, or stopped telling.
+            ModeNotAppliedError: the mode did not take effect, or did not last.
+            MeasurementError: too few settled power samples within the patience.
+        """
+        with ModeMeasurement(self._device, mode, self._settings) as measurement:
+            return _finished(measurement, step)
+
+    def measure_idle(self, mode: PowerMode, seconds: float = 20.0) -> float:
+        """Median board power, mW, over `seconds` at a mode while nothing is trained.
+
+        Raises:
+            ModeNotAppliedError: the mode did not take effect, or did not last.
+            MeasurementError: too few power samples in that time.
+        """
+        self._device.apply(mode)
+        require_in_force(self._device, mode)
+        self._device.clock.sleep_s(_COOL_DOWN_S)
+        meter = self._device.start_meter()
+        try:
+            self._device.clock.sleep_s(seconds)
+        finally:
+            trace = meter.stop()
+        require_in_force(self._device, mode)
+        level = level_mw(trace)
+        if level is None:
+            raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} s of idling")
+        return level.median
+
+    def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord | None:
+        for _ in range(self._settings.limits.attempts):
+            if self._disturbed:
+                wait_until_cool(self._device, self._settings.limits, self._temperature_known)
+                self._disturbed = False
+            begin_s = self._device.clock.now_s()
+            minibatches = 0
+            try:
+                with ModeMeasurement(self._device, mode, self._settings) as measurement:
+                    self._temperature_known |= measurement.temperature_known
+                    try:
+                        return _finished(measurement, step)
+                    finally:
+                        minibatches = measurement.minibatches
+            except (DisturbedError, ModeNotAppliedError, MeasurementError) as error:
+                reason = str(error)
+                took_s = self._device.clock.now_s() - begin_s
+                journal.append(Discarded(mode, reason, minibatches, took_s, isinstance(error, OverloadedError)))
+                if not isinstance(error, DisturbedError):
+                    self._note_failure(mode, error)
+                    return None
+                self._disturbed = True
+        _log.warning("%s is left out, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
+        return None
+
+    def _note_failure(self, mode: PowerMode, error: WattfleetError) -> None:
+        self._failed.add(mode)
+        if len(self._failed) >= min(_FAILED_IN_A_ROW, len(self._device.modes)):
+            raise error
+        _log.warning("%s is left for now: %s", mode.label(), error)
+
+
+def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:
+    while (record := measurement.minibatch_ended(step())) is None:
+        pass
+    return record

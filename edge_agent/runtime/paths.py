@@ -1,0 +1,30 @@
+"""Where an agent's files lie unless told otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+DEFAULT_STATE_DIRECTORY = "/var/lib/wattfleet"
+
+PROFILE_FILE = "profile.jsonl"
+"""Below the state directory: the journal of the profile."""
+
+PREDICTOR_DIRECTORY = "predictor"
+"""Below the state directory: the device's own fitted predictor."""
+
+REFERENCES_DIRECTORY = "references"
+"""Below the state directory: the reference predictors, each in a folder named by its digest."""
+
+OUTBOX_FILE = "outbox.jsonl"
+"""Below the state directory: reports that the coordinator has not acknowledged."""
+
+INSTALLATION_FILE = "installation"
+"""Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
+
+WELCOME_FILE = "welcome.json"
+"""Below the state directory: what the coordinator last asked for, to begin with while it is away."""
+
+
+def device_folder(state_directory: Path) -> Path:
+    """The folder for the lock and for what was in force before a device was changed."""
+    return state_directory / "device"

@@ -1,0 +1,1 @@
+"""The agent's session with the coordinator: connection, outbox of unacknowledged reports, references."""

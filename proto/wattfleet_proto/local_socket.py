@@ -1,0 +1,3 @@
+"""Where the agent listens for Flower's ClientApp."""
+
+DEFAULT_SOCKET = "/run/wattfleet/agent.sock"

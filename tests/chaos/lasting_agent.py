@@ -1,0 +1,67 @@
+"""An agent in a process of its own, on a simulated board that outlives it: `python -m tests.chaos.lasting_agent`.
+
+Below its folder, `mode.json` is the mode that the board is in, as a real one keeps it, and `board.log` tells what was
+done to it, one JSON object a line.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.runtime.agent import run_agent
+from edge_agent.runtime.config import AgentConfig
+from edge_agent.runtime.paths import device_folder
+from wattfleet.modes.power_mode import PowerMode
+
+MODE_FILE, LOG_FILE = "mode.json", "board.log"
+
+
+class LastingBoard(SimulatedDevice):
+    """A simulated board that is in the same mode when another process opens it."""
+
+    def __init__(self, folder):
+        super().__init__("orin-nano", seed=1)
+        self._folder = folder
+        self._note = "find"
+        self.apply(PowerMode(*json.loads((folder / MODE_FILE).read_text())))
+        self._note = "apply"
+
+    def apply(self, mode):
+        super().apply(mode)
+        draft = self._folder / f".{MODE_FILE}"
+        draft.write_text(json.dumps(mode))
+        os.replace(draft, self._folder / MODE_FILE)
+        with (self._folder / LOG_FILE).open("a") as log:
+            log.write(json.dumps({self._note: mode}) + "\n")
+
+    def restore(self, knobs):
+        self._note = "restore"
+        super().restore(knobs)
+        self._note = "apply"
+
+
+async def main(folder, coordinator):
+    """Run until told to stop."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    board = LastingBoard(folder)
+    config = AgentConfig(
+        device_id="orin-nano-0",
+        coordinator=coordinator,
+        state_directory=folder / "state",
+        device_folder=device_folder(folder / "state"),
+        socket=folder / "agent.sock",
+        minibatches_per_epoch=100,
+        seed=0,
+    )
+    await run_agent(config, board, virtual_workload(board), stop)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,158 @@
+"""Agents in processes of their own, on a faked Jetson that outlives them; they can be killed at each of their steps."""
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_agent.cli.mode_names import written
+from edge_agent.devices import selection
+from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.system_clock import SystemClock
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.training.knob_backup import safekept
+from edge_agent.training.training import TrainingWatch
+from tests.fakes.jetson_boards import FakedBoard
+from tests.fakes.jetson_tree import FakedJetson
+from wattfleet_io import cli
+
+KERNEL_LOCK, OUTPUT_FILE, BEGUN_FILE, FOUND_FILE = "kernel.lock", "output.log", "begun", "found.json"
+
+_FILE_STEPS = ("open", "os.rename", "os.remove", "os.mkdir", "os.truncate")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a board lies, and what kind of board it is.
+
+    `write_takes_s` is what the kernel takes for a write: with some of it, random moments lie between any two.
+    """
+
+    folder: Path
+    board: FakedBoard
+    write_takes_s: float = 0.0
+
+    @property
+    def root(self):
+        return self.folder / "root"
+
+    @property
+    def device_folder(self):
+        return selection.folder_of_device(self.spec, self.folder)
+
+    @property
+    def spec(self):
+        return f"sysfs:{self.root}"
+
+    @contextmanager
+    def outside_of_the_kernel(self):
+        """Keeps an agent from entering its next write: a process that dies in one dies when it has been done."""
+        with open(self.folder / KERNEL_LOCK, "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class Steps:
+    """Counts what changes files or the board, and dies before the step of a number."""
+
+    def __init__(self, bench, fatal):
+        self.taken = 0
+        self._fatal = fatal
+        self._folder = str(bench.device_folder)
+        self._begun = bench.folder / BEGUN_FILE
+        sys.addaudithook(self._look)
+
+    def take(self):
+        if self.taken == self._fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.taken += 1
+        if self.taken == 1:
+            self._begun.touch()
+
+    def _look(self, event, arguments):
+        if event in _FILE_STEPS and str(arguments[0]).startswith(self._folder):
+            self.take()
+
+
+class SteppedJetson(FakedJetson):
+    """A board on which each write, and each order to the fan's service, is a step."""
+
+    def __init__(self, bench, steps):
+        super().__init__(bench.root, bench.board)
+        self._bench = bench
+        self._steps = steps
+
+    def write(self, path, text):
+        with self._step():
+            super().write(path, text)
+
+    def run(self, command, answer):
+        with self._step():
+            return super().run(command, answer)
+
+    @contextmanager
+    def _step(self):
+        self._steps.take()
+        time.sleep(self._bench.write_takes_s)
+        with self._bench.outside_of_the_kernel():
+            yield
+
+
+def agent(bench, work, fatal=None):
+    """The process: does one of the works below, and dies before the step `fatal`; else it leaves their number."""
+    output = os.open(bench.folder / OUTPUT_FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    steps = Steps(bench, fatal)
+    jetson = SteppedJetson(bench, steps)
+    selection.open_device = lambda *_, **__: _opened(jetson)
+    found = work(bench, jetson)
+    (bench.folder / FOUND_FILE).write_text(json.dumps({"steps": steps.taken, "found": found}))
+
+
+def apply(bench, jetson):
+    """`wattfleet agent apply` of the lowest mode."""
+    _command("apply", written(_opened(jetson).space.lowest), "--device", bench.spec)
+
+
+def restore(bench, jetson):
+    """`wattfleet agent restore`."""
+    _command("restore", "--device", bench.spec)
+
+
+def train(bench, jetson):
+    """What the daemon does to the board in a round in which a mode is measured, from its start to its end."""
+    device = _opened(jetson)
+    highest = device.space.highest
+    with safekept(device, bench.device_folder):
+        watch = TrainingWatch(device, parked_mode(device), 500, productive=lambda watts: None)
+        watch.park()
+        watch.start(highest, epochs=1, power_limit_w=20)
+        with device.measuring():
+            device.apply(device.space.lowest._replace(cores=3))
+        device.apply(highest)
+        watch.abandon()
+
+
+def start(bench, jetson):
+    """The daemon's start: what it finds in force once the board is its own."""
+    with safekept(_opened(jetson), bench.device_folder):
+        return jetson.everything()
+
+
+def _opened(jetson):
+    return SysfsDevice(jetson, SystemClock(), jetson.run)
+
+
+def _command(*arguments):
+    sys.argv = ["wattfleet", "agent", *arguments]
+    try:
+        cli.main()
+    except SystemExit as end:
+        if end.code:
+            raise

@@ -1,0 +1,99 @@
+"""A coordinator of a few lines in a thread of its own, that may go away and come back at the same address."""
+
+import asyncio
+import functools
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+
+import reference_models
+from wattfleet.prediction.artefact import read_directory
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+_WITHIN_S = 60.0
+
+
+class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
+    """Notes what one agent reports, in order; `address` stays the same, what it asks for may be set anew."""
+
+    def __init__(self, folder, profile_modes):
+        self.address = f"unix:{folder}/coordinator.sock"
+        self.reports = []
+        self.profile_modes = profile_modes
+        self.reference = REFERENCE
+        self._server = None
+
+    async def Session(self, request_iterator, context):  # noqa: N802 - named by the protocol
+        await anext(request_iterator)
+        welcome = session_pb2.Welcome(
+            reference_digest=self.reference.digest, profile_modes=self.profile_modes, lease_s=5
+        )
+        yield session_pb2.SessionResponse(welcome=welcome)
+        async for request in request_iterator:
+            self.reports.append(request)
+            yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
+
+    async def FetchReference(self, request, context):  # noqa: N802 - named by the protocol
+        yield session_pb2.FetchReferenceResponse(manifest=self.reference.manifest)
+        yield session_pb2.FetchReferenceResponse(weights_chunk=self.reference.weights)
+
+    @property
+    def states(self):
+        return [report.state.state for report in self.reports if report.HasField("state")]
+
+    @property
+    def observed(self):
+        return [report.observation.plan_id for report in self.reports if report.HasField("observation")]
+
+    @property
+    def fronts(self):
+        return [report.front for report in self.reports if report.HasField("front")]
+
+    def is_ready(self):
+        return self.states[-1:] == [session_pb2.DEVICE_STATE_READY]
+
+    def come(self):
+        on_loop(self._come()).result(_WITHIN_S)
+
+    def go(self):
+        on_loop(self._server.stop(None)).result(_WITHIN_S)
+
+    async def _come(self):
+        self._server = grpc.aio.server()
+        session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
+        self._server.add_insecure_port(self.address)
+        await self._server.start()
+
+    @contextmanager
+    def running(self):
+        self.come()
+        try:
+            yield self
+        finally:
+            self.go()
+
+
+@functools.cache
+def _loop():
+    """One for all tests, never closed: gRPC goes on telling a loop of calls that were cancelled."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
+
+
+def on_loop(work) -> Future:
+    """Begin a coroutine beside the test's own thread."""
+    return asyncio.run_coroutine_threadsafe(work, _loop())
+
+
+def until(condition):
+    """Wait for something that another thread or process brings about."""
+    give_up_s = time.monotonic() + _WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not come about"
+        time.sleep(0.005)

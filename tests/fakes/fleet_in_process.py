@@ -1,0 +1,200 @@
+"""A whole fleet inside the test's process: real gRPC on loopback, real agents, no SuperLink."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from coordinator.budgets.site_file import SiteFile
+from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from edge_agent.devices.selection import open_virtual_board
+from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.runtime.agent import run_agent
+from edge_agent.runtime.config import AgentConfig
+from edge_agent.runtime.paths import device_folder
+from tests.fakes.flower_task import be_task
+from wattfleet.planning.policies.policy import Policy
+from wattfleet_proto.v1 import session_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView
+
+RUN_ID = 7
+_WITHIN_S = 60.0
+
+
+class InProcessGrid(Grid):
+    """A grid whose nodes run the ClientApp at once, in the caller's thread."""
+
+    def __init__(self, app: ClientApp, nodes: Mapping[int, Mapping[str, Any]], run_config: Mapping[str, Any]) -> None:
+        self.sent: list[Message] = []
+        self.broken: set[int] = set()
+        self._app = app
+        self._nodes = nodes
+        self._run_config = dict(run_config)
+        be_task(RUN_ID, node_id=1)
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=RUN_ID)
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("the run is fixed")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated in Flower")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self._nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        raise AssertionError("strategies send and receive in one")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        raise AssertionError("strategies send and receive in one")
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return [self._answer(message) for message in messages]
+
+    def _answer(self, message: Message) -> Message:
+        self.sent.append(message)
+        node_id = message.metadata.dst_node_id
+        message.metadata.__dict__["_message_id"] = f"{len(self.sent)}"
+        try:
+            if node_id in self.broken:
+                raise ConnectionError("the node is gone")
+            # As through the network: the node has a copy of its own.
+            copy = Message(RecordDict(dict(message.content)), reply_to=message)
+            copy.metadata.__dict__.update(message.metadata.__dict__)
+            context = Context(
+                run_id=RUN_ID,
+                node_id=node_id,
+                node_config=dict(self._nodes[node_id]),
+                state=RecordDict(),
+                run_config=self._run_config,
+            )
+            return self._app(copy, context)
+        except Exception as error:
+            return Message(Error(2, str(error)), reply_to=message)
+
+
+@dataclass
+class RunningFleet:
+    """A coordinator and its agents on an event loop in a thread of its own."""
+
+    addresses: BoundAddresses
+    directory: Path
+    device_ids: list[str]
+    view: CoordinatorView
+    loop: asyncio.AbstractEventLoop
+    errors: list[BaseException] = field(default_factory=list)
+
+    def socket(self, device_id: str) -> Path:
+        return self.directory / f"{device_id}.sock"
+
+    def nodes(self) -> dict[int, dict[str, Any]]:
+        """Flower nodes, one a device, with ids as large as Flower's."""
+        return {
+            2**63 + 11 * k: {"device-id": device, "partition-id": k, "agent-socket": str(self.socket(device))}
+            for k, device in enumerate(self.device_ids)
+        }
+
+
+@contextmanager
+def running_fleet(
+    directory: Path, specs: Mapping[str, str], *, policy: Policy, site_budget_w: float, profile_modes: int = 12
+) -> Iterator[RunningFleet]:
+    """Coordinator and agents, every agent ready to train."""
+    loop = asyncio.new_event_loop()
+    stop, bound = asyncio.Event(), threading.Event()
+    found: list[BoundAddresses] = []
+    errors: list[BaseException] = []
+
+    def on_ready(addresses: BoundAddresses) -> None:
+        found.append(addresses)
+        bound.set()
+
+    async def everything() -> None:
+        config = CoordinatorConfig(
+            address="127.0.0.1:0",
+            metrics_address="127.0.0.1:0",
+            store=directory / "coordinator.db",
+            reference="agx_orin_resnet18",
+            site=SiteFile.of_site(site_budget_w),
+            policy=policy,
+            profile_modes=profile_modes,
+        )
+        stop_coordinator = asyncio.Event()
+        server = asyncio.create_task(serve(config, on_ready, stop_coordinator))
+        while not found:
+            await asyncio.sleep(0.01)
+            if server.done():
+                await server
+        boards = {device_id: open_virtual_board(spec, k) for k, (device_id, spec) in enumerate(specs.items())}
+        agents = [
+            asyncio.create_task(
+                run_agent(
+                    AgentConfig(
+                        device_id=device_id,
+                        coordinator=found[0].address,
+                        state_directory=directory / device_id,
+                        device_folder=device_folder(directory / device_id),
+                        socket=directory / f"{device_id}.sock",
+                        minibatches_per_epoch=100,
+                        seed=k,
+                    ),
+                    board,
+                    virtual_workload(board),
+                    stop,
+                )
+            )
+            for k, (device_id, board) in enumerate(boards.items())
+        ]
+        await asyncio.gather(*agents)
+        stop_coordinator.set()
+        await server
+
+    def run() -> None:
+        try:
+            loop.run_until_complete(everything())
+        except BaseException as error:  # shown to the test's own thread below
+            errors.append(error)
+            bound.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert bound.wait(_WITHIN_S)
+        if errors:
+            raise errors[0]
+        with CoordinatorView(found[0].address) as view:
+            until(lambda: all_ready(view, len(specs)) or bool(errors))
+            yield RunningFleet(found[0], directory, list(specs), view, loop, errors)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(_WITHIN_S)
+        loop.close()
+    assert not thread.is_alive()
+    if errors:
+        raise errors[0]
+
+
+def all_ready(view: CoordinatorView, count: int) -> bool:
+    return [device.state for device in view.devices()].count(session_pb2.DEVICE_STATE_READY) == count
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that another thread brings about."""
+    give_up_s = time.monotonic() + _WITHIN_S
+    while not condition():
+        assert time.monotonic() < give_up_s, "it did not come about"
+        time.sleep(0.02)

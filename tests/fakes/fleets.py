@@ -1,0 +1,180 @@
+"""Small fleets behind nested supplies, and the best plan for them found by trying all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from hypothesis import strategies as st
+
+from tests.fakes.fronts import front, seconds_and_starts
+from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.choosing.front import Front
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.history import History, Part
+from wattfleet.planning.offers import SITE, Offer
+
+WATTS_QUANTILE = NormalDist().inv_cdf(0.95)
+TIME_QUANTILE = NormalDist().inv_cdf(0.9)
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices and what their supplies allow."""
+
+    offers: list[Offer]
+    allowance: Allowance
+
+    def with_watts(self, more_w: float) -> Fleet:
+        """The same with more watts at every supply."""
+        budget_w = {name: watts + more_w for name, watts in self.allowance.budget_w.items()}
+        return Fleet(self.offers, Allowance(self.allowance.supplies, budget_w, self.allowance.elsewhere_w))
+
+
+def tree(**parents: str | None) -> Supplies:
+    """Supplies by name, each with its parent."""
+    return Supplies(tuple(Supply(name, parent) for name, parent in parents.items()))
+
+
+TREES = (
+    tree(site=None),
+    tree(site=None, left="site", right="site"),
+    tree(site=None, hall="site", rack="hall", shelf="hall"),
+    tree(site=None, hall="site", other=None),
+)
+
+
+@st.composite
+def uneven_fronts(draw: st.DrawFn, most: int = 3, power_log_sd: float = 0.0) -> Front:
+    """Fronts of whole watts whose points differ in certainty and in their starts.
+
+    Later at the quantile, or in a training of many epochs, need not be later in the median of one epoch.
+    """
+    k = draw(st.integers(1, most))
+    seconds, starts_s = zip(*draw(seconds_and_starts(k)), strict=True)
+    watts = draw(st.lists(st.integers(3, 20), min_size=k, max_size=k, unique=True))
+    spread = draw(st.lists(st.sampled_from([0.0, 0.1, 0.6]), min_size=k, max_size=k))
+    points = zip(seconds, sorted(watts, reverse=True), strict=True)
+    return front(*points, epoch_log_sd=spread, power_log_sd=power_log_sd, warmup_s=starts_s)
+
+
+@st.composite
+def fleets(draw: st.DrawFn, most: int = 4, power_log_sd: float = 0.0) -> Fleet:
+    """Devices at any depth of a tree of supplies, some of which may not even cover idling.
+
+    Some devices have a limit of their own, and some idle dearer than they train.
+    """
+    supplies = draw(st.sampled_from(TREES))
+    offers = [
+        Offer(
+            f"device-{k}",
+            draw(uneven_fronts(power_log_sd=power_log_sd)),
+            float(draw(st.integers(0, 6))),
+            draw(st.sampled_from(supplies.names)),
+            draw(st.none() | st.integers(2, 20).map(float)),
+        )
+        for k in range(draw(st.integers(1, most)))
+    ]
+    budget_w = {name: float(draw(st.integers(2, 60))) for name in supplies.names}
+    elsewhere_w = {name: float(draw(st.integers(0, 3))) for name in supplies.names}
+    return Fleet(offers, Allowance(supplies, budget_w, elsewhere_w))
+
+
+def planned_w(offer: Offer, point: int) -> float:
+    """What is to be set aside for a device in a mode: it may be done early, and then idles."""
+    training = offer.front
+    return max(float(training.power_w[point] * math.exp(WATTS_QUANTILE * training.power_log_sd[point])), offer.idle_w)
+
+
+def done_s(offer: Offer, point: int, epochs: float = 1.0) -> float:
+    """Seconds of a training, its start included, that a mode stays within, nine times in ten."""
+    training = offer.front
+    epoch_s = training.epoch_s[point] * math.exp(TIME_QUANTILE * training.epoch_log_sd[point])
+    return float(training.warmup_s[point] + epochs * epoch_s)
+
+
+def modes_within_limit(offer: Offer) -> list[int]:
+    """The points of a device's front that its own limit allows."""
+    limit_w = math.inf if offer.limit_w is None else offer.limit_w
+    return [point for point in range(len(offer.front)) if planned_w(offer, point) <= limit_w]
+
+
+def able(fleet: Fleet) -> list[Offer]:
+    """The devices that could train if all others idled; where there is none, those that their own limit allows."""
+    allowed = [offer for offer in fleet.offers if modes_within_limit(offer)]
+    carried = [
+        offer
+        for offer in allowed
+        if any(holds(fleet, {offer.device_id: point}, slack=1e-7) for point in modes_within_limit(offer))
+    ]
+    return carried or allowed
+
+
+def drawn_w(fleet: Fleet, training: Mapping[str, int]) -> dict[str, float]:
+    """Watts at every supply while some devices train at a point of theirs and all others idle."""
+    total = {
+        name: sum(
+            watts for low, watts in fleet.allowance.elsewhere_w.items() if name in fleet.allowance.supplies.path(low)
+        )
+        for name in fleet.allowance.supplies.names
+    }
+    for offer in fleet.offers:
+        point = training.get(offer.device_id)
+        for name in fleet.allowance.supplies.path(offer.supply):
+            total[name] += offer.idle_w if point is None else planned_w(offer, point)
+    return total
+
+
+def holds(fleet: Fleet, training: Mapping[str, int], slack: float = 0.0) -> bool:
+    """Whether every supply that feeds a training device stays within its budget."""
+    total = drawn_w(fleet, training)
+    feeding = {
+        name
+        for offer in fleet.offers
+        if offer.device_id in training
+        for name in fleet.allowance.supplies.path(offer.supply)
+    }
+    return all(total[name] <= fleet.allowance.budget_w[name] + slack for name in feeding)
+
+
+def every_plan(fleet: Fleet, epochs: float = 1.0) -> Iterator[tuple[dict[str, int], float]]:
+    """All sets of devices in all their modes that hold, with the seconds of the slowest."""
+    choices = [[None, *modes_within_limit(offer)] for offer in fleet.offers]
+    for points in itertools.product(*choices):
+        training = {
+            offer.device_id: point for offer, point in zip(fleet.offers, points, strict=True) if point is not None
+        }
+        if training and holds(fleet, training):
+            by_id = {offer.device_id: offer for offer in fleet.offers}
+            yield training, max(done_s(by_id[device_id], point, epochs) for device_id, point in training.items())
+
+
+def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1.0) -> tuple[int, int, float] | None:
+    """As many of `first`, then of all, as the watts carry up to those wanted, and the least time for so many."""
+    found = [
+        (-len(set(first) & set(training)), -len(training), slowest_s)
+        for training, slowest_s in every_plan(fleet, epochs)
+        if len(training) <= wanted
+    ]
+    if not found:
+        return None
+    firsts, count, slowest_s = min(found)
+    return -firsts, -count, slowest_s
+
+
+def history_of(*rounds: Mapping[str, Part]) -> History:
+    """Rounds numbered from 1."""
+    history = History()
+    for number, parts in enumerate(rounds, 1):
+        history = history.after(number, parts)
+    return history
+
+
+def many(n: int, idle_w: float = 2.0, **supply: str) -> list[Offer]:
+    """Devices of which each is a second slower than the one before."""
+    return [
+        Offer(f"device-{k:03}", front((10 + k, 30), (20 + k, 20)), idle_w, supply.get("supply", SITE)) for k in range(n)
+    ]

@@ -1,0 +1,269 @@
+"""Flower's server without its network: nodes that answer at once, by a clock that is set, and a planner."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+
+from tests.fakes.flower_task import be_task
+from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
+from wattfleet_proto.v1 import planning_pb2, power_pb2
+
+RUN_ID = 7
+MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
+# Flower's server answers for nodes that are gone, by this number.
+SUPERLINK = 1
+
+
+class SetClock:
+    """Time that passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.at_s = 1000.0
+        self.slept: list[float] = []
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def sleep_s(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.at_s += seconds
+
+
+def trained(message: Message, **metrics: float) -> Message:
+    """What an app's training replies: the arrays moved by something of its node's own."""
+    arrays = message.content["arrays"].to_numpy_ndarrays()
+    step = 0.1 * (1 + message.metadata.dst_node_id % 7)
+    moved = {str(k): Array(np.asarray(array + step)) for k, array in enumerate(arrays)}
+    told = {"num-examples": 10 * (1 + message.metadata.dst_node_id % 7), "train_loss": 1.0 / step, **metrics}
+    return Message(RecordDict({"arrays": ArrayRecord(moved), "metrics": MetricRecord(told)}), reply_to=message)
+
+
+def partly(share: float, **record: Any) -> Callable[[Message], Message]:
+    """A training that stopped at its deadline."""
+
+    def train(message: Message) -> Message:
+        reply = trained(message)
+        reply.content[RECORD_KEY] = ConfigRecord({"share": share, **record})
+        return reply
+
+    return train
+
+
+def gone(message: Message) -> Message:
+    """What Flower's server replies for a node that is gone: from its own number, not the node's."""
+    reply = Message(Error(5, "Error: Node Unavailable"), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = SUPERLINK
+    return reply
+
+
+def killed(message: Message) -> Message:
+    return Message(Error(8, "ClientApp crashed"), reply_to=message)
+
+
+def raised(message: Message) -> Message:
+    return Message(Error(2, "\nException MemoryError occurred. Message: \nout of memory\n"), reply_to=message)
+
+
+@dataclass
+class Node:
+    """One node.
+
+    Attributes:
+        device_id: what it says of itself; None where its app has no mod.
+        train: its training.
+        takes_s: seconds until it replies; more than the timeout, and the reply is late.
+    """
+
+    device_id: str | None
+    train: Callable[[Message], Message] = trained
+    takes_s: float = 5.0
+
+
+class GridOfNodes(Grid):
+    """Nodes that reply when their time has come; a reply that comes later than the timeout can be pulled."""
+
+    def __init__(self, nodes: Mapping[int, Node], clock: SetClock | None = None) -> None:
+        be_task(RUN_ID, SUPERLINK)
+        self.nodes = dict(nodes)
+        self.clock = clock or SetClock()
+        self.sent: list[Message] = []
+        self.timeouts_s: list[float | None] = []
+        self._made = 0
+        self._busy_until_s: dict[int, float] = {}
+        self._on_the_way: dict[str, tuple[float, Message]] = {}
+
+    @property
+    def run(self) -> Any:
+        return SimpleNamespace(run_id=RUN_ID)
+
+    def set_run(self, run: Any) -> None:
+        raise AssertionError("the run is fixed")
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise AssertionError("deprecated in Flower")
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Send; a node works on one message after the other."""
+        ids = []
+        for message in messages:
+            self._number(message)
+            node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
+            begins_s = max(self.clock.at_s, self._busy_until_s.get(message.metadata.dst_node_id, 0.0))
+            ends_s = self._busy_until_s[message.metadata.dst_node_id] = begins_s + node.takes_s
+            self._on_the_way[message.metadata.message_id] = ends_s, self._replied(node, message)
+            ids.append(message.metadata.message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """The replies that are there by now."""
+        there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.at_s]
+        return [self._on_the_way.pop(one)[1] for one in there]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        replies, waited_s = [], 0.0
+        messages = list(messages)
+        self.timeouts_s += [timeout] if messages else []
+        for message in messages:
+            self._number(message)
+            node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
+            if timeout is not None and node.takes_s > timeout:
+                waited_s = max(waited_s, timeout)
+                late = self.clock.at_s + node.takes_s, self._replied(node, message)
+                self._on_the_way[message.metadata.message_id] = late
+                continue
+            waited_s = max(waited_s, node.takes_s)
+            replies.append(self._replied(node, message))
+        self.clock.at_s += waited_s
+        return replies
+
+    def _number(self, message: Message) -> None:
+        self._made += 1
+        message.metadata.__dict__["_message_id"] = f"message-{self._made}"
+        self.sent.append(self._as_sent(message))
+
+    def _as_sent(self, message: Message) -> Message:
+        sent = copy.copy(message)
+        # As through the network: what is changed later was not sent.
+        records = {k: ConfigRecord(dict(r)) if isinstance(r, ConfigRecord) else r for k, r in message.content.items()}
+        sent.__dict__["_content"] = RecordDict(records)
+        return sent
+
+    def _replied(self, node: Node, message: Message) -> Message:
+        record = message.content.get(RECORD_KEY, {})
+        if IDENTIFY_KEY in record and node.train is not gone:
+            if node.device_id is None:
+                return Message(Error(2, "KeyError: 'arrays'"), reply_to=message)
+            identity = ConfigRecord({DEVICE_ID_KEY: node.device_id})
+            return Message(RecordDict({RECORD_KEY: identity}), reply_to=message)
+        if message.metadata.message_type == "evaluate":
+            metrics = MetricRecord({"num-examples": 10, "accuracy": 0.5})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+        return node.train(message)
+
+    def trainings(self) -> list[Message]:
+        """The training messages that were sent."""
+        return [m for m in self.sent if m.metadata.message_type == "train" and "arrays" in m.content]
+
+    def identifications(self) -> list[int]:
+        """The nodes that were asked who they are."""
+        return [m.metadata.dst_node_id for m in self.sent if IDENTIFY_KEY in m.content.get(RECORD_KEY, {})]
+
+
+class StatusError(grpc.RpcError):
+    """What a gRPC call raises."""
+
+    def __init__(self, status: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._status, self._details = status, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._status
+
+    def details(self) -> str:
+        return self._details
+
+
+@dataclass
+class PlannerStub:
+    """A coordinator's planning service, whose plans are given.
+
+    Attributes:
+        chosen: devices that it chooses, where they are connected; None for all.
+        nodes: which node is which device.
+        away: whether it does not answer.
+        full: whether its disk is: what would have to be stored is refused.
+        refusals: what it answers to the next requests for a plan instead; each once.
+        deadline_s: of every plan.
+        duration_s: of every plan.
+        calls: what was asked, in order.
+    """
+
+    chosen: Sequence[str] | None = None
+    nodes: dict[int, str] = field(default_factory=dict)
+    away: bool = False
+    full: bool = False
+    refusals: list[StatusError] = field(default_factory=list)
+    deadline_s: float = 0.0
+    duration_s: float = 20.0
+    calls: list[tuple[str, Any]] = field(default_factory=list)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method not in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name:
+            raise AttributeError(method)
+
+        def call(request: Any, timeout: float, wait_for_ready: bool) -> Any:
+            if self.away:
+                raise StatusError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
+            if self.full and method != "ResolveNodes":
+                raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the database is full")
+            self.calls.append((method, request))
+            if method == "ResolveNodes":
+                bindings = [self._binding(node_id) for node_id in request.node_ids if node_id in self.nodes]
+                unknown = [node_id for node_id in request.node_ids if node_id not in self.nodes]
+                return planning_pb2.ResolveNodesResponse(bindings=bindings, unknown_node_ids=unknown)
+            if method == "BindNodes":
+                self.nodes.update({binding.node_id: binding.device_id for binding in request.bindings})
+            if method == "PlanRound":
+                return self._plan(request)
+            return None
+
+        return call
+
+    def _binding(self, node_id: int) -> planning_pb2.NodeBinding:
+        return planning_pb2.NodeBinding(node_id=node_id, device_id=self.nodes[node_id])
+
+    def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
+        if self.refusals:
+            raise self.refusals.pop(0)
+        chosen = [n for n in request.node_ids if self.chosen is None or self.nodes[n] in self.chosen]
+        return planning_pb2.PlanRoundResponse(
+            plan_id=f"{request.run_id}/{request.round}",
+            assignments=[
+                planning_pb2.Assignment(
+                    node_id=node_id, device_id=self.nodes[node_id], mode=MODE, power_limit_w=10.0 + node_id % 7
+                )
+                for node_id in chosen
+            ],
+            duration_s=self.duration_s,
+            deadline_s=self.deadline_s,
+        )
+
+    def asked(self, method: str) -> list[Any]:
+        """The requests of one method."""
+        return [request for name, request in self.calls if name == method]
+
+    def results(self) -> list[dict[str, planning_pb2.DeviceResult]]:
+        """What was told of each round, by device."""
+        return [{result.device_id: result for result in request.results} for request in self.asked("FinishRound")]

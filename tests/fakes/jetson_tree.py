@@ -1,0 +1,256 @@
+"""A Jetson's files under a folder, behaving like its kernel when they are written."""
+
+import errno
+import os
+import shutil
+import threading
+
+from edge_agent.devices.jetson.programs import ProgramResult
+from edge_agent.devices.sysfs import SysfsDevice
+from edge_agent.devices.tree import Tree
+from edge_agent.devices.virtual.virtual_clock import VirtualClock
+from tests.fakes.jetson_boards import CAP_4_5, CAP_6
+
+CPU = "/sys/devices/system/cpu"
+BPMP = "/sys/kernel/debug/bpmp/debug"
+LOCK = f"{BPMP}/clk/emc"
+INA_HWMON = "/sys/bus/i2c/drivers/ina3221"
+INA_IIO = "/sys/bus/i2c/drivers/ina3221x"
+_FAN_SERVICE = "/run/nvfancontrol"
+
+
+class FakedJetson(Tree):
+    """The files of a `FakedBoard`.
+
+    `unreadable` and `unwritable` map paths to the errno they answer with, `deaf` are paths where a write
+    succeeds and changes nothing, `written` is what was written, in order. `offline_policy` is the errno with which a
+    CPU policy without an online core answers: EINVAL to writes, as the kernels of JetPack 4 to 6 do, EBUSY to reads
+    too, as later ones do; with None its folder vanishes. A tree that is there already is taken as it is.
+    """
+
+    def __init__(self, root, board, offline_policy=errno.EINVAL):
+        super().__init__(root)
+        self.board = board
+        self.offline_policy = offline_policy
+        self.unreadable, self.unwritable, self.deaf, self.written = {}, {}, set(), []
+        self.fan_service_starts = True
+        if not self.exists(_FAN_SERVICE):
+            self._make_identity()
+            self._make_cpu()
+            self._make_gpu()
+            self._make_memory()
+            self._make_rails()
+            self._make_heat()
+            self.fan_service_runs = board.has_fan
+
+    @property
+    def gpu(self):
+        return f"/sys/class/devfreq/{self.board.gpu}"
+
+    @property
+    def fan(self):
+        return self.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1")[0]
+
+    @property
+    def fan_service_runs(self):
+        return self.location(_FAN_SERVICE).read_text() == "1\n"
+
+    @fan_service_runs.setter
+    def fan_service_runs(self, runs):
+        self.put(_FAN_SERVICE, int(runs))
+
+    def policy(self, number):
+        return f"{CPU}/cpufreq/policy{number}"
+
+    def put(self, path, value):
+        """Make a file, as the kernel would."""
+        place = self.location(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(f"{value}\n")
+
+    def everything(self):
+        """All settable values, to compare what was in force."""
+        knobs = [*self.glob(f"{CPU}/cpu*/online"), *self.glob(f"{CPU}/cpufreq/policy*/scaling_m*_freq")]
+        knobs += [f"{self.gpu}/min_freq", f"{self.gpu}/max_freq", self.board.emc_cap]
+        knobs += [f"{LOCK}/mrq_rate_locked"] if self.board.has_bpmp else []
+        knobs += [self.fan] if self.board.has_fan else []
+        return {path: self.location(path).read_text().strip() for path in knobs} | {"fan": self.fan_service_runs}
+
+    def read(self, path):
+        if path in self.unreadable:
+            raise OSError(self.unreadable[path], os.strerror(self.unreadable[path]), path)
+        if self.offline_policy == errno.EBUSY and self._is_of_offline_policy(path):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        return super().read(path)
+
+    def write(self, path, text):
+        if path in self.unwritable:
+            raise OSError(self.unwritable[path], os.strerror(self.unwritable[path]), path)
+        if not self.exists(path):
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if self._is_of_offline_policy(path):
+            raise OSError(self.offline_policy, os.strerror(self.offline_policy), path)
+        self.written.append((path, text))
+        if path in self.deaf:
+            return
+        folder, _, name = path.rpartition("/")
+        if name == "online":
+            self._set_online(int(folder.rpartition("cpu")[2]), text)
+        elif name in ("scaling_min_freq", "scaling_max_freq", "min_freq", "max_freq"):
+            self._set_limit(path, folder, name, int(text))
+        elif path == self.board.emc_cap:
+            self._set_cap(int(text))
+        elif path == f"{LOCK}/rate":
+            self._set_rate(int(text))
+        else:
+            super().write(path, text)
+
+    def run(self, command, answer):
+        """The system's programs: a `RunProgram`."""
+        assert command[0] == "systemctl" and command[-1] == "nvfancontrol"
+        if command[1] == "is-active":
+            return ProgramResult(0 if self.fan_service_runs else 3, "")
+        if command[1] == "start" and not self.fan_service_starts:
+            return ProgramResult(1, "Job for nvfancontrol.service failed.")
+        self.fan_service_runs = command[1] == "start"
+        if self.fan_service_runs:
+            self.put(self.fan, 80)
+        return ProgramResult(0, "")
+
+    def renumber_hwmon(self):
+        """Give every hwmon folder another number, as another start may."""
+        for path in self.glob("/sys/**/hwmon/hwmon*"):
+            place = self.location(path)
+            place.rename(place.parent / f"hwmon{int(place.name.removeprefix('hwmon')) + 20}")
+
+    def _make_identity(self):
+        self.put("/proc/device-tree/model", f"{self.board.model}\0")
+        self.put("/proc/device-tree/compatible", f"{self.board.compatible}\0")
+        self.put("/etc/nv_tegra_release", self.board.release)
+
+    def _make_cpu(self):
+        for policy in self.board.policies:
+            for core in policy:
+                self.location(f"{CPU}/cpu{core}").mkdir(parents=True)
+                if core:
+                    self.put(f"{CPU}/cpu{core}/online", 1)
+            self._make_policy(policy)
+
+    def _make_policy(self, cores):
+        folder = self.policy(cores[0])
+        self.put(f"{folder}/scaling_available_frequencies", " ".join(map(str, self.board.cpu_khz)))
+        for name in ("related_cpus", "affected_cpus"):
+            self.put(f"{folder}/{name}", " ".join(map(str, cores)))
+        self.put(f"{folder}/scaling_min_freq", self.board.cpu_khz[0])
+        self.put(f"{folder}/scaling_max_freq", self.board.cpu_khz[-1])
+
+    def _make_gpu(self):
+        self.put("/sys/class/devfreq/15340000.vic/device/of_node/name", "vic")
+        self.put("/sys/class/devfreq/15340000.vic/available_frequencies", "115200000 601600000")
+        self.put(f"{self.gpu}/device/of_node/name", f"{self.board.gpu_of_node}\0")
+        self.put(f"{self.gpu}/available_frequencies", " ".join(map(str, self.board.gpu_hz)))
+        self.put(f"{self.gpu}/min_freq", self.board.gpu_hz[0])
+        self.put(f"{self.gpu}/max_freq", self.board.gpu_hz[-1])
+
+    def _make_memory(self):
+        top = self.board.emc_hz[-1]
+        self.put(self.board.emc_cap, 0 if self.board.emc_cap == CAP_4_5 else top)
+        if self.board.has_bpmp:
+            self.put(f"{BPMP}/emc/possible_rates", " ".join(str(hz // 1000) for hz in self.board.emc_hz))
+            for name, value in (("max_rate", top), ("rate", top), ("mrq_rate_locked", 0), ("state", 1)):
+                self.put(f"{LOCK}/{name}", value)
+
+    def _make_rails(self):
+        for number, channels in enumerate(self.board.chips):
+            for channel, (name, *measured) in enumerate(channels):
+                if len(measured) == 2:
+                    folder = f"{INA_HWMON}/1-004{number}/hwmon/hwmon{3 + number}"
+                    millivolts, milliamperes = measured
+                    self.put(f"{folder}/in{channel + 1}_label", name)
+                    self.put(f"{folder}/in{channel + 1}_input", millivolts)
+                    self.put(f"{folder}/curr{channel + 1}_input", milliamperes)
+                    self.put(f"{folder}/in7_label", "sum of shunt voltages")
+                    self.put(f"{folder}/in7_input", 1)
+                else:
+                    folder = f"{INA_IIO}/6-0040/iio:device0"
+                    self.put(f"{folder}/rail_name_{channel}", name)
+                    self.put(f"{folder}/in_power{channel}_input", measured[0])
+
+    def _make_heat(self):
+        for number, (kind, millidegrees) in enumerate(self.board.zones):
+            zone = f"/sys/class/thermal/thermal_zone{number}"
+            self.put(f"{zone}/type", kind)
+            self.put(f"{zone}/temp", millidegrees)
+            if millidegrees is None:
+                self.unreadable[f"{zone}/temp"] = errno.EAGAIN
+        self.put("/sys/class/hwmon/hwmon0/name", "thermal")
+        if self.board.throttled:
+            self.put("/sys/class/hwmon/hwmon1/name", "soctherm_oc")
+        for number, count in enumerate(self.board.throttled, start=1):
+            self.put(f"/sys/class/hwmon/hwmon1/oc{number}_event_cnt", count)
+        if self.board.has_fan:
+            self.put("/sys/devices/platform/pwm-fan/hwmon/hwmon2/pwm1", 80)
+
+    def _set_online(self, core, text):
+        super().write(f"{CPU}/cpu{core}/online", text)
+        policy = next(cores for cores in self.board.policies if core in cores)
+        online = [c for c in policy if c == 0 or self.location(f"{CPU}/cpu{c}/online").read_text().strip() == "1"]
+        folder = self.policy(policy[0])
+        if not online and self.offline_policy is None:
+            shutil.rmtree(self.location(folder), ignore_errors=True)
+            return
+        if not self.exists(folder):
+            self._make_policy(policy)
+        self.put(f"{folder}/affected_cpus", " ".join(map(str, online)))
+
+    def _is_of_offline_policy(self, path):
+        folder = path.rpartition("/")[0]
+        affected = self.location(f"{folder}/affected_cpus")
+        return affected.exists() and not affected.read_text().strip()
+
+    def _set_limit(self, path, folder, name, value):
+        """A minimum stays below its maximum: old kernels refuse anything else, newer ones cut it off silently."""
+        is_minimum = "min" in name
+        other = int(
+            super().read(f"{folder}/{name.replace('min', 'max') if is_minimum else name.replace('max', 'min')}")
+        )
+        if (value > other) if is_minimum else (value < other):
+            if self.board.kernel < (5, 10):
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+            value = other
+        super().write(path, str(value))
+
+    def _set_cap(self, hz):
+        top = self.board.emc_hz[-1]
+        if self.board.emc_cap == CAP_6:
+            super().write(CAP_6, str(top if hz < 0 else self._rounded_up(hz)))
+        elif hz < top:
+            super().write(CAP_4_5, str(hz))
+
+    def _set_rate(self, hz):
+        if super().read(f"{LOCK}/mrq_rate_locked") == "1":
+            super().write(f"{LOCK}/rate", str(self._rounded_up(hz)))
+
+    def _rounded_up(self, hz):
+        return next((rate for rate in self.board.emc_hz if rate >= hz), self.board.emc_hz[-1])
+
+
+class Ticks(threading.Event):
+    """Waiting on it lets a virtual clock run instead, so many times; then it waits to be set."""
+
+    def __init__(self, clock, ticks):
+        super().__init__()
+        self._clock, self._left = clock, ticks
+        self.spent = threading.Event()
+
+    def wait(self, timeout=None):
+        if self._left == 0:
+            self.spent.set()
+            return super().wait()
+        self._left -= 1
+        self._clock.sleep_s(timeout)
+        return self.is_set()
+
+
+def open_sysfs(tree):
+    return SysfsDevice(tree, VirtualClock(), tree.run)

@@ -1,0 +1,56 @@
+"""Records for tests of what keeps them, and a way to compare them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from coordinator.state.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
+from coordinator.store.loading import KeptRecords
+from coordinator.store.store import Store
+from tests.fakes.fronts import columns_of
+from tests.fakes.small_fleet import NODES, RUN, small_fleet
+
+BLANK = DeviceRecord("nano", "orin-nano", "simulated", 1_800)
+
+
+def planned_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
+    fleet = small_fleet()
+    fleet.start_run(run_id, "FedAvg", 3)
+    return fleet.plan(run_id, number, NODES, 1.5)
+
+
+def finished_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
+    return dataclasses.replace(
+        planned_round(number, run_id),
+        observations={
+            "orin": ObservedTraining("orin", 20.123456789012345, 31.25),
+            "nano": ObservedTraining("nano", 36.5, 14.75),
+        },
+        results=(
+            DeviceResult("orin", num_examples=96.0, loss=0.125),
+            DeviceResult("nano", "the node is gone", share=0.0),
+        ),
+        metrics={"accuracy": 2 / 3},
+        wall_s=41.5,
+    )
+
+
+def rounds_of(store: Store, run_id: str) -> list[RoundRecord]:
+    """All rounds of a run that a store has."""
+    return [record for plan_id in store.plan_ids_of(run_id) if (record := store.round_of(plan_id)) is not None]
+
+
+def comparable(record: DeviceRecord) -> tuple[Any, ...]:
+    """A device's values; arrays do not compare as one."""
+    columns = None if record.front is None else {k: v.tolist() for k, v in columns_of(record.front).items()}
+    return (*(getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "front"), columns)
+
+
+def comparable_devices(kept: KeptRecords) -> dict[str, tuple[Any, ...]]:
+    return {record.device_id: comparable(record) for record in kept.devices}
+
+
+def assert_devices(kept: KeptRecords, *expected: DeviceRecord) -> None:
+    assert len(kept.devices) == len(expected)
+    assert comparable_devices(kept) == {record.device_id: comparable(record) for record in expected}

@@ -1,0 +1,176 @@
+"""A coordinator served in the test's own event loop, and everything that talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.cli.view_values import state_word
+from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
+from wattfleet.choosing.front import Front
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import (
+    operator_pb2_grpc,
+    planning_pb2,
+    planning_pb2_grpc,
+    power_pb2,
+    session_pb2,
+    session_pb2_grpc,
+    view_pb2,
+    view_pb2_grpc,
+)
+from wattfleet_simulation.coordinator_view import RunSeen
+
+_WITHIN_S = 20.0
+READY = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
+
+
+class Agent:
+    """A device's side of a session, message by message."""
+
+    def __init__(self, sessions: Any) -> None:
+        self.call = sessions.Session()
+        self.orders: list[session_pb2.Reassign] = []
+        self._sequence = 100
+
+    async def hello(
+        self, device_id: str, kind: str = "agx-orin", provenance: Any = power_pb2.PROVENANCE_SIMULATED
+    ) -> Any:
+        return await self.greet(session_pb2.Hello(device_id=device_id, board=kind, provenance=provenance, mode_count=7))
+
+    async def greet(self, hello: session_pb2.Hello) -> Any:
+        await self.call.write(session_pb2.SessionRequest(hello=hello))
+        response = await self.call.read()
+        if response is grpc.aio.EOF:
+            await self.refused()
+        return response.welcome
+
+    async def send(self, **body: Any) -> None:
+        """Send a message and see it acknowledged; orders that come before are noted."""
+        self._sequence += 7
+        await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
+        while (response := await self.call.read()) is not grpc.aio.EOF and response.HasField("reassign"):
+            self.orders.append(response.reassign)
+        if response is grpc.aio.EOF:
+            await self.refused()
+        assert response.ack.sequence == self._sequence
+
+    async def refused(self) -> None:
+        raise grpc.aio.AioRpcError(await self.call.code(), None, None, await self.call.details())  # type: ignore
+
+    async def become_ready(self, device_id: str, device_front: Front, idle_w: float) -> None:
+        await self.hello(device_id)
+        await self.send(front=session_pb2.FrontReport(front=front_to_message(device_front), idle_w=idle_w))
+        await self.send(state=READY)
+
+    async def goodbye(self) -> None:
+        await self.call.done_writing()
+        assert await self.call.read() is grpc.aio.EOF
+
+
+@dataclass
+class Client:
+    """Everything that talks to a coordinator."""
+
+    bound: BoundAddresses
+    channel: grpc.aio.Channel
+    stop: asyncio.Event
+    running: asyncio.Task[None]
+
+    @property
+    def sessions(self) -> Any:
+        return session_pb2_grpc.SessionServiceStub(self.channel)
+
+    @property
+    def planning(self) -> Any:
+        return planning_pb2_grpc.PlanningServiceStub(self.channel)
+
+    @property
+    def view(self) -> Any:
+        return view_pb2_grpc.ViewServiceStub(self.channel)
+
+    def agent(self) -> Agent:
+        return Agent(self.sessions)
+
+    @property
+    def operator(self) -> Any:
+        return operator_pb2_grpc.OperatorServiceStub(self.channel)
+
+    async def devices(self) -> dict[str, view_pb2.DeviceView]:
+        answers = self.view.ListDevices(view_pb2.ListDevicesRequest(with_fronts=True))
+        return {device.device_id: device async for answer in answers for device in answer.devices}
+
+    async def states(self) -> dict[str, str]:
+        return {device_id: state_word(device.state) for device_id, device in (await self.devices()).items()}
+
+    async def two_ready(self) -> tuple[Agent, Agent]:
+        """The Orin and the Nano, ready and tied to their nodes, and a run that has begun."""
+        orin, nano = self.agent(), self.agent()
+        await orin.become_ready("orin", ORIN_FRONT, 5.0)
+        await nano.become_ready("nano", NANO_FRONT, 3.0)
+        bindings = [
+            planning_pb2.NodeBinding(node_id=ORIN_NODE, device_id="orin"),
+            planning_pb2.NodeBinding(node_id=NANO_NODE, device_id="nano"),
+        ]
+        await self.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        await self.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=3))
+        return orin, nano
+
+    async def plan(self, number: int = 1, run_id: str = RUN) -> planning_pb2.PlanRoundResponse:
+        request = planning_pb2.PlanRoundRequest(run_id=run_id, round=number, node_ids=NODES, epochs=1.0)
+        return await self.planning.PlanRound(request)
+
+    async def rounds(self, run_id: str = "") -> RunSeen:
+        """A run, the newest unless it is named, with its rounds."""
+        runs = (await self.view.ListRuns(view_pb2.ListRunsRequest())).runs
+        if not runs:
+            return RunSeen()
+        run = next(each for each in reversed(runs) if run_id in ("", each.run_id))
+        streamed = self.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=run.run_id))
+        return RunSeen(run, [view async for view in streamed])
+
+
+@asynccontextmanager
+async def serving(config: CoordinatorConfig) -> AsyncIterator[Client]:
+    """A coordinator from its start to a clean stop."""
+    stop = asyncio.Event()
+    bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
+    running = asyncio.create_task(serve(config, bound.set_result, stop))
+    await asyncio.wait([running, bound], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        await running
+    try:
+        async with grpc.aio.insecure_channel((await bound).address) as channel:
+            yield Client(await bound, channel, stop, running)
+    finally:
+        stop.set()
+        await running
+
+
+def with_coordinator(config: CoordinatorConfig, story: Callable[[Client], Awaitable[None]]) -> None:
+    async def told() -> None:
+        async with asyncio.timeout(_WITHIN_S), serving(config) as client:
+            await story(client)
+
+    asyncio.run(told())
+
+
+def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
+    return refused.value.code(), refused.value.details() or ""
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what the coordinator does by itself; the test's own time limit ends it."""
+    while not await condition():
+        await asyncio.sleep(0.01)
+
+
+def fetch(digest: str) -> session_pb2.FetchReferenceRequest:
+    return session_pb2.FetchReferenceRequest(digest=digest)

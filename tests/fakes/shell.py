@@ -1,0 +1,93 @@
+"""A shell beside a coordinator that is served: the operator's commands, over real gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from coordinator.budgets.site_file import SiteFile, read_site_file
+from coordinator.server import CoordinatorConfig
+from tests.fakes.served import Client, with_coordinator
+from tests.fakes.small_fleet import RUN
+from wattfleet.errors import WattfleetError
+from wattfleet_io import cli
+from wattfleet_proto.v1 import planning_pb2, session_pb2
+
+_SITE = """
+[supplies.site]
+budget = { watts = 100.0 }
+[supplies.rack]
+parent = "site"
+budget = { query = "watts", url = "http://127.0.0.1:9", fallback_w = 60.0 }
+devices = ["orin*"]
+[supplies.roof]
+parent = "site"
+budget = { watts = 40.0 }
+devices = ["nano*"]
+[devices.nano]
+limit_w = 20.0
+tags = ["lab"]
+"""
+
+Shell = Callable[..., Awaitable[Result]]
+Story = Callable[[Client, Shell], Awaitable[None]]
+
+
+def command(*arguments: str, columns: int = 80) -> Result:
+    """A command in a terminal of so many columns; what it raises is raised."""
+    result = CliRunner().invoke(
+        cli.wattfleet, ["coordinator", *arguments], prog_name="wattfleet", env={"COLUMNS": str(columns)}
+    )
+    if isinstance(result.exception, WattfleetError):
+        raise result.exception
+    return result
+
+
+def told(config: CoordinatorConfig, story: Story) -> None:
+    """Tell a story of a coordinator and a shell."""
+
+    async def with_shell(client: Client) -> None:
+        async def shell(*arguments: str, columns: int = 80) -> Result:
+            result = await asyncio.to_thread(
+                command, *arguments, "--coordinator", client.bound.address, columns=columns
+            )
+            assert result.exit_code == 0, result.output
+            # A file's path is as long as it is.
+            is_laid_out = not {"--json", "export"} & set(arguments)
+            assert not is_laid_out or max(map(len, result.stdout.splitlines()), default=0) <= columns
+            assert "…" not in result.stdout, "nothing is cut off"
+            return result
+
+        await story(client, shell)
+
+    with_coordinator(config, with_shell)
+
+
+async def asked(shell: Shell, *arguments: str) -> Any:
+    return json.loads((await shell(*arguments, "--json")).stdout)
+
+
+def rack_and_roof(folder: Path) -> SiteFile:
+    """A site with two circuits, the budget of one of which is away."""
+    (folder / "site.toml").write_text(_SITE)
+    return read_site_file(folder / "site.toml")
+
+
+async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:
+    """One that the Orin finished and the Nano did not."""
+    plan = await client.plan(number)
+    await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
+    results = [
+        planning_pb2.DeviceResult(device_id="orin", num_examples=96, loss=0.125, share=1.0),
+        planning_pb2.DeviceResult(device_id="nano", failure="the node, is gone\nfor good", share=0.0),
+    ]
+    request = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
+    await client.planning.FinishRound(request)
+    metrics = {"accuracy": 2 / 3, "loss": 1.5, "f1": 0.5, "recall": 0.25}
+    await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=metrics))
+    return plan

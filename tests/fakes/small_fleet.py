@@ -1,0 +1,37 @@
+"""A fleet of two devices that are ready to train, for tests that begin where profiling ended."""
+
+from __future__ import annotations
+
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import DeviceState
+from tests.fakes.fronts import front
+from wattfleet.choosing.front import Front
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.policies.policy import Policy
+
+RUN = "4711"
+ORIN_FRONT = front((10, 50), (20, 30), (40, 20))
+NANO_FRONT = front((35, 15), (60, 10))
+# Flower's node ids use all 64 bits.
+ORIN_NODE, NANO_NODE = 2**64 - 1, 2**63 + 5
+
+
+def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float, node_id: int) -> None:
+    """What a device's agent reports until it can be planned with, and what Flower's server then says of its node."""
+    fleet.connect(device_id, "agx-orin", "simulated", 18_096)
+    fleet.report_front(device_id, device_front, idle_w, 50, "d" * 64)
+    fleet.report_state(device_id, DeviceState.READY, 50, "parked")
+    fleet.bind_node(node_id, device_id)
+
+
+def small_fleet(site_budget_w: float = 100.0, policy: Policy | None = None) -> Fleet:
+    """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or Everyone())
+    make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
+    make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
+    fleet.start_run(RUN, "FedAvg", 3)
+    return fleet
+
+
+NODES = [ORIN_NODE, NANO_NODE]

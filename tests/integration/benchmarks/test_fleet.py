@@ -1,0 +1,147 @@
+"""The benchmark of fleets, on a handful of agents: what it tells, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+
+from benchmarks.fleet import agent, requests
+from benchmarks.fleet.__main__ import main
+from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
+from benchmarks.fleet.result import figure
+from edge_agent.session import coordinator_session as link
+from wattfleet_io import backoff
+from wattfleet_proto.convert import front_from_message
+from wattfleet_proto.v1 import session_pb2
+
+AGENTS = 8
+SHORT = ["--steady-s", "0.5", "--window-s", "0.2", "--repeats", "1", "--limit-s", "20", "--reference-kib", "256"]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """The benchmark sets limits, cores and a signal of its own process."""
+    files, cores = resource.getrlimit(resource.RLIMIT_NOFILE), os.sched_getaffinity(0)
+    heeded = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, heeded)
+    os.sched_setaffinity(0, cores)
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+
+
+def children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def test_it_tells_every_figure_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
+    before = children()
+    assert main(["--agents", str(AGENTS), *SHORT, "--json"]) == 0
+    assert children() == before
+    document = json.loads(capsys.readouterr().out)
+    assert document["provenance"] == "simulated"
+    (fleet,) = document["fleets"]
+    assert fleet["agents"] == fleet["ramp_settled"] == fleet["storm_settled"] == fleet["restart_settled"] == AGENTS
+    for path in (
+        *("ramp_s", "storm_s", "restart_s", "bare.ramp_s", "bare.storm_s", "rss_mb", "peak_rss_mb"),
+        *("in_use.plan_ms.p50", "in_use.scrape_ms.p50", "in_use.peak_rss_mb"),
+        *("generator_late_ms.p99", "reports_per_s.ratio", "reference_bytes_per_s.ratio"),
+    ):
+        value = figure(fleet, path)
+        assert value is not None and value > 0, path
+    assert figure(fleet, "bare.peak_rss_mb") < figure(fleet, "peak_rss_mb")
+    assert all(goal["met"] in (True, False) for goal in fleet["goals"].values()) and len(fleet["goals"]) == 5
+
+
+def test_interrupted_it_ends_its_servers() -> None:
+    command = [sys.executable, "-m", "benchmarks.fleet", "--agents", "2", *SHORT, "--json"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        own = psutil.Process(process.pid)
+        while not (servers := own.children(recursive=True)) and process.poll() is None:
+            psutil.wait_procs([own], timeout=0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) != 0
+        assert psutil.wait_procs(servers, timeout=5)[1] == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_what_agents_say_is_what_the_coordinator_takes() -> None:
+    front = session_pb2.SessionRequest.FromString(requests.front())
+    assert len(front_from_message(front.front.front)) == 64
+    real = {**vars(link), "_FIRST_BACKOFF_S": backoff.FIRST_S, "_LONGEST_BACKOFF_S": backoff.LONGEST_S}
+    for name in (
+        *("FIRST_BACKOFF_S", "LONGEST_BACKOFF_S", "LONGEST_BACKOFF_OF_A_SMALL_FLEET_S"),
+        *("WELCOMED_WITHIN_S", "SILENCE_BORNE_S", "LEASES_UNANSWERED"),
+    ):
+        assert vars(agent)[name] == real[f"_{name}"]
+
+
+Ended = tuple[list[bytes], int, str]
+
+
+async def exchanged(behaviour: Any, messages: list[bytes], last: bool, drop: bool = False) -> Ended:
+    """All answers of a real server to some messages, and how the call ended."""
+    server = grpc.aio.server()
+    handler = grpc.stream_stream_rpc_method_handler(behaviour)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t.T", {"M": handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    loop = asyncio.get_running_loop()
+    answers: list[bytes] = []
+    over: asyncio.Future[tuple[int, str]] = loop.create_future()
+    _, connection = await loop.create_connection(Connection, "127.0.0.1", port)
+    call = connection.call(request_headers("/t.T/M"), answers.append, lambda *how: over.set_result(how))
+    for number, message in enumerate(messages, 1):
+        call.send(message, last=last and number == len(messages))
+    if drop:
+        connection.drop()
+    status, text = await asyncio.wait_for(over, 10)
+    connection.drop()
+    await server.stop(None)
+    return answers, status, text
+
+
+async def flood(said: Any, context: Any) -> Any:
+    async for message in said:
+        for number in range(300):
+            yield message * 10_000 + bytes([number % 256])
+
+
+async def refuse(said: Any, context: Any) -> Any:
+    taken = 0
+    async for message in said:
+        taken += len(message)
+        yield b"more"
+        if taken >= 500_000:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
+
+
+def test_the_client_takes_more_than_a_window() -> None:
+    answers, status, _ = asyncio.run(exchanged(flood, [b"abc"], last=True))
+    assert status == OK
+    assert [answer[-1] for answer in answers] == [number % 256 for number in range(300)]
+    assert {len(answer) for answer in answers} == {30_001}
+
+
+def test_the_client_sends_more_than_a_window_and_hears_why_a_call_failed() -> None:
+    answers, *ended = asyncio.run(exchanged(refuse, [bytes(10_000)] * 50, last=False))
+    assert ended == [5, "no such thing"]
+    assert set(answers) == {b"more"}
+
+
+def test_a_lost_connection_ends_its_calls() -> None:
+    _, status, _ = asyncio.run(exchanged(refuse, [b"x"], last=False, drop=True))
+    assert status == UNAVAILABLE

@@ -1,0 +1,80 @@
+"""Two agents from one disk: the coordinator has one of them, and neither ends the other's sessions for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from coordinator.server import CoordinatorConfig
+from edge_agent.session.connection import connects_to
+from edge_agent.session.coordinator_session import CoordinatorSession
+from edge_agent.session.outbox import Outbox, OutboxFile
+from tests.fakes.served import READY, Client, until, with_coordinator
+from wattfleet_proto.v1 import power_pb2, session_pb2
+
+HELLO = session_pb2.Hello(
+    device_id="orin",
+    board="agx-orin",
+    provenance=power_pb2.PROVENANCE_SIMULATED,
+    mode_count=7,
+    installation="a" * 32,
+)
+
+
+class Agent:
+    """A link, and how often the coordinator has welcomed it."""
+
+    def __init__(self, client: Client, folder: Path) -> None:
+        self.welcomes = 0
+        outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
+        self.link = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
+
+    async def _welcomed(self, welcome: session_pb2.Welcome) -> None:
+        self.welcomes += 1
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Agent]:
+        running = asyncio.create_task(self.link.run())
+        try:
+            self.link.report_state(READY)
+            assert await self.link.flush(10)
+            yield self
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+
+
+def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
+    config: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = 0
+
+    def at_once(low: float, high: float) -> float:
+        nonlocal tries
+        tries += 1
+        return 0.02
+
+    monkeypatch.setattr("wattfleet_io.backoff.random.uniform", at_once)
+
+    async def story(client: Client) -> None:
+        async with Agent(client, tmp_path / "older").running() as older:
+            async with Agent(client, tmp_path / "newer").running() as newer:
+
+                async def tried() -> bool:
+                    return tries >= 10
+
+                await until(tried)
+                assert (older.welcomes, newer.welcomes) == (1, 1)
+                assert newer.link.connected and not older.link.connected
+
+            async def is_back() -> bool:
+                return older.link.connected
+
+            await until(is_back)
+
+    with_coordinator(config, story)

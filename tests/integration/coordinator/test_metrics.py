@@ -1,0 +1,258 @@
+"""What Prometheus reads: every documented name with its labels, and nothing where nothing is known."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from coordinator.metrics import FleetCollector, serve_metrics
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import DeviceState, ObservedTraining
+from tests.fakes.fronts import front
+from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
+from wattfleet.budgets.budget import InForce
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.policies.fastest_k import FastestK
+
+DOCUMENTED = {
+    "wattfleet_device_state": {"device", "board", "state"},
+    "wattfleet_devices": {"state"},
+    "wattfleet_device_profiled_modes": {"device"},
+    "wattfleet_device_idle_watts": {"device"},
+    "wattfleet_device_budget_watts": {"device"},
+    "wattfleet_device_predicted_epoch_seconds": {"device"},
+    "wattfleet_device_observed_epoch_seconds": {"device"},
+    "wattfleet_device_predicted_power_watts": {"device"},
+    "wattfleet_device_observed_power_watts": {"device"},
+    "wattfleet_round_number": set(),
+    "wattfleet_round_duration_seconds": {"kind"},
+    "wattfleet_round_accuracy": set(),
+    "wattfleet_supply_power_watts": {"supply", "kind"},
+    "wattfleet_supply_fallback": {"supply"},
+    "wattfleet_site_power_watts": {"kind"},
+}
+
+Samples = dict[tuple[str, ...], float]
+"""By name, then the labels' values in the order of the labels' names."""
+
+
+def parsed(text: str) -> Samples:
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        assert family.type == "gauge", family.name
+        assert family.documentation, family.name
+        for sample in family.samples:
+            key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
+            assert key not in samples, "no series twice"
+            samples[key] = sample.value
+    return samples
+
+
+def scraped(fleet: Fleet) -> Samples:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet))
+    return parsed(generate_latest(registry).decode())
+
+
+def of(samples: Samples, name: str) -> dict[tuple[str, ...], float]:
+    return {key[1:]: value for key, value in samples.items() if key[0] == name}
+
+
+def trained_fleet() -> Fleet:
+    """One round in which everything was reported that can be, and a device that was never chosen."""
+    fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
+    make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
+    plan_id = fleet.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.report_metrics(RUN, 1, {"accuracy": 0.75})
+    fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
+    return fleet
+
+
+def test_every_documented_metric_is_there_with_its_labels() -> None:
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(trained_fleet()))
+    labels: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        for sample in family.samples:
+            labels.setdefault(sample.name, set(sample.labels))
+            assert labels[sample.name] == set(sample.labels)
+    assert labels == DOCUMENTED
+
+
+def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
+    samples = scraped(trained_fleet())
+    assert of(samples, "wattfleet_device_predicted_epoch_seconds") == {("orin",): 20, ("nano",): 35}
+    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 30, ("nano",): 15}
+    assert of(samples, "wattfleet_device_budget_watts") == {("orin",): 30, ("nano",): 15}
+    assert of(samples, "wattfleet_device_observed_epoch_seconds") == {("orin",): 21, ("nano",): 34}
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
+    assert of(samples, "wattfleet_device_idle_watts") == {("orin",): 5, ("nano",): 3, ("slow",): 2.5}
+    assert of(samples, "wattfleet_device_profiled_modes") == {("orin",): 50, ("nano",): 50, ("slow",): 50}
+    assert of(samples, "wattfleet_round_number") == {(): 1}
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
+    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 2 * 35, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_site_power_watts") == {
+        ("allowed",): 90,
+        ("planned",): 30 + 15 + 2.5,
+        ("observed",): 31 + 14.5 + 2.5,
+        ("allowed_then",): 90,
+    }
+    assert of(samples, "wattfleet_supply_power_watts") == {("allowed", "site"): 90, ("planned", "site"): 30 + 15 + 2.5}
+    assert of(samples, "wattfleet_supply_fallback") == {("site",): 1}
+
+
+def test_a_device_has_the_state_that_it_is_in_and_all_states_are_counted() -> None:
+    fleet = trained_fleet()
+    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.disconnect("slow")
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_device_state") == {
+        ("agx-orin", "orin", "training"): 1,
+        ("agx-orin", "nano", "ready"): 1,
+        ("agx-orin", "slow", "offline"): 1,
+    }
+    count = of(samples, "wattfleet_devices")
+    assert count == {(state.value,): float(state.value in ("training", "ready", "offline")) for state in DeviceState}
+
+
+def test_a_device_keeps_its_figures_while_rounds_go_on_without_it() -> None:
+    fleet = trained_fleet()
+    fleet.disconnect("nano")
+    fleet.finish_round(f"{RUN}/1", [], 80.0)
+    fleet.plan(RUN, 2, NODES, 1.0)
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 2}
+    assert of(samples, "wattfleet_device_budget_watts")[("nano",)] == 15
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
+
+
+def test_before_the_first_device_only_the_budget_is_known() -> None:
+    samples = scraped(Fleet(Allowance.of_site(90.0), FastestK()))
+    assert set(of(samples, "wattfleet_devices").values()) == {0}
+    assert {key: value for key, value in samples.items() if key[0] != "wattfleet_devices"} == {
+        ("wattfleet_site_power_watts", "allowed"): 90
+    }
+
+
+def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
+    fleet = Fleet(Allowance.of_site(90.0), FastestK())
+    fleet.connect("orin", "agx-orin", "simulated", 18_096)
+    assert {key[0] for key in scraped(fleet)} == {
+        "wattfleet_site_power_watts",
+        "wattfleet_device_state",
+        "wattfleet_devices",
+        "wattfleet_device_profiled_modes",
+    }
+
+
+def test_what_was_not_observed_yet_has_no_sample() -> None:
+    fleet = small_fleet()
+    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    planned = scraped(fleet)
+    assert not of(planned, "wattfleet_device_observed_epoch_seconds")
+    assert not of(planned, "wattfleet_device_observed_power_watts")
+    assert not of(planned, "wattfleet_round_accuracy")
+    assert set(of(planned, "wattfleet_site_power_watts")) == {("allowed",), ("planned",)}
+    assert set(of(planned, "wattfleet_round_duration_seconds")) == {("predicted",)}
+
+    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    half = scraped(fleet)
+    assert of(half, "wattfleet_device_observed_power_watts") == {("orin",): 31}
+    # Half of the site's watts are not the site's watts.
+    assert ("observed",) not in of(half, "wattfleet_site_power_watts")
+    assert ("observed",) not in of(half, "wattfleet_round_duration_seconds")
+
+
+def test_a_round_of_which_everybody_was_ended_has_a_plan_and_was_not_observed() -> None:
+    fleet = small_fleet()
+    fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.set_budget("site", InForce(0.0, "query", False, "the sun has set"))
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 1}
+    assert of(samples, "wattfleet_site_power_watts") == {("allowed",): 0, ("planned",): 8}
+    assert set(of(samples, "wattfleet_round_duration_seconds")) == {("predicted",)}
+
+
+def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> None:
+    fleet = trained_fleet()
+    fleet.report_front("orin", front((5, 60)), 5.0, 50, "")
+    fleet.report_state("nano", DeviceState.DEGRADED, 50, "")
+    fleet.plan(RUN, 2, [ORIN_NODE, NANO_NODE], 1.0)
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_number") == {(): 2}
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
+    assert of(samples, "wattfleet_device_predicted_power_watts") == {("orin",): 60, ("nano",): 15}
+    assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
+    assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 5, ("observed",): 2 * 34}
+    assert of(samples, "wattfleet_site_power_watts")[("planned",)] == 60 + 3 + 2.5
+
+
+def test_names_that_need_escaping_arrive_as_they_are() -> None:
+    fleet = Fleet(Allowance.of_site(90.0), FastestK())
+    fleet.connect('a "b"\\c', "agx-orin", "simulated", 1)
+    assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\c',): 0}
+
+
+# --- over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Fleet, str]]:
+    fleet = small_fleet()
+    server = serve_metrics(fleet, "127.0.0.1", 0)
+    yield fleet, f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    server.server_close()
+
+
+def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) -> None:
+    fleet, url = served
+
+    def scrape() -> Samples:
+        with urllib.request.urlopen(url, timeout=10) as response:
+            assert response.status == 200
+            assert response.headers["Content-Type"].startswith("text/plain")
+            return parsed(response.read().decode())
+
+    assert scrape() == scraped(fleet)
+    fleet.disconnect("nano")
+    assert scrape()["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
+
+
+def test_a_port_in_use_is_refused_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(InvalidInputError) as refusal:
+            serve_metrics(small_fleet(), "127.0.0.1", port)
+    assert f"127.0.0.1:{port}" in str(refusal.value)
+    assert "choose another port" in str(refusal.value)
+
+
+def test_a_host_that_is_not_here_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
+        serve_metrics(small_fleet(), "203.0.113.7", 0)
+
+
+def test_what_rounds_came_to_stays_when_they_are_let_go_of_and_an_old_one_that_comes_back_is_not_the_newest() -> None:
+    fleet = trained_fleet()
+    first = fleet.finish_round(f"{RUN}/1", [], 80.0)
+    fleet.plan(RUN, 2, NODES, 2.0)
+    for device_id in ("orin", "nano"):
+        fleet.observe(f"{RUN}/2", ObservedTraining(device_id, 20.0, 10.0))
+    fleet.report_metrics(RUN, 2, {"accuracy": 0.8})
+    fleet.plan(RUN, 3, NODES, 2.0)
+    fleet.memory.let_go([f"{RUN}/1", f"{RUN}/2"])
+    fleet.memory.recall(first)
+    fleet.report_metrics(RUN, 1, {"loss": 1.0})
+    samples = scraped(fleet)
+    assert of(samples, "wattfleet_round_accuracy") == {(): 0.8}
+    assert of(samples, "wattfleet_site_power_watts")["observed",] == 10 + 10 + 2.5
+    assert of(samples, "wattfleet_round_number") == {(): 3}

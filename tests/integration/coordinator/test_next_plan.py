@@ -1,0 +1,134 @@
+"""A look at the next plan, as a client and as a shell see it: what the plan would be, and nothing is changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.cli.client import RequestFailedError, RequestRefusedError
+from coordinator.server import CoordinatorConfig
+from tests.fakes.served import READY, Agent, Client, status, with_coordinator
+from tests.fakes.shell import Shell, asked, rack_and_roof, told
+from tests.fakes.small_fleet import RUN
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.v1 import operator_pb2, planning_pb2
+
+RUN_AFTER = "4712"
+
+
+@pytest.fixture
+def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
+    return replace(config, site=rack_and_roof(tmp_path))
+
+
+async def back(client: Client, *device_ids: str) -> list[Agent]:
+    """Devices that were ready before a restart come back, for as long as their agents are held."""
+    agents = [client.agent() for _ in device_ids]
+    for agent, device_id in zip(agents, device_ids, strict=True):
+        await agent.hello(device_id)
+        await agent.send(state=READY)
+    return agents
+
+
+def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
+    async def first(client: Client) -> None:
+        _agents = await client.two_ready()
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
+        assert not (await client.rounds()).rounds
+        planned = await client.plan()
+        planned.plan_id = ""
+        assert looked.plan == planned
+        await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
+
+    async def second(client: Client) -> None:
+        _agents = await back(client, "orin", "nano")
+        for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
+            assert status(refused)[0] is code
+        assert status(refused)[1].startswith(f"run {RUN} is over: ")
+        assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
+    async def first(client: Client) -> None:
+        _agents = await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+
+    async def second(client: Client) -> None:
+        _orin = await back(client, "orin")
+        refusals = []
+        for asking in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await asking
+            refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
+        assert refusals[0] == refusals[1]
+        assert "1 of the devices that it had are not back yet" in refusals[0][1]
+        _nano = await back(client, "nano")
+        looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
+        planned = await client.plan()
+        assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        with pytest.raises(InvalidInputError, match="only with --dry-run"):
+            await shell("plan")
+        with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
+            await shell("plan", "--dry-run")
+        _agents = await client.two_ready()
+        await shell("drain", "orin")
+        shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
+        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
+        assert "drained by the operator" in shown and "roof 40.0" in shown
+        content = await asked(shell, "plan", "--dry-run", "--all-devices")
+        nano, orin = content["devices"]
+        assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
+        assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
+        assert not (await client.rounds()).rounds
+        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
+            await shell("plan", "--dry-run", "--epochs", "-1")
+        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
+            await shell("plan", "--dry-run", "--run", "x")
+        await shell("budget", "set", "site", "9")
+        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
+            await shell("plan", "--dry-run")
+
+    told(site, story)
+
+
+def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
+    async def story(client: Client, shell: Shell) -> None:
+        agents = await client.two_ready()
+        others = [client.agent() for _ in range(14)]
+        for k, agent in enumerate(others):
+            await agent.hello(f"new-{k:02}")
+        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 not looked at\n")
+        assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
+        assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
+        content = await asked(shell, "plan", "--dry-run")
+        assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
+        with pytest.raises(RequestRefusedError, match=f"run {RUN} is over"):
+            await shell("plan", "--dry-run", "--run", RUN)
+        for agent in (*agents, *others):
+            await agent.goodbye()
+
+    told(config, story)

@@ -1,0 +1,439 @@
+"""The operator's service, over real gRPC: what it changes counts at once, and after a restart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from coordinator.budgets.site_file import read_site_file
+from coordinator.server import CoordinatorConfig
+from coordinator.services import operations
+from coordinator.state.records import StoredRecord
+from coordinator.store.errors import StoreFullError
+from coordinator.store.store import Store
+from tests.fakes.fronts import front
+from tests.fakes.served import Client, fetch, status, until, with_coordinator
+from tests.fakes.small_fleet import ORIN_FRONT, RUN
+from wattfleet.planning.selection import Selection
+from wattfleet.prediction.artefact import Artefact
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
+
+
+async def budgets(client: Client) -> dict[str, operator_pb2.SupplyBudget]:
+    answer = await client.operator.GetBudgets(operator_pb2.GetBudgetsRequest())
+    return {budget.supply: budget for budget in answer.supplies}
+
+
+async def set_budget(client: Client, watts: float, for_s: float | None = None) -> operator_pb2.SetBudgetResponse:
+    request = operator_pb2.SetBudgetRequest(supply="site", watts=watts, for_s=for_s)
+    return await client.operator.SetBudget(request)
+
+
+async def publish(client: Client, artefact: Artefact, chunk: int = 1000) -> operator_pb2.PublishReferenceResponse:
+    return await publish_parts(client, artefact.manifest, artefact.weights, chunk)
+
+
+async def publish_parts(
+    client: Client, manifest: bytes, weights: bytes, chunk: int = 1000
+) -> operator_pb2.PublishReferenceResponse:
+    async def parts() -> AsyncIterator[operator_pb2.PublishReferenceRequest]:
+        yield operator_pb2.PublishReferenceRequest(manifest=manifest)
+        for offset in range(0, len(weights), chunk):
+            yield operator_pb2.PublishReferenceRequest(weights_chunk=weights[offset : offset + chunk])
+
+    return await client.operator.PublishReference(parts())
+
+
+async def pin(client: Client, digest: str) -> operator_pb2.PinReferenceResponse:
+    return await client.operator.PinReference(operator_pb2.PinReferenceRequest(digest=digest))
+
+
+async def references(client: Client) -> dict[str, operator_pb2.ReferenceView]:
+    answer = await client.operator.ListReferences(operator_pb2.ListReferencesRequest())
+    return {view.digest: view for view in answer.references}
+
+
+# --- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        orin, _ = await client.two_ready()
+        before = (await budgets(client))["site"]
+        assert (before.watts, before.source, before.fallback, before.set_aside_w) == (100.0, "constant", False, 8.0)
+        plan = await client.plan()
+        changed = await set_budget(client, 40.0)
+        assert changed.trimmed_rounds == 1
+        assert (changed.budget.watts, changed.budget.source) == (40.0, "operator")
+        assert changed.budget.set_aside_w <= 40.0 < (await client.rounds()).rounds[0].plan.site_budget_w + 1
+        assert changed.budget.since_unix_s >= before.since_unix_s
+        assert not changed.budget.HasField("until_unix_s")
+        assert (await orin.call.read()).HasField("reassign")
+        [view] = (await client.rounds()).rounds
+        assert (view.device_count, view.other_mode_count, view.stopped_count) == (2, 1, 0)
+        assert view.plan.first_planned.assignments == plan.assignments
+        assert (view.plan.first_planned.site_budget_w, view.plan.site_budget_w) == (100.0, 40.0)
+        request = view_pb2.StreamRoundsRequest(run_id=RUN, without_devices=True)
+        [brief] = [each async for each in client.view.StreamRounds(request)]
+        assert brief.plan.first_planned.planned_w == plan.planned_w and not brief.plan.first_planned.assignments
+        assert (await client.view.GetFleet(view_pb2.GetFleetRequest())).site_budget_w == 40.0
+        cleared = await client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="site"))
+        assert (cleared.budget.watts, cleared.budget.source, cleared.trimmed_rounds) == (100.0, "constant", 0)
+
+    with_coordinator(config, story)
+
+
+def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: CoordinatorConfig) -> None:
+    async def first(client: Client) -> None:
+        await set_budget(client, 40.0)
+
+    async def second(client: Client) -> None:
+        assert (await budgets(client))["site"].watts == 40.0
+        await client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="site"))
+
+    async def third(client: Client) -> None:
+        assert (await budgets(client))["site"].source == "constant"
+
+    for story in (first, second, third):
+        with_coordinator(config, story)
+
+
+def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.02)
+
+    async def source_is_back(client: Client) -> bool:
+        return (await budgets(client))["site"].source == "constant"
+
+    async def first(client: Client) -> None:
+        changed = await set_budget(client, 40.0, for_s=0.3)
+        assert changed.budget.until_unix_s - changed.budget.since_unix_s == pytest.approx(0.3, abs=0.1)
+        await until(lambda: source_is_back(client))
+        await set_budget(client, 30.0, for_s=0.1)
+        await until(lambda: source_is_back(client))
+
+    async def second(client: Client) -> None:
+        assert await source_is_back(client)
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: CoordinatorConfig, tmp_path: Path) -> None:
+    async def first(client: Client) -> None:
+        await set_budget(client, 40.0)
+
+    async def second(client: Client) -> None:
+        assert (await budgets(client))["hall"].watts == 70.0
+
+    with_coordinator(config, first)
+    (tmp_path / "site.toml").write_text("[supplies.hall]\nbudget = { watts = 70.0 }\n")
+    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), second)
+
+
+def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        for watts, for_s, text in (
+            (0.0, None, "a budget must be finite and above zero watts"),
+            (float("nan"), None, "a budget must be finite and above zero watts"),
+            (5.0, 0.0, "watts are set for up to a year"),
+            (5.0, float("nan"), "watts are set for up to a year"),
+            (5.0, 1e12, "watts are set for up to a year"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await set_budget(client, watts, for_s)
+            assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and text in status(refused)[1]
+        for method, request in (
+            ("SetBudget", operator_pb2.SetBudgetRequest(supply="attic", watts=5.0)),
+            ("ClearBudget", operator_pb2.ClearBudgetRequest(supply="attic")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await getattr(client.operator, method)(request)
+            assert status(refused) == (
+                grpc.StatusCode.NOT_FOUND,
+                "no supply 'attic' is stated; known are site",
+            )
+        assert (await budgets(client))["site"].watts == 100.0
+
+    with_coordinator(config, story)
+
+
+# --- who takes part -----------------------------------------------------------------------------------------------
+
+
+def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorConfig) -> None:
+    config = replace(config, selection=Selection(exclude=("tag:sick",)))
+
+    async def first(client: Client) -> None:
+        await client.two_ready()
+        tagged = await client.operator.TagDevices(operator_pb2.TagDevicesRequest(device_ids=["nano"], add=["sick"]))
+        assert list(tagged.devices) == [operator_pb2.DeviceOverrides(device_id="nano", tags=["sick"])]
+        await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.plan()
+        assert "no device may be chosen" in status(refused)[1]
+        await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True))
+        plan = await client.plan()
+        assert {decision.device_id: decision.selected for decision in plan.decisions} == {"orin": True, "nano": False}
+        await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
+
+    async def second(client: Client) -> None:
+        await client.two_ready()
+        seen = await client.devices()
+        assert (list(seen["nano"].operator_tags), seen["nano"].drained) == (["sick"], False)
+        assert (list(seen["orin"].operator_tags), seen["orin"].drained) == ([], True)
+        await client.operator.TagDevices(operator_pb2.TagDevicesRequest(device_ids=["nano"], remove=["sick"]))
+        plan = await client.plan(2)
+        assert {decision.device_id: decision.reason for decision in plan.decisions}["orin"] == "drained by the operator"
+        assert [assignment.device_id for assignment in plan.assignments] == ["nano"]
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        async def listed() -> None:
+            [_ async for _ in client.view.ListDevices(view_pb2.ListDevicesRequest(device_ids=["none"]))]
+
+        for call in (
+            client.operator.TagDevices(operator_pb2.TagDevicesRequest(device_ids=["none"], add=["a"])),
+            client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["none"])),
+            listed(),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert status(refused) == (
+                grpc.StatusCode.NOT_FOUND,
+                "no device 'none' ever connected; is its agent running?",
+            )
+
+    with_coordinator(config, story)
+
+
+# --- references ---------------------------------------------------------------------------------------------------
+
+
+def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+) -> None:
+
+    async def first(client: Client) -> None:
+        assert set(await references(client)) == {artefact.digest}
+        published = await publish(client, another)
+        assert (published.digest, published.known) == (another.digest, False)
+        assert (await publish(client, another, 100_000)).known
+        listed = await references(client)
+        assert listed[artefact.digest].in_force and listed[artefact.digest].from_start
+        view = listed[another.digest]
+        assert (view.in_force, view.pinned, view.from_start, view.device_count) == (False, False, False, 0)
+        assert (view.workload, view.board, view.predictor) == ("resnet18-imagenet", "agx-orin", "roofline")
+        assert view.size_bytes == len(another.manifest) + len(another.weights)
+
+    async def second(client: Client) -> None:
+        parts = [part async for part in client.sessions.FetchReference(fetch(another.digest))]
+        assert parts[0].manifest == another.manifest
+        assert b"".join(part.weights_chunk for part in parts) == another.weights
+        assert (await publish(client, another)).known
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)
+
+
+def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
+    config: CoordinatorConfig, another: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, save = [False], Store.save
+
+    def save_where_there_is_room(store: Store, *records: StoredRecord) -> None:
+        if not room[-1]:
+            raise StoreFullError("the disk is full")
+        save(store, *records)
+
+    monkeypatch.setattr(Store, "save", save_where_there_is_room)
+
+    async def story(client: Client) -> None:
+        for _ in range(2):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await publish(client, another)
+            assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        room.append(True)
+        assert not (await publish(client, another)).known
+        assert (await publish(client, another)).known
+
+    with_coordinator(config, story)
+    store = Store(config.store)
+    assert [each.digest for each in store.load().references] == [another.digest]
+    store.close()
+
+
+def test_a_damaged_reference_is_refused(
+    config: CoordinatorConfig, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = bytearray(artefact.weights)
+    damaged[len(damaged) // 2] ^= 1
+    no_predictor = json.loads(artefact.manifest)
+    no_predictor["predictor"] = "crystal-ball"
+
+    async def story(client: Client) -> None:
+        for manifest, weights, code, text in (
+            (artefact.manifest, bytes(damaged), grpc.StatusCode.DATA_LOSS, "has the SHA-256"),
+            (artefact.manifest, artefact.weights[:-1], grpc.StatusCode.DATA_LOSS, "bytes instead of"),
+            (artefact.manifest[:-9], artefact.weights, grpc.StatusCode.DATA_LOSS, "manifest.json is damaged"),
+            (b"", artefact.weights, grpc.StatusCode.DATA_LOSS, "manifest.json is damaged"),
+            (
+                json.dumps(no_predictor).encode(),
+                artefact.weights,
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "a predictor of the kind 'crystal-ball'",
+            ),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await publish_parts(client, manifest, weights)
+            assert status(refused)[0] is code and text in status(refused)[1]
+        monkeypatch.setattr(operations, "MAX_BYTES", 1024)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await publish(client, artefact)
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "at most" in status(refused)[1]
+        assert set(await references(client)) == {artefact.digest}
+
+    with_coordinator(config, story)
+
+
+def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
+    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+) -> None:
+
+    async def first(client: Client) -> None:
+        agent = client.agent()
+        await agent.become_ready("orin", ORIN_FRONT, 5.0)
+        await publish(client, another)
+        pinned = await pin(client, another.digest[:8].upper())
+        assert (pinned.digest, pinned.ended_sessions) == (another.digest, 1)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await agent.call.read()
+        assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "come back for it" in status(ended)[1]
+        back = client.agent()
+        assert (await back.hello("orin")).reference_digest == another.digest
+        report = session_pb2.FrontReport(
+            front=(await client.devices())["orin"].front, idle_w=5.0, reference_digest=another.digest
+        )
+        await back.send(front=report)
+        listed = await references(client)
+        assert (listed[another.digest].device_count, listed[artefact.digest].device_count) == (1, 0)
+        assert (await pin(client, another.digest)).ended_sessions == 0, "it counted already"
+        await back.send(lease=session_pb2.Lease())
+
+    async def second(client: Client) -> None:
+        agent = client.agent()
+        assert (await agent.hello("orin")).reference_digest == another.digest
+        view = (await references(client))[another.digest]
+        assert view.pinned and view.in_force
+        assert (await pin(client, "")).digest == artefact.digest
+
+    async def third(client: Client) -> None:
+        assert (await client.agent().hello("orin")).reference_digest == artefact.digest
+
+    for story in (first, second, third):
+        with_coordinator(config, story)
+
+
+def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(
+    config: CoordinatorConfig, artefact: Artefact
+) -> None:
+    async def first(client: Client) -> None:
+        await pin(client, artefact.digest)
+
+    async def second(client: Client) -> None:
+        assert (await client.agent().hello("orin")).reference_digest == artefact.digest
+        assert len(await references(client)) == 2
+
+    with_coordinator(config, first)
+    with_coordinator(replace(config, reference="agx_orin_resnet18"), second)
+
+
+def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorConfig, artefact: Artefact) -> None:
+    async def story(client: Client) -> None:
+        # Two with the same first characters would take long to find.
+        for digest, code, text in (
+            ("0" * 64, grpc.StatusCode.NOT_FOUND, "publish it first"),
+            (artefact.digest[:5], grpc.StatusCode.INVALID_ARGUMENT, "at least 6 characters"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await pin(client, digest)
+            assert status(refused)[0] is code and text in status(refused)[1]
+        assert (await references(client))[artefact.digest].in_force
+
+    with_coordinator(config, story)
+
+
+# --- looking ------------------------------------------------------------------------------------------------------
+
+
+def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.services.views._DEVICES_IN_A_MESSAGE", 1)
+
+    async def story(client: Client) -> None:
+        await client.two_ready()
+        answers = [answer async for answer in client.view.ListDevices(view_pb2.ListDevicesRequest())]
+        assert [[device.device_id for device in answer.devices] for answer in answers] == [["nano"], ["orin"]]
+        orin = answers[1].devices[0]
+        assert not orin.HasField("front")
+        assert (orin.fastest_epoch_s, orin.supply, orin.HasField("limit_w")) == (10.0, "site", False)
+
+    with_coordinator(config, story)
+
+
+def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
+    config: CoordinatorConfig, tmp_path: Path
+) -> None:
+    (tmp_path / "site.toml").write_text(
+        "[supplies.site]\nbudget = { watts = 70.0 }\n"
+        "[devices.limited]\nlimit_w = 30.0\n[devices.never]\nlimit_w = 9.0\n"
+    )
+    # The shorter epoch has the longer start.
+    starting = front((10, 50), (9, 30), (12, 20), warmup_s=(1, 4, 5))
+
+    async def story(client: Client) -> None:
+        agents = [client.agent() for _ in range(3)]
+        for agent, device_id in zip(agents, ("free", "limited", "never"), strict=True):
+            await agent.become_ready(device_id, starting, 5.0)
+        devices = await client.devices()
+        assert (devices["free"].fastest_epoch_s, devices["limited"].fastest_epoch_s) == (11.0, 13.0)
+        assert not devices["never"].HasField("fastest_epoch_s")
+
+    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), story)
+
+
+def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorConfig) -> None:
+    async def first(client: Client) -> None:
+        await client.two_ready()
+        await client.plan()
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: no"))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="4712", strategy="FedAdam", rounds=1))
+
+    async def second(client: Client) -> None:
+        runs = (await client.view.ListRuns(view_pb2.ListRunsRequest())).runs
+        assert [(run.run_id, run.strategy, run.rounds, run.finished, run.error) for run in runs] == [
+            (RUN, "FedAvg", 3, True, "ValueError: no"),
+            ("4712", "FedAdam", 1, False, ""),
+        ]
+        for _ in range(2):
+            request = view_pb2.StreamRoundsRequest(run_id=RUN)
+            [whole] = [view async for view in client.view.StreamRounds(request)]
+            assert len(whole.plan.assignments) == whole.device_count == 2
+            request.without_devices = True
+            [brief] = [view async for view in client.view.StreamRounds(request)]
+            assert (brief.device_count, len(brief.plan.assignments), len(brief.plan.decisions)) == (2, 0, 0)
+            assert brief.plan.planned_w == whole.plan.planned_w
+
+    with_coordinator(config, first)
+    with_coordinator(config, second)

@@ -1,0 +1,379 @@
+"""Watts that Prometheus answers, and every way in which it does not: a stand-in over real HTTP, and the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+import socket
+import subprocess
+import time
+import urllib.parse
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from coordinator.budgets import prometheus_budget
+from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch, reading_of
+from coordinator.errors import (
+    AmbiguousQueryError,
+    BudgetSourceError,
+    NoReadingError,
+    SourceFailedError,
+    StaleReadingError,
+    UnsuitableQueryError,
+    UnusableReadingError,
+)
+from wattfleet.budgets.budget import Reading, ReadingRule
+from wattfleet.errors import InvalidInputError
+
+NOW = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+
+
+def budget(
+    url: str = "http://127.0.0.1:9090", query: str = "sum(surplus_watts)", every_s: float = 15
+) -> PrometheusBudget:
+    return PrometheusBudget(url, query, every_s, ReadingRule(max_age_s=60, fallback_w=40))
+
+
+def vector(*values: Any, at: datetime = NOW) -> dict[str, Any]:
+    """An answer with a series for each value."""
+    series = [
+        {"metric": {"__name__": "surplus_watts", "roof": str(k)}, "value": [at.timestamp(), value]}
+        for k, value in enumerate(values)
+    ]
+    return {"status": "success", "data": {"resultType": "vector", "result": series}}
+
+
+def answer(resulttype: str, result: Any) -> dict[str, Any]:
+    return {"status": "success", "data": {"resultType": resulttype, "result": result}}
+
+
+def read(body: dict[str, Any] | bytes, received_at: datetime = NOW) -> Reading:
+    return reading_of(body if isinstance(body, bytes) else json.dumps(body).encode(), budget(), received_at)
+
+
+# --- what an answer says -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "watts"),
+    [
+        (vector("120.5"), 120.5),
+        (vector("0"), 0),
+        (vector("1.5e2"), 150),
+        (answer("scalar", [NOW.timestamp(), "80"]), 80),
+        (vector("7") | {"warnings": ["results may be partial"]}, 7),
+    ],
+)
+def test_one_series_or_a_scalar_is_a_reading(body: dict[str, Any], watts: float) -> None:
+    assert read(body).watts == watts
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "said"),
+    [
+        (vector(), NoReadingError, "answers no series with a sample in the last 30 s at http://127.0.0.1:9090"),
+        (
+            vector("1", "2"),
+            AmbiguousQueryError,
+            'answers 2 series, surplus_watts{roof="0"}, surplus_watts{roof="1"}: select one',
+        ),
+        (vector(*"12345"), AmbiguousQueryError, 'surplus_watts{roof="2"} and 2 more: select one, or write sum(...)'),
+        (vector("NaN"), UnusableReadingError, "answers NaN: watts are finite and not negative"),
+        (vector("+Inf"), UnusableReadingError, "answers +Inf"),
+        (vector("-0.5"), UnusableReadingError, "write clamp_min(..., 0)"),
+        (answer("scalar", [NOW.timestamp(), "NaN"]), UnusableReadingError, "answers NaN"),
+        (vector("many"), SourceFailedError, "does not answer as Prometheus does"),
+        (vector(None), SourceFailedError, "does not answer as Prometheus does"),
+        (answer("vector", [{"metric": {}, "histogram": [0, {}]}]), SourceFailedError, "does not answer as"),
+        (answer("matrix", []), UnsuitableQueryError, "answers a matrix: write a query that answers one series"),
+        (answer("string", [0, "120"]), UnsuitableQueryError, "answers a string"),
+        (
+            {"status": "error", "errorType": "bad_data", "error": "parse error: unclosed left parenthesis"},
+            UnsuitableQueryError,
+            "refuses 'sum(surplus_watts)': parse error: unclosed left parenthesis",
+        ),
+        (
+            {"status": "error", "errorType": "timeout", "error": "query timed out"},
+            SourceFailedError,
+            "cannot evaluate 'sum(surplus_watts)': query timed out",
+        ),
+        (b"", SourceFailedError, "does not answer as Prometheus does: nothing"),
+        (b"<html>hello", SourceFailedError, "does not answer as Prometheus does: '<html>hello'"),
+        (b"[]", SourceFailedError, "does not answer as"),
+        (b'{"status": "success"}', SourceFailedError, "does not answer as"),
+        (b'{"status": "success", "data": null}', SourceFailedError, "does not answer as"),
+        (b'{"status": "error"}', SourceFailedError, "does not answer as"),
+        (b"[" * 100_000, SourceFailedError, "does not answer as"),
+        (b"\xff\xfe\xff", SourceFailedError, "does not answer as"),
+        (answer("scalar", [1e300, "80"]), SourceFailedError, "does not answer as"),
+        (answer("scalar", [math.nan, "80"]), SourceFailedError, "does not answer as"),
+    ],
+)
+def test_an_answer_without_watts_is_a_typed_error(
+    body: dict[str, Any] | bytes, error: type[BudgetSourceError], said: str
+) -> None:
+    with pytest.raises(BudgetSourceError) as failed:
+        read(body)
+    assert type(failed.value) is error
+    assert said in str(failed.value)
+
+
+def test_only_errors_that_a_change_of_the_query_mends_ask_for_one() -> None:
+    mended = {error for error in BudgetSourceError.__subclasses__() if error.caller_must_correct}
+    assert mended == {AmbiguousQueryError, UnsuitableQueryError}
+
+
+# --- how old it is -----------------------------------------------------------------------------------------------
+
+
+def test_prometheus_and_the_reading_each_have_half_of_the_age() -> None:
+    """Samples up to 30 s old at the evaluation, kept for 30 s: none is older than the 60 s while it is in force."""
+    reading = read(vector("120"))
+    assert budget().lookback_s == 30
+    assert reading.measured_at == NOW - timedelta(seconds=30)
+    rule = budget().rule
+    assert not rule.in_force(NOW + timedelta(seconds=30), reading).fallback
+    assert rule.in_force(NOW + timedelta(seconds=30.1), reading).fallback
+
+
+def test_an_old_answer_is_refused() -> None:
+    read(vector("120", at=NOW - timedelta(seconds=30)))
+    with pytest.raises(StaleReadingError, match="answers for 31 s ago: do its clock and this machine's agree"):
+        read(vector("120", at=NOW - timedelta(seconds=31)))
+
+
+def test_a_server_whose_clock_is_ahead_does_not_make_an_answer_last_longer() -> None:
+    assert read(vector("120", at=NOW + timedelta(hours=1))).measured_at == NOW - timedelta(seconds=30)
+
+
+# --- what is stated ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "127.0.0.1:9090",
+        "file:///etc/passwd",
+        "ftp://127.0.0.1",
+        "http://",
+        "http://me:secret@127.0.0.1",
+        "http://127.0.0.1/?query=up",
+        "http://127.0.0.1/#up",
+        "http://127.0.0.1:99999",
+        "http://[::1",
+        "http://127.0.0.1/ü",
+        "http://127.0.0.1/\n",
+    ],
+)
+def test_a_url_of_no_server_is_refused_and_no_password_is_told(url: str) -> None:
+    with pytest.raises(InvalidInputError, match="the url is none of a Prometheus server") as refused:
+        budget(url)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("every_s", [0, 0.5, -1, 20.1, math.nan, math.inf])
+def test_a_query_is_asked_at_least_thrice_in_the_age_of_a_reading(every_s: float) -> None:
+    with pytest.raises(InvalidInputError, match="every_s must be from 1 s to a third of max_age_s"):
+        budget(every_s=every_s)
+
+
+def test_an_empty_query_is_refused() -> None:
+    with pytest.raises(InvalidInputError, match="query is empty"):
+        budget(query=" ")
+
+
+# --- over HTTP ---------------------------------------------------------------------------------------------------
+
+
+class StandIn(ThreadingHTTPServer):
+    """Answers as Prometheus does, with whatever a test sets."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), StandInHandler)
+        self.status = 200
+        self.content_type = "application/json"
+        self.body = b""
+        self.drip = False
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class StandInHandler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:  # noqa: N802 - the name that http.server calls
+        assert isinstance(self.server, StandIn)
+        self.server.asked.append(self.path)
+        self.send_response(self.server.status)
+        self.send_header("Content-Type", self.server.content_type)
+        self.end_headers()
+        try:
+            while self.server.drip:
+                self.wfile.write(b" ")
+                time.sleep(0.05)
+            self.wfile.write(self.server.body)
+        except OSError:
+            pass  # the client went away, as it should
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
+    monkeypatch.setenv("no_proxy", "*")
+    with StandIn() as server:
+        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.drip = False
+        server.shutdown()
+        thread.join()
+
+
+def test_the_query_is_asked_as_it_is_written_with_the_age_of_its_samples(stand_in: StandIn) -> None:
+    stand_in.body = json.dumps(vector("120", at=datetime.now(timezone.utc))).encode()
+    query = 'sum(surplus_watts{roof=~"a|b"}) - 20 > 0 # & = ü'
+    assert asyncio.run(fetch(budget(f"{stand_in.url}/behind/", query))).watts == 120
+    asked = urllib.parse.urlsplit(stand_in.asked[0])
+    assert asked.path == "/behind/api/v1/query"
+    assert urllib.parse.parse_qs(asked.query) == {"query": [query], "timeout": ["5s"], "lookback_delta": ["30.000"]}
+
+
+def test_an_error_of_prometheus_is_told_in_its_words(stand_in: StandIn) -> None:
+    stand_in.status = 400
+    stand_in.body = json.dumps({"status": "error", "errorType": "bad_data", "error": "parse error: no"}).encode()
+    with pytest.raises(UnsuitableQueryError, match="refuses 'sum.*parse error: no"):
+        asyncio.run(fetch(budget(stand_in.url)))
+
+
+@pytest.mark.parametrize("status", [401, 404, 500, 503])
+def test_an_error_of_something_else_is_told_by_its_number(stand_in: StandIn, status: int) -> None:
+    stand_in.status, stand_in.content_type, stand_in.body = status, "text/plain", b"not here"
+    with pytest.raises(SourceFailedError, match=f"answers HTTP {status}: 'not here'"):
+        asyncio.run(fetch(budget(stand_in.url)))
+
+
+def test_an_answer_without_end_is_cut_off(stand_in: StandIn) -> None:
+    stand_in.body = b" " * (2 * 1024 * 1024)
+    with pytest.raises(UnusableReadingError, match="answers more than 1 MiB: does it select many series"):
+        asyncio.run(fetch(budget(stand_in.url)))
+
+
+def test_an_answer_that_drips_is_given_up_in_time(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.3)
+    stand_in.drip = True
+    with pytest.raises(SourceFailedError, match="does not answer within 0.3 s"):
+        asyncio.run(fetch(budget(stand_in.url)))
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.2)
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        with pytest.raises(SourceFailedError, match="does not answer within 0.2 s"):
+            asyncio.run(fetch(budget(f"http://127.0.0.1:{silent.getsockname()[1]}")))
+
+
+@pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}"])
+def test_a_server_that_breaks_off_or_speaks_no_http_is_told(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as odd:
+
+        def serve_once() -> None:
+            connection, _ = odd.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(said)
+
+        thread = Thread(target=serve_once)
+        thread.start()
+        with pytest.raises(SourceFailedError):
+            asyncio.run(fetch(budget(f"http://127.0.0.1:{odd.getsockname()[1]}")))
+        thread.join()
+
+
+def test_no_server_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "*")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(SourceFailedError, match=f"http://127.0.0.1:{port} cannot be reached: .*refused"):
+        asyncio.run(fetch(budget(f"http://127.0.0.1:{port}")))
+
+
+# --- the real one ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a real Prometheus that scrapes nothing."""
+    program = shutil.which("prometheus")
+    if program is None:
+        pytest.skip("prometheus is not installed (Debian's package prometheus brings it)")
+    folder: Path = tmp_path_factory.mktemp("prometheus")
+    (folder / "prometheus.yml").write_text("{}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    command = [program, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
+    with subprocess.Popen(
+        [*command, f"--web.listen-address={address}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("no_proxy", "*")
+                for _ in range(300):
+                    try:
+                        asyncio.run(fetch(budget(f"http://{address}", "vector(1)")))
+                        break
+                    except SourceFailedError:
+                        time.sleep(0.1)
+                yield f"http://{address}"
+        finally:
+            process.terminate()
+
+
+def test_the_real_prometheus_answers_watts(prometheus: str) -> None:
+    before = datetime.now(timezone.utc)
+    for query in ("vector(120.5)", "scalar(vector(120.5))", "120.5", 'label_replace(vector(120.5), "a", "ü", "", "")'):
+        reading = asyncio.run(fetch(budget(prometheus, query)))
+        assert reading.watts == 120.5
+        assert abs(reading.measured_at - before + timedelta(seconds=30)) < timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "said"),
+    [
+        ("absent_watts", NoReadingError, "answers no series"),
+        ("vector(1) > 2", NoReadingError, "answers no series"),
+        (
+            'label_replace(vector(1), "roof", "a", "", "") or vector(2)',
+            AmbiguousQueryError,
+            'answers 2 series, {roof="a"}, {}',
+        ),
+        ("vector(0) / 0", UnusableReadingError, "answers NaN"),
+        ("vector(1) / 0", UnusableReadingError, "answers +Inf"),
+        ("-vector(5)", UnusableReadingError, "write clamp_min(..., 0)"),
+        ("sum(", UnsuitableQueryError, "refuses 'sum('"),
+        ("absent_watts[5m]", UnsuitableQueryError, "answers a matrix"),
+        ('"120"', UnsuitableQueryError, "answers a string"),
+    ],
+)
+def test_the_real_prometheus_and_what_is_no_watts(
+    prometheus: str, query: str, error: type[BudgetSourceError], said: str
+) -> None:
+    with pytest.raises(BudgetSourceError) as failed:
+        asyncio.run(fetch(budget(prometheus, query)))
+    assert type(failed.value) is error
+    assert said in str(failed.value)

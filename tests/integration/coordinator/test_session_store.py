@@ -1,0 +1,207 @@
+"""Agents' sessions while the store is in trouble: they go on, and nothing is acknowledged before it is on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from coordinator.server import CoordinatorConfig
+from coordinator.services import late_reports, sessions
+from coordinator.state.records import DeviceRecord, StoredRecord
+from coordinator.store import writer
+from coordinator.store.errors import StoreFullError, UnstorableRecordError
+from coordinator.store.store import Store
+from tests.fakes.served import READY, Agent, Client, status, with_coordinator
+from tests.fakes.small_fleet import ORIN_FRONT
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import session_pb2
+
+FRONT = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0)
+
+
+class Disk:
+    """What the coordinator's store does: as a rule it stores."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.refuses = ""
+        self.free = threading.Event()
+        self.free.set()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
+    disk, stored = Disk(), Store.save
+
+    def save(self: Store, *records: StoredRecord) -> None:
+        disk.free.wait()
+        if disk.is_full:
+            raise StoreFullError("the disk is full")
+        if disk.refuses in [record.detail for record in records if isinstance(record, DeviceRecord) and record.detail]:
+            raise UnstorableRecordError("no such value")
+        stored(self, *records)
+
+    monkeypatch.setattr(Store, "save", save)
+    monkeypatch.setattr(writer, "_RETRIED_AFTER_S", 0.01)
+    yield disk
+    disk.free.set()
+
+
+def on_disk(config: CoordinatorConfig) -> tuple[int, list[str]]:
+    """The fronts and the states of devices that are stored."""
+    connection = sqlite3.connect(str(config.store))
+    [[fronts]] = connection.execute("SELECT count(*) FROM front")
+    states = [state for (state,) in connection.execute("SELECT state FROM device ORDER BY device_id")]
+    connection.close()
+    return fronts, states
+
+
+async def answered(agent: Agent) -> None:
+    """See leases answered, and no report acknowledged."""
+    for _ in range(3):
+        await agent.call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
+        assert (await agent.call.read()).ack.sequence == 0
+        await asyncio.sleep(0.02)
+
+
+def report(number: int, detail: str = "parked") -> session_pb2.SessionRequest:
+    state = session_pb2.StateReport(state=READY.state, profiled_modes=50, detail=detail)
+    return session_pb2.SessionRequest(sequence=number, state=state)
+
+
+async def acknowledged(agent: Agent, count: int) -> list[int]:
+    return [(await agent.call.read()).ack.sequence for _ in range(count)]
+
+
+def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(
+    config: CoordinatorConfig, disk: Disk
+) -> None:
+    async def story(client: Client) -> None:
+        orin, nano = await client.two_ready()
+        disk.is_full = True
+        await orin.call.write(report(1_000, "parked again"))
+        await answered(orin)
+        await orin.call.write(report(1_001, "and again"))
+        await orin.call.write(report(1_001, "the same once more"))
+        await answered(orin)
+        await answered(nano)
+        assert await client.states() == {"nano": "ready", "orin": "ready"}
+        with pytest.raises(grpc.aio.AioRpcError, match="the disk is full") as refused:
+            await client.plan()
+        assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "who asks for a plan is told"
+        disk.is_full = False
+        assert await acknowledged(orin, 3) == [1_000, 1_001, 1_001]
+        await orin.send(state=READY)
+        assert (await client.plan()).assignments
+        await orin.goodbye()
+        await nano.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_full(
+    config: CoordinatorConfig, disk: Disk
+) -> None:
+    async def story(client: Client) -> None:
+        disk.is_full = True
+        agent = client.agent()
+        await agent.hello("orin")
+        await agent.call.write(session_pb2.SessionRequest(sequence=1, front=FRONT))
+        await agent.call.write(report(2))
+        await answered(agent)
+        assert await client.states() == {"orin": "ready"}
+        assert on_disk(config) == (0, [])
+        disk.is_full = False
+        assert await acknowledged(agent, 2) == [1, 2]
+        assert on_disk(config) == (1, ["ready"])
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(config: CoordinatorConfig, disk: Disk) -> None:
+    async def story(client: Client) -> None:
+        first, second = client.agent(), client.agent()
+        await first.hello("orin")
+        disk.is_full = True
+        await first.call.write(session_pb2.SessionRequest(sequence=1, front=FRONT))
+        await answered(first)
+        await first.goodbye()
+        await second.hello("orin")
+        await second.call.write(session_pb2.SessionRequest(sequence=1, front=FRONT))
+        await answered(second)
+        disk.is_full = False
+        assert await acknowledged(second, 1) == [1]
+        assert on_disk(config)[0] == 1
+        await second.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_leases_are_answered_while_a_transaction_takes_long(
+    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_STORED_WITHIN_S", 0.05)
+
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.hello("orin")
+        disk.free.clear()
+        await agent.call.write(report(1))
+        await answered(agent)
+        disk.free.set()
+        assert await acknowledged(agent, 1) == [1]
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
+    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_reports, "MOST_LATE", 3)
+
+    async def story(client: Client) -> None:
+        agent, other, again = client.agent(), client.agent(), client.agent()
+        await agent.hello("orin")
+        await other.hello("other")
+        disk.is_full = True
+        for number in range(1, 5):
+            await agent.call.write(report(number))
+        with pytest.raises(grpc.aio.AioRpcError, match="3 reports wait to be stored") as refused:
+            await agent.call.read()
+        assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
+        await answered(other)
+        await again.hello("orin")
+        await again.call.write(report(1))
+        disk.is_full = False
+        assert await acknowledged(again, 1) == [1]
+        await again.goodbye()
+        await other.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: CoordinatorConfig, disk: Disk) -> None:
+    async def story(client: Client) -> None:
+        agent, other = client.agent(), client.agent()
+        await agent.hello("orin")
+        await other.hello("other")
+        disk.is_full, disk.refuses = True, "odd"
+        await agent.call.write(report(1, "odd"))
+        await other.call.write(report(1))
+        await answered(agent)
+        await answered(other)
+        disk.is_full = False
+        with pytest.raises(grpc.aio.AioRpcError, match="no such value") as refused:
+            await agent.call.read()
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert await acknowledged(other, 1) == [1]
+        await other.goodbye()
+
+    with_coordinator(config, story)

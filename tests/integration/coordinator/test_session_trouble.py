@@ -1,0 +1,272 @@
+"""Agents' sessions in trouble: what is too large or cannot be, readers that do not read, and fleets that come back."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.server import CoordinatorConfig
+from coordinator.services import sessions
+from coordinator.state import leases
+from tests.fakes.served import READY, Agent, Client, status, until, with_coordinator
+from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
+from tests.integration.coordinator.test_sessions import INVALID, hello_of
+from wattfleet.prediction.artefact import Artefact
+from wattfleet_proto import error_boundary
+from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, session_pb2_grpc
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"state": session_pb2.StateReport(state=READY.state, detail="x" * 2_000_000)}, "RESOURCE_EXHAUSTED"),
+        (
+            {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 1_000_000))},
+            "RESOURCE_EXHAUSTED",
+        ),
+        (
+            {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 10_000))},
+            "INVALID_ARGUMENT",
+        ),
+    ],
+    ids=["2 MB", "front of a million points", "front of 10,000 points"],
+)
+def test_what_is_far_too_large_ends_one_session_only(
+    config: CoordinatorConfig, body: dict[str, Any], code: str
+) -> None:
+    async def story(client: Client) -> None:
+        other, agent = client.agent(), client.agent()
+        await other.hello("other")
+        await agent.hello("orin")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await agent.send(**body)
+        assert status(refused)[0].name == code
+        assert code == "INVALID_ARGUMENT" or "it may have 1,048,576" in status(refused)[1], "before it was read"
+        await other.send(lease=session_pb2.Lease())
+        await other.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.hello("orin")
+        await agent.send(state=session_pb2.StateReport(state=READY.state, detail="x" * 100_000))
+        assert (await client.devices())["orin"].detail == "x" * 2_000
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+@pytest.mark.parametrize("name", ["x" * 201, "or\0in", "or\nin", "or\u202ein", " "])
+@pytest.mark.parametrize("field", ["device_id", "board", "installation"])
+def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
+    config: CoordinatorConfig, field: str, name: str
+) -> None:
+    async def story(client: Client) -> None:
+        hello = hello_of("orin", "one")
+        setattr(hello, field, name)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 to 200 printable characters") as refused:
+            await client.agent().greet(hello)
+        assert status(refused)[0] is INVALID
+        assert await client.states() == {}
+
+    with_coordinator(config, story)
+
+
+def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        orin, nano = await client.two_ready()
+        plan = await client.plan()
+        stranger = client.agent()
+        await stranger.hello("stranger")
+        await stranger.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=1.0, power_w=1.0))
+        assert not (await client.rounds()).rounds[0].observations
+        for agent in (orin, nano, stranger):
+            await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def before(client: Client) -> None:
+        await client.two_ready()
+        await client.plan(1)
+        client.stop.set()  # while the sessions last
+        await client.running
+
+    async def after(client: Client) -> None:
+        orin, nano = client.agent(), client.agent()
+        assert (await client.plan(1)).assignments, "a plan that was made is handed out again"
+        await orin.become_ready("orin", ORIN_FRONT, 5.0)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 of the devices that it had are not back yet") as refused:
+            await client.plan(2)
+        assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
+        await nano.become_ready("nano", NANO_FRONT, 3.0)
+        assert len((await client.plan(2)).assignments) == 2
+        await orin.goodbye()
+
+    with_coordinator(config, before)
+    with_coordinator(config, after)
+
+
+def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_only(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+
+    async def before(client: Client) -> None:
+        await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+
+    async def refusal(client: Client) -> str:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.plan()
+        return status(refused)[1]
+
+    async def first(client: Client) -> None:
+        async def noted() -> bool:
+            with closing(sqlite3.connect(str(config.store))) as store:
+                return store.execute("SELECT DISTINCT state FROM device").fetchall() == [("offline",)]
+
+        await until(noted)
+
+    async def second(client: Client) -> None:
+        assert await refusal(client) == "no device is ready to train: orin is offline, nano is offline"
+
+    with_coordinator(config, before)
+    monkeypatch.setattr(leases, "GRACE_S", 0.0)
+    with_coordinator(config, first)
+    monkeypatch.setattr(leases, "GRACE_S", 60.0)
+    with_coordinator(config, second)
+
+
+def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
+    config: CoordinatorConfig, another: Artefact
+) -> None:
+    async def story(client: Client) -> None:
+        agents = await client.two_ready()
+        parts = [operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights)]
+        await client.operator.PublishReference(iter(parts))
+        await client.operator.PinReference(operator_pb2.PinReferenceRequest(digest=another.digest))
+        for agent in agents:
+            with pytest.raises(grpc.aio.AioRpcError, match="come back for it"):
+                await agent.call.read()
+        orin, nano = client.agent(), client.agent()
+        await orin.become_ready("orin", ORIN_FRONT, 5.0)
+        with pytest.raises(grpc.aio.AioRpcError, match="1 of the devices that it had are not back yet") as refused:
+            await client.plan()
+        assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
+        await nano.become_ready("nano", NANO_FRONT, 3.0)
+        assert len((await client.plan()).assignments) == 2
+
+    with_coordinator(config, story)
+
+
+@asynccontextmanager
+async def blocked_reader(client: Client, hello: session_pb2.Hello) -> AsyncIterator[tuple[Agent, asyncio.Task[None]]]:
+    """An agent that has sent until the network's buffers are full, and reads nothing of what it is answered."""
+    sent = 0
+
+    async def flood(agent: Agent) -> None:
+        nonlocal sent
+        for k in range(FLOOD):
+            state = session_pb2.StateReport(state=READY.state, detail="x" * 1000)
+            await agent.call.write(session_pb2.SessionRequest(sequence=k + 1, state=state))
+            sent += 1
+
+    options = [("grpc.http2.lookahead_bytes", 4096), ("grpc.http2.bdp_probe", 0), ("grpc.use_local_subchannel_pool", 1)]
+    async with grpc.aio.insecure_channel(client.bound.address, options=options) as own:
+        slow = Agent(session_pb2_grpc.SessionServiceStub(own))
+        await slow.greet(hello)
+        flooding = asyncio.create_task(flood(slow))
+        before = -1
+        while sent > before:
+            before = sent
+            await asyncio.sleep(0.3)
+        assert not flooding.done()
+        yield slow, flooding
+        flooding.cancel()
+        await asyncio.gather(flooding, return_exceptions=True)
+
+
+FLOOD = 1_000
+
+
+def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+    async def read_all(agent: Agent) -> list[int]:
+        return [(await agent.call.read()).ack.sequence for _ in range(FLOOD)]
+
+    async def story(client: Client) -> None:
+        other = client.agent()
+        await other.hello("other")
+        async with blocked_reader(client, hello_of("slow")) as (slow, flooding):
+            await other.send(lease=session_pb2.Lease())
+            reading = asyncio.create_task(read_all(slow))
+            await flooding
+            assert await reading == list(range(1, FLOOD + 1)), "nothing of it was lost"
+        await other.goodbye()
+
+    with_coordinator(config, story)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_boundary, "TOLD_WITHIN_S", 0.1)
+
+
+def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
+    config: CoordinatorConfig, impatient: None
+) -> None:
+    async def story(client: Client) -> None:
+        # The second takes the place of the first, which nobody can tell so.
+        async with (
+            blocked_reader(client, hello_of("slow", "same installation")),
+            blocked_reader(client, hello_of("slow", "same installation")),
+        ):
+            client.stop.set()
+            await client.running
+
+    with_coordinator(config, story)
+
+
+def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
+    config: CoordinatorConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(client: Client) -> None:
+        async with blocked_reader(client, hello_of("slow")):
+            client.stop.set()
+            await asyncio.sleep(0.1)  # its connection breaks while it is told
+        await client.running
+
+    with_coordinator(config, story)
+    assert not caplog.records, caplog.text
+
+
+def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
+    config: CoordinatorConfig, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.2)
+    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+
+    async def story(client: Client) -> None:
+        async def offline() -> bool:
+            return await client.states() == {"slow": "offline"}
+
+        async with blocked_reader(client, hello_of("slow")):
+            await until(offline)
+            again = client.agent()
+            await again.hello("slow")
+            await again.goodbye()
+
+    with_coordinator(config, story)

@@ -1,0 +1,351 @@
+"""Agents' sessions over real gRPC on loopback: what they may say, how they end, and the reference they fetch."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from coordinator.server import CoordinatorConfig
+from coordinator.services import sessions
+from coordinator.state import leases
+from coordinator.state.leases import LEASE_S, WELCOMES_PER_S
+from tests.fakes.served import READY, Agent, Client, fetch, status, until, with_coordinator
+from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
+from wattfleet.modes.boards import board
+from wattfleet.prediction.artefact import Artefact, restore
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import (
+    power_pb2,
+    session_pb2,
+    session_pb2_grpc,
+    view_pb2,
+)
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefact: Artefact) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        welcome = await agent.hello("orin")
+        assert welcome == session_pb2.Welcome(
+            reference_digest=artefact.digest,
+            profile_modes=20,
+            lease_s=LEASE_S,
+            reconnect_s=1 / WELCOMES_PER_S,
+            protocol=session_pb2.ProtocolVersion(major=1, minor=0),
+        )
+        assert (await client.devices())["orin"] == view_pb2.DeviceView(
+            device_id="orin",
+            board="agx-orin",
+            provenance=power_pb2.PROVENANCE_SIMULATED,
+            state=session_pb2.DEVICE_STATE_ENROLLED,
+            mode_count=7,
+            supply="site",
+        )
+        profiling = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_PROFILING, profiled_modes=3, detail="12c")
+        await agent.send(state=profiling)
+        await agent.send(lease=session_pb2.Lease())
+        seen = (await client.devices())["orin"]
+        assert (seen.state, seen.profiled_modes, seen.detail) == (session_pb2.DEVICE_STATE_PROFILING, 3, "12c")
+        assert not seen.HasField("idle_w") and not seen.HasField("front"), "unknown is not zero"
+
+        report = session_pb2.FrontReport(
+            front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=20, reference_digest=welcome.reference_digest
+        )
+        await agent.send(front=report)
+        await agent.send(state=READY)
+        seen = (await client.devices())["orin"]
+        assert (seen.front, seen.idle_w, seen.reference_digest) == (report.front, 5.0, welcome.reference_digest)
+        assert await client.states() == {"orin": "ready"}
+        await agent.goodbye()
+        assert await client.states() == {"orin": "offline"}
+
+    with_coordinator(config, story)
+
+
+def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        first, second = client.agent(), client.agent()
+        await first.become_ready("orin", ORIN_FRONT, 5.0)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await second.hello("orin")
+        assert status(refused) == (
+            grpc.StatusCode.ALREADY_EXISTS,
+            "orin is connected already: give each device an id of its own",
+        )
+        await first.send(lease=session_pb2.Lease())
+        assert await client.states() == {"orin": "ready"}
+        await first.goodbye()
+        third = client.agent()
+        await third.hello("orin")
+        await third.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "LEASE_S", 0.2)
+    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+
+    async def story(client: Client) -> None:
+        silent, talker = client.agent(), client.agent()
+        assert (await silent.hello("silent")).lease_s == 0.2
+        await talker.hello("talker")
+        end = asyncio.ensure_future(silent.call.read())
+        while not end.done():
+            await talker.send(lease=session_pb2.Lease())
+            await asyncio.wait([end], timeout=0.05)
+        with pytest.raises(grpc.aio.AioRpcError, match="silent: nothing was heard any more"):
+            await end
+        assert await client.states() == {"silent": "offline", "talker": "enrolled"}
+        await talker.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        async with grpc.aio.insecure_channel(client.bound.address) as own:
+            await Agent(session_pb2_grpc.SessionServiceStub(own)).become_ready("orin", ORIN_FRONT, 5.0)
+            assert await client.states() == {"orin": "ready"}
+
+        async def offline() -> bool:
+            return await client.states() == {"orin": "offline"}
+
+        await until(offline)
+
+    with_coordinator(config, story)
+
+
+def test_a_session_in_which_nothing_is_said_never_begins(
+    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sessions, "LEASE_S", 0.1)
+
+    async def story(client: Client) -> None:
+        mute, gone = client.agent(), client.agent()
+        await gone.call.done_writing()
+        for agent in (mute, gone):
+            assert await agent.call.read() is grpc.aio.EOF
+            assert await agent.call.code() is grpc.StatusCode.OK
+        assert await client.states() == {}
+
+    with_coordinator(config, story)
+    assert not caplog.records, "nothing failed"
+
+
+def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorConfig) -> None:
+    bad_front = front_to_message(ORIN_FRONT)
+    bad_front.points[1].epoch_s = 5.0  # quicker than the point before, and thriftier
+    good_front = front_to_message(ORIN_FRONT)
+    refusals: list[tuple[dict[str, Any], grpc.StatusCode, str]] = [
+        ({"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0)}, INVALID, "times must rise"),
+        ({"front": session_pb2.FrontReport(idle_w=5.0)}, INVALID, "1 to 64 points, not 0"),
+        ({"front": session_pb2.FrontReport(front=good_front, idle_w=float("nan"))}, INVALID, "orin: idle watts"),
+        ({"state": session_pb2.StateReport()}, INVALID, "no state that a device can report"),
+        (
+            {"state": session_pb2.StateReport(state=session_pb2.DEVICE_STATE_OFFLINE)},
+            INVALID,
+            "no state that a device can report",
+        ),
+        ({"hello": session_pb2.Hello(device_id="orin")}, INVALID, "a session has one Hello"),
+    ]
+
+    async def story(client: Client) -> None:
+        other = client.agent()
+        await other.become_ready("other", NANO_FRONT, 3.0)
+        first = client.agent()
+        await first.become_ready("orin", ORIN_FRONT, 5.0)
+        await first.goodbye()
+        for body, code, reason in refusals:
+            agent = client.agent()
+            await agent.hello("orin")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await agent.send(**body)
+            assert status(refused)[0] is code, body
+            assert reason in status(refused)[1]
+            await other.send(lease=session_pb2.Lease())
+            assert await client.states() == {"orin": "offline", "other": "ready"}
+            kept = (await client.devices())["orin"]
+            assert (kept.front, kept.idle_w) == (good_front, 5.0), "nothing of it was taken"
+        await other.goodbye()
+
+    with_coordinator(config, story)
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.become_ready("orin", ORIN_FRONT, 5.0)
+        await agent.send(observation=session_pb2.Observation(plan_id="9/9", epoch_s=1.0, power_w=1.0))
+        assert await client.states() == {"orin": "ready"}, "it was acknowledged, the session goes on"
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        for arguments, reason in (
+            (("", "agx-orin"), "needs an id"),
+            (("orin", ""), "needs an id, a kind of board"),
+            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "has to say what its figures rest on"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.agent().hello(*arguments)
+            assert status(refused)[0] is INVALID
+            assert reason in status(refused)[1]
+        assert await client.states() == {}
+
+    with_coordinator(config, story)
+
+
+# --- references ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 1_000])
+def test_the_reference_arrives_whole(
+    config: CoordinatorConfig, artefact: Artefact, chunk_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunk_bytes:
+        monkeypatch.setattr(sessions, "_CHUNK_BYTES", chunk_bytes)
+
+    async def story(client: Client) -> None:
+        digest = (await client.agent().hello("orin")).reference_digest
+        parts = [part async for part in client.sessions.FetchReference(fetch(digest))]
+        manifest, weights = parts[0].manifest, b"".join(part.weights_chunk for part in parts)
+        assert hashlib.sha256(manifest).hexdigest() == digest == artefact.digest
+        assert weights == artefact.weights
+        assert not any(part.manifest for part in parts[1:])
+        if chunk_bytes:
+            assert max(len(part.weights_chunk) for part in parts) == chunk_bytes
+            assert len(parts) > 5
+        modes = board("orin-nano").space.array()
+        arrived = restore(Artefact(manifest, weights)).predict(modes)
+        assert np.array_equal(arrived.minibatch_ms, restore(artefact).predict(modes).minibatch_ms)
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            async for _ in client.sessions.FetchReference(fetch("0" * 64)):
+                pass
+        assert status(refused)[0] is grpc.StatusCode.NOT_FOUND
+        assert "0" * 64 in status(refused)[1]
+
+    with_coordinator(config, story)
+
+
+# --- other versions, and agents that are back ---------------------------------------------------------------------
+
+
+def hello_of(device_id: str, installation: str = "", **more: Any) -> session_pb2.Hello:
+    return session_pb2.Hello(
+        device_id=device_id,
+        board="agx-orin",
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        mode_count=7,
+        installation=installation,
+        **more,
+    )
+
+
+def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        old, new, other = client.agent(), client.agent(), client.agent()
+        await old.greet(hello_of("orin", "one"))
+        await old.send(state=READY)
+        await new.greet(hello_of("orin", "one"))
+        with pytest.raises(grpc.aio.AioRpcError, match="a newer session of the same installation") as ended:
+            await old.call.read()
+        assert status(ended)[0] is grpc.StatusCode.ABORTED
+        assert await client.states() == {"orin": "enrolled"}, "the end of the old session is not that of the new one"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await other.greet(hello_of("orin", "another"))
+        assert status(refused)[0] is grpc.StatusCode.ALREADY_EXISTS
+        await new.send(lease=session_pb2.Lease())
+        await new.goodbye()
+
+    with_coordinator(config, story)
+
+
+@pytest.mark.parametrize(("minor", "spoken"), [(None, 0), (0, 0), (1, 1), (2, 1), (99, 1)])
+def test_agents_of_neighbouring_versions_are_served(config: CoordinatorConfig, minor: int | None, spoken: int) -> None:
+    theirs = None if minor is None else session_pb2.ProtocolVersion(major=1, minor=minor)
+
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        welcome = await agent.greet(hello_of("orin", protocol=theirs))
+        assert (welcome.protocol.major, welcome.protocol.minor) == (1, spoken)
+        newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a report of a kind to come
+        newer.sequence = 1
+        await agent.call.write(newer)
+        assert (await agent.call.read()).ack.sequence == 1
+        await agent.send(state=READY)
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
+            await client.agent().greet(hello_of("orin", protocol=session_pb2.ProtocolVersion(major=2)))
+        assert status(refused)[0] is grpc.StatusCode.UNIMPLEMENTED
+        assert await client.states() == {}
+
+    with_coordinator(config, story)
+
+
+def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothing(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.hello("orin")
+        for sequence, detail in ((5, "fifth"), (5, "fifth again"), (3, "third, late")):
+            state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
+            await agent.call.write(session_pb2.SessionRequest(sequence=sequence, state=state))
+            assert (await agent.call.read()).ack.sequence == sequence
+            assert (await client.devices())["orin"].detail == "fifth"
+        await agent.goodbye()
+
+    with_coordinator(config, story)
+
+
+def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_none(config: CoordinatorConfig) -> None:
+    async def story(client: Client) -> None:
+        agent = client.agent()
+        await agent.hello("orin")
+        await agent.send(state=READY)
+        for detail in ("one", "two"):
+            state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
+            await agent.call.write(session_pb2.SessionRequest(state=state))
+            assert (await agent.call.read()).ack.sequence == 0
+            assert (await client.devices())["orin"].detail == detail
+        await agent.call.write(session_pb2.SessionRequest(hello=hello_of("orin")))
+        with pytest.raises(grpc.aio.AioRpcError, match="a session has one Hello"):
+            await agent.call.read()
+
+    with_coordinator(config, story)
+
+
+def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorConfig, artefact: Artefact) -> None:
+    async def story(client: Client) -> None:
+        request = fetch(artefact.digest)
+        request.weights_offset = 1000
+        parts = [part async for part in client.sessions.FetchReference(request)]
+        assert (parts[0].manifest, parts[0].weights_offset) == (artefact.manifest, 1000)
+        assert b"".join(part.weights_chunk for part in parts) == artefact.weights[1000:]
+        request.weights_offset = len(artefact.weights) + 1
+        with pytest.raises(grpc.aio.AioRpcError, match="bytes, none from") as refused:
+            _ = [part async for part in client.sessions.FetchReference(request)]
+        assert status(refused)[0] is INVALID
+
+    with_coordinator(config, story)

@@ -1,0 +1,180 @@
+"""The compose file hangs together, is open to this machine only, and is read by both compose versions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+import coordinator.cli.commands
+import edge_agent.cli.commands
+from coordinator.references import open_reference
+from wattfleet_simulation import commands
+from wattfleet_simulation.devices import DEFAULT_FLEET, device_specs
+from wattfleet_simulation.digits_app.task import sample_counts
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+SPECS = dict(device_specs(DEFAULT_FLEET, []))
+FLEET = set(SPECS)
+
+Service = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def services(compose: dict[str, Any]) -> dict[str, Service]:
+    return compose["services"]
+
+
+def options(service: Service) -> dict[str, str]:
+    """The `--name=value` options of a service's command."""
+    return dict(word[2:].split("=", 1) for word in service["command"] if "=" in word)
+
+
+def node_config(service: Service) -> dict[str, str]:
+    return dict(re.findall(r'(\S+?)="?([^"\s]+)"?', options(service)["node-config"]))
+
+
+def default(value: str) -> str:
+    """What `${VARIABLE:-default}` stands for where the variable is not set."""
+    found = re.fullmatch(r"\$\{WATTFLEET_\w+:-(.*)\}", value)
+    assert found, value
+    return found[1]
+
+
+def mounts(service: Service) -> dict[str, str]:
+    """Named volumes and folders of the host, by where the container sees them."""
+    return {mount.split(":")[1]: mount.split(":")[0] for mount in service.get("volumes", [])}
+
+
+def test_every_device_is_an_agent_and_a_supernode(services: dict[str, Service]) -> None:
+    assert {name.removesuffix("-agent") for name in services if name.endswith("-agent")} == FLEET
+    assert {name.removesuffix("-supernode") for name in services if name.endswith("-supernode")} == FLEET
+
+
+@pytest.mark.parametrize("device", sorted(FLEET))
+def test_a_supernode_reaches_its_own_agent_and_no_other(services: dict[str, Service], device: str) -> None:
+    agent, supernode = services[f"{device}-agent"], services[f"{device}-supernode"]
+    agent_options, node = options(agent), node_config(supernode)
+
+    assert agent_options["device-id"] == node["device-id"] == device
+    assert agent_options["device"] == SPECS[device]
+    assert agent_options["socket"] == node["agent-socket"]
+    socket_folder = str(Path(node["agent-socket"]).parent)
+    assert mounts(supernode) == {socket_folder: f"{device}-socket"}
+    assert mounts(agent) == {socket_folder: f"{device}-socket", agent_options["state-dir"]: f"{device}-state"}
+    assert f"{device}-agent" in supernode["depends_on"]
+
+
+def test_the_fleet_is_the_one_that_simulate_runs(services: dict[str, Service]) -> None:
+    """Same boards, same seeds, same data: so the same fronts and plans."""
+    agents = [options(services[f"{device}-agent"]) for device in SPECS]
+    assert [int(agent["seed"]) for agent in agents] == list(range(len(SPECS)))
+    nodes = [node_config(services[f"{device}-supernode"]) for device in SPECS]
+    assert [int(node["partition-id"]) for node in nodes] == list(range(len(SPECS)))
+
+    epoch = open_reference("agx_orin_resnet18").artefact.details.workload.minibatches_per_epoch
+    samples = sample_counts(len(SPECS), seed=0)
+    for agent, count in zip(agents, samples, strict=True):
+        assert int(agent["minibatches-per-epoch"]) == pytest.approx(epoch * count / sum(samples), abs=0.5)
+
+
+def test_defaults_are_those_of_simulate(services: dict[str, Service]) -> None:
+    simulate = {name: parameter.default for name, parameter in inspect.signature(commands.simulate).parameters.items()}
+    serve, run = options(services["coordinator"]), options(services["flower-run"])
+    assert float(default(serve["site-budget-w"])) == simulate["site_budget_w"]
+    assert default(serve["policy"]) == simulate["policy"]
+    assert int(default(serve["profile-modes"])) == simulate["modes"]
+    assert int(default(run["rounds"])) == simulate["rounds"]
+    assert int(run["devices"]) == len(SPECS)
+
+
+@pytest.mark.parametrize("name", ["coordinator", *(f"{device}-agent" for device in sorted(FLEET))])
+def test_commands_have_the_options_that_they_are_given(services: dict[str, Service], name: str) -> None:
+    groups = {"coordinator": coordinator.commands.app, "agent": edge_agent.commands.app}
+    group, subcommand = services[name]["command"][:2]
+    command = typer.main.get_command(groups[group]).commands[subcommand]
+    assert set(options(services[name])) <= {option[2:] for parameter in command.params for option in parameter.opts}
+
+
+def test_the_run_waits_for_the_whole_fleet_and_is_not_restarted(services: dict[str, Service]) -> None:
+    run = services["flower-run"]
+    assert run["restart"] == "no"
+    assert {f"{device}-supernode" for device in FLEET} < set(run["depends_on"])
+
+
+def test_dependencies_exist_and_can_become_healthy(services: dict[str, Service]) -> None:
+    for name, service in services.items():
+        for needed, how in service.get("depends_on", {}).items():
+            assert needed in services, name
+            # docker-compose 1.29 knows no other keys, such as `required` or `restart`.
+            assert set(how) == {"condition"}, name
+            assert how["condition"] != "service_healthy" or "healthcheck" in services[needed], (name, needed)
+
+
+def test_volumes_are_declared_and_used(compose: dict[str, Any], services: dict[str, Service]) -> None:
+    sources = {source for service in services.values() for source in mounts(service).values()}
+    named = {source for source in sources if not source.startswith(".")}
+    assert named == set(compose["volumes"])
+    for folder in sources - named:
+        assert (DEPLOY / folder).is_dir()
+
+
+def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> None:
+    published = {
+        name: [port.split(":") for port in service["ports"]] for name, service in services.items() if "ports" in service
+    }
+    assert all(host == "127.0.0.1" for ports in published.values() for host, _, _ in ports)
+    assert {name: [int(port) for _, port, _ in ports] for name, ports in published.items()} == {
+        "coordinator": [7070, 9464],
+        "prometheus": [9090],
+        "grafana": [3000],
+    }
+
+
+def test_memory_is_bounded_and_rights_are_dropped(services: dict[str, Service]) -> None:
+    for name, service in services.items():
+        assert "mem_limit" in service, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert not service.get("privileged"), name
+
+
+def test_only_grafana_can_be_left_out_and_nothing_waits_for_it(services: dict[str, Service]) -> None:
+    assert {name for name, service in services.items() if "profiles" in service} == {"grafana"}
+    assert "COMPOSE_PROFILES=grafana" in (DEPLOY / ".env").read_text().splitlines()
+    assert not any("grafana" in service.get("depends_on", {}) for service in services.values())
+
+
+def test_images_are_built_from_targets_of_the_dockerfile(services: dict[str, Service]) -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    targets = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
+    built = [service for service in services.values() if "build" in service]
+    assert {service["image"] for service in built} == {
+        f"wattfleet-{role}" for role in ("agent", "coordinator", "supernode", "superlink")
+    }
+    for service in built:
+        assert service["build"]["target"] in targets
+        assert service["image"] == f"wattfleet-{service['build']['target']}"
+        assert set(service["build"]["args"]) <= set(re.findall(r"^ARG (\w+)", dockerfile, re.MULTILINE))
+
+
+@pytest.mark.parametrize("version", ["docker-compose", "docker compose"])
+@pytest.mark.parametrize("overrides", [[], ["docker-compose.debian-prometheus.yml"]])
+def test_compose_reads_it(version: str, overrides: list[str]) -> None:
+    command = version.split()
+    if not shutil.which(command[0]) or subprocess.run([*command, "version"], capture_output=True).returncode:
+        pytest.skip(f"{version} is not installed")
+    chosen = [word for file in ["docker-compose.yml", *overrides] for word in ("-f", str(DEPLOY / file))]
+    read = subprocess.run([*command, *chosen, "config", "--quiet"], capture_output=True, text=True)
+    assert (read.returncode, read.stdout, read.stderr) == (0, "", "")

@@ -1,0 +1,121 @@
+"""Prometheus' rules and Grafana's dashboard parse, and name only metrics that the coordinator serves."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coordinator.metrics import FleetCollector
+from coordinator.state.fleet import Fleet
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.policies.registry import policy
+
+DEPLOY = Path(__file__).parents[3] / "deploy"
+PROMETHEUS = DEPLOY / "prometheus"
+GRAFANA = DEPLOY / "grafana"
+SERVED = {
+    "wattfleet_device_state": {"device", "board", "state"},
+    "wattfleet_devices": {"state"},
+    "wattfleet_device_budget_watts": {"device"},
+    "wattfleet_device_predicted_epoch_seconds": {"device"},
+    "wattfleet_device_observed_epoch_seconds": {"device"},
+    "wattfleet_device_predicted_power_watts": {"device"},
+    "wattfleet_device_observed_power_watts": {"device"},
+    "wattfleet_device_profiled_modes": {"device"},
+    "wattfleet_device_idle_watts": {"device"},
+    "wattfleet_round_duration_seconds": {"kind"},
+    "wattfleet_round_number": set(),
+    "wattfleet_site_power_watts": {"kind"},
+    "wattfleet_round_accuracy": set(),
+    "wattfleet_supply_power_watts": {"supply", "kind"},
+    "wattfleet_supply_fallback": {"supply"},
+}
+
+
+def test_the_list_above_is_what_the_coordinator_serves() -> None:
+    fleet = Fleet(Allowance.of_site(100.0), policy("all"))
+    assert {family.name for family in FleetCollector(fleet).collect()} == set(SERVED)
+
+
+def panels() -> list[dict[str, Any]]:
+    return json.loads((GRAFANA / "dashboards" / "fleet.json").read_text())["panels"]
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Every query of the dashboard and of the rules, with a name to tell it by."""
+    for panel in panels():
+        for target in panel["targets"]:
+            yield f"{panel['title']} {target['refId']}", target["expr"]
+    for group in yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+
+
+def promtool(*arguments: str | Path) -> None:
+    if not shutil.which("promtool"):
+        pytest.skip("promtool is not installed (Debian's package prometheus brings it)")
+    done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("name", "expression"), list(expressions()))
+def test_queries_name_only_what_the_coordinator_serves(name: str, expression: str) -> None:
+    for metric, selector in re.findall(r"(wattfleet_\w+)(?:\{([^}]*)\})?", expression):
+        assert metric in SERVED, name
+        assert set(re.findall(r"(\w+)\s*[=!]", selector)) <= SERVED[metric], name
+
+
+def test_every_metric_of_the_coordinator_is_on_the_dashboard() -> None:
+    queries = " ".join(target["expr"] for panel in panels() for target in panel["targets"])
+    assert set(re.findall(r"wattfleet_\w+", queries)) == set(SERVED)
+
+
+def test_prometheus_accepts_its_configuration() -> None:
+    promtool("check", "config", PROMETHEUS / "prometheus.yml")
+
+
+def test_alerts_fire_when_they_should() -> None:
+    promtool("test", "rules", PROMETHEUS / "alerts_test.yml")
+
+
+def test_prometheus_can_parse_the_dashboards_queries(tmp_path: Path) -> None:
+    rules = [
+        {"record": f"dashboard:query:{number}", "expr": expression}
+        for number, (_, expression) in enumerate(expressions())
+    ]
+    written = tmp_path / "dashboard.yml"
+    written.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    promtool("check", "rules", written)
+
+
+def test_panels_fill_the_grid_without_overlap() -> None:
+    cells = [
+        (x, y)
+        for panel in panels()
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert {x for x, _ in cells} == set(range(24))
+    assert len({panel["id"] for panel in panels()}) == len(panels())
+
+
+def test_the_dashboard_reads_the_provisioned_source_and_lies_where_grafana_looks() -> None:
+    provisioning = GRAFANA / "provisioning"
+    [source] = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text())["datasources"]
+    for panel in panels():
+        assert {target["datasource"]["uid"] for target in panel["targets"]} == {source["uid"]}
+
+    [provider] = yaml.safe_load((provisioning / "dashboards" / "wattfleet.yml").read_text())["providers"]
+    folder = provider["options"]["path"]
+    grafana = yaml.safe_load((DEPLOY / "docker-compose.yml").read_text())["services"]["grafana"]
+    assert f"./grafana/dashboards:{folder}:ro" in grafana["volumes"]
+    assert grafana["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == f"{folder}/fleet.json"

@@ -1,0 +1,125 @@
+"""The one-shot service that runs the rounds: it waits for the fleet, and ends as Flower's run ends."""
+
+from __future__ import annotations
+
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
+from wattfleet_simulation.coordinator_view import RunSeen
+from wattfleet_simulation.processes import PartFailedError
+
+READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
+
+
+@pytest.fixture
+def script() -> dict[str, Any]:
+    path = Path(__file__).parents[3] / "deploy" / "image" / "run_rounds.py"
+    names = runpy.run_path(str(path))
+    # The functions' own globals: without it a test would wait as the service does.
+    names["await_run"].__globals__.update(POLL_S=0.0, STATUS_EVERY_S=1e6)
+    return names
+
+
+class RecordedView:
+    """A coordinator that answers what was recorded, and then its last answer again."""
+
+    def __init__(
+        self,
+        runs: list[RunSeen] | None = None,
+        fleets: list[list[view_pb2.DeviceView]] | None = None,
+    ) -> None:
+        self._runs = runs or []
+        self._fleets = fleets or []
+
+    def newest_run(self) -> RunSeen:
+        return self._runs.pop(0) if len(self._runs) > 1 else self._runs[0]
+
+    def devices(self) -> list[view_pb2.DeviceView]:
+        return self._fleets.pop(0) if len(self._fleets) > 1 else self._fleets[0]
+
+
+def answers(*results: bool | PartFailedError) -> Callable[[], bool]:
+    """What Flower says, one answer after the other."""
+    remaining = list(results)
+
+    def completed() -> bool:
+        result = remaining.pop(0)
+        if isinstance(result, PartFailedError):
+            raise result
+        return result
+
+    return completed
+
+
+def ended_round(number: int, **more: Any) -> view_pb2.RoundView:
+    plan = planning_pb2.PlanRoundResponse(
+        assignments=[planning_pb2.Assignment(device_id=name) for name in ("agx-orin-0", "orin-nx-0")],
+        duration_s=96.4,
+        site_budget_w=100,
+    )
+    return view_pb2.RoundView(round=number, plan=plan, wall_s=9.0, metrics={"accuracy": 0.442}, device_count=2, **more)
+
+
+def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> RunSeen:
+    return RunSeen(view_pb2.RunView(run_id=run_id, **more), rounds)
+
+
+def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    first = ended_round(1, observed_site_w=96.16, observed_duration_s=98.3)
+    view = RecordedView([run(), run(first), run(first), run(first, ended_round(2), finished=True)])
+    script["await_run"](view, "7", answers(False, True), 2)
+    assert capsys.readouterr().out.splitlines() == [
+        "round 1: agx-orin-0, orin-nx-0; 96.2 W of 100 W; 98 s, predicted 96 s; accuracy 44.2%",
+        "round 2: agx-orin-0, orin-nx-0; accuracy 44.2%",
+    ]
+
+
+def test_an_earlier_run_is_not_taken_for_this_one(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = run(ended_round(1), run_id="6", finished=True, error="an old failure")
+    script["await_run"](RecordedView([earlier, earlier, run(finished=True)]), "7", answers(True), 1)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any]) -> None:
+    failure = PartFailedError("the Flower run ended as 'finished:failed'")
+    # Flower may know of the end before the coordinator was asked again.
+    script["await_run"].__globals__["STATUS_EVERY_S"] = -1.0
+    view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device")])
+    with pytest.raises(PartFailedError, match="finished:failed'.*20 W cannot carry one device"):
+        script["await_run"](view, "7", answers(failure), 1)
+
+
+def test_a_run_that_never_reached_the_coordinator_shows_flowers_log(script: dict[str, Any]) -> None:
+    shown: list[str] = []
+    script["await_run"].__globals__["STATUS_EVERY_S"] = -1.0
+    script["await_run"].__globals__["print_log"] = shown.append
+    failure = PartFailedError("the Flower run ended as 'finished:failed'")
+    with pytest.raises(PartFailedError, match="finished:failed'.*log above"):
+        script["await_run"](RecordedView([run(run_id="")]), "7", answers(failure), 1)
+    assert shown == ["7"]
+
+
+def test_a_completed_run_in_which_nobody_trained_is_a_failure(script: dict[str, Any]) -> None:
+    one_failed = ended_round(1, failed_device_ids=["agx-orin-0"])
+    all_failed = ended_round(2, failed_device_ids=["agx-orin-0", "orin-nx-0"])
+    script["await_run"](RecordedView([run(one_failed, finished=True)]), "7", answers(True), 1)
+    with pytest.raises(PartFailedError, match="round 2: the logs of agx-orin-0, orin-nx-0"):
+        script["await_run"](RecordedView([run(one_failed, all_failed, finished=True)]), "7", answers(True), 2)
+
+
+def test_the_rounds_wait_for_the_whole_fleet(script: dict[str, Any]) -> None:
+    def fleet(*states: session_pb2.DeviceState.ValueType) -> list[view_pb2.DeviceView]:
+        return [view_pb2.DeviceView(device_id=f"orin-nx-{k}", state=state) for k, state in enumerate(states)]
+
+    view = RecordedView(fleets=[fleet(), fleet(READY), fleet(READY, PROFILING), fleet(READY, READY)])
+    script["await_fleet"](view, 2)
+    assert view.devices() == fleet(READY, READY)
+
+    script["await_fleet"].__globals__["READY_WITHIN_S"] = 0.0
+    with pytest.raises(PartFailedError, match="orin-nx-1 profiling"):
+        script["await_fleet"](RecordedView(fleets=[fleet(READY, PROFILING)]), 2)

@@ -1,0 +1,396 @@
+"""The agent's session: what was not acknowledged is repeated, what stands is told anew, a refusal is final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from edge_agent.session.connection import connects_to
+from edge_agent.session.coordinator_session import CoordinatorSession
+from edge_agent.session.outbox import Outbox, OutboxFile
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
+
+HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
+
+
+class Coordinator(session_pb2_grpc.SessionServiceServicer):
+    """Notes what comes; hangs up after `patience` reports of a session, acknowledging those before the last."""
+
+    def __init__(self, patience: int = 1000, lease_s: float = 5.0, ack: session_pb2.Ack | None = None) -> None:
+        self.sessions: list[list[session_pb2.SessionRequest]] = []
+        self.patience = patience
+        self.lease_s = lease_s
+        self.ack = ack or session_pb2.Ack()
+        self.version: session_pb2.ProtocolVersion | None = None
+        self.mute_sessions = 0
+        self.installations: list[str] = []
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+
+    async def Session(  # noqa: N802 - named by the protocol
+        self, request_iterator: AsyncIterator[session_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[session_pb2.SessionResponse]:
+        hello = (await anext(request_iterator)).hello
+        assert hello.device_id == HELLO.device_id
+        self.installations.append(hello.installation)
+        if self.refusal:
+            await context.abort(*self.refusal)
+        received: list[session_pb2.SessionRequest] = []
+        self.sessions.append(received)
+        yield session_pb2.SessionResponse(welcome=session_pb2.Welcome(lease_s=self.lease_s, protocol=self.version))
+        async for request in request_iterator:
+            received.append(request)
+            if len(received) >= self.patience:
+                self.patience = 1000
+                return
+            if len(self.sessions) > self.mute_sessions:
+                self.ack.sequence = request.sequence
+                yield session_pb2.SessionResponse(ack=self.ack)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Outbox:
+    return Outbox(OutboxFile(tmp_path / "outbox.jsonl"))
+
+
+@asynccontextmanager
+async def served(coordinator: Coordinator) -> AsyncIterator[int]:
+    server = grpc.aio.server()
+    session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield port
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def linked_to(port: int, outbox: Outbox) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
+    async def on_welcome(welcome: session_pb2.Welcome) -> None:
+        pass
+
+    link = CoordinatorSession(connects_to(f"127.0.0.1:{port}"), HELLO, on_welcome, outbox)
+    running = asyncio.create_task(link.run())
+    try:
+        yield link, running
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError, InvalidInputError):
+            await running
+
+
+@asynccontextmanager
+async def linked(
+    coordinator: Coordinator, outbox: Outbox
+) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
+    async with served(coordinator) as port, linked_to(port, outbox) as both:
+        yield both
+
+
+class Proxy:
+    """Passes bytes between agents and a coordinator; the first connections fall silent, or all are closed at once."""
+
+    def __init__(self, behind: int | None) -> None:
+        self.behind = behind
+        self.connections = 0
+        self.silent = 0
+        self._handlers: set[asyncio.Task[Any]] = set()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        try:
+            yield server.sockets[0].getsockname()[1]
+        finally:
+            server.close()
+            for handler in self._handlers:
+                handler.cancel()
+            await asyncio.gather(*self._handlers, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        this = asyncio.current_task()
+        assert this is not None
+        self._handlers.add(this)
+        with closing(writer):
+            if self.behind is not None:
+                inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", self.behind)
+                with closing(inner_writer):
+                    number = self.connections
+                    await asyncio.gather(
+                        self._passed(number, reader, inner_writer), self._passed(number, inner_reader, writer)
+                    )
+
+    async def _passed(self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while some := await reader.read(4096):
+            if number > self.silent:
+                writer.write(some)
+        writer.close()
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(body(), 30)
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+def state(detail: str) -> session_pb2.StateReport:
+    return session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
+
+
+def test_reports_arrive_in_order_and_are_acknowledged(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with linked(coordinator, outbox) as (link, _):
+            for k in range(5):
+                link.report_observation(session_pb2.Observation(plan_id=str(k)))
+            assert await link.flush(10)
+            assert [request.observation.plan_id for request in coordinator.sessions[0]] == list("01234")
+
+    run(body)
+
+
+def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator(patience=3)
+        async with linked(coordinator, outbox) as (link, _):
+            link.report_front(session_pb2.FrontReport(idle_w=7))
+            link.report_state(state("first"))
+            link.report_observation(session_pb2.Observation(plan_id="lost"))
+            await until(lambda: len(coordinator.sessions) == 2)
+            link.report_state(state("second"))
+            assert await link.flush(10)
+            again = coordinator.sessions[1]
+            assert "lost" in {r.observation.plan_id for r in again}
+            assert [r.front.idle_w for r in again if r.HasField("front")] == [7]
+            assert [r.state.detail for r in again if r.HasField("state")][-1] == "second"
+
+    run(body)
+
+
+def test_only_the_newest_state_waits_for_a_coordinator_that_is_away(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (grpc.StatusCode.UNAVAILABLE, "starting")
+        async with linked(coordinator, outbox) as (link, _):
+            for k in range(100):
+                link.report_state(state(str(k)))
+            assert not await link.flush(0.1)
+            coordinator.refusal = None
+            assert await link.flush(20)
+            assert [r.state.detail for r in coordinator.sessions[0]] == ["99"]
+
+    run(body)
+
+
+def test_it_says_that_it_is_there_where_there_is_nothing_to_report(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=0.1)
+        async with linked(coordinator, outbox):
+            await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
+            assert all(request.HasField("lease") for request in coordinator.sessions[0])
+
+    run(body)
+
+
+def test_a_coordinator_that_falls_silent_is_called_anew(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.session.coordinator_session._SILENCE_BORNE_S", 0.2)
+
+    async def body() -> None:
+        coordinator = Coordinator(patience=10**9, lease_s=0.05)
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            coordinator.mute_sessions = 1
+            link.report_observation(session_pb2.Observation(plan_id="unheard"))
+            await until(lambda: len(coordinator.sessions) > 1)
+            assert await link.flush(20)
+            assert "unheard" in {request.observation.plan_id for request in coordinator.sessions[-1]}
+
+    run(body)
+
+
+def test_a_connection_on_which_nothing_comes_any_more_is_left_for_a_new_one(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.session.coordinator_session._SILENCE_BORNE_S", 0.2)
+
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=0.05)
+        async with served(coordinator) as port:
+            proxy = Proxy(port)
+            async with proxy.listening() as front, linked_to(front, outbox) as (link, _):
+                await until(lambda: link.connected)
+                proxy.silent = 1
+                link.report_observation(session_pb2.Observation(plan_id="unheard"))
+                assert await link.flush(20)
+                assert proxy.connections == 2
+
+    run(body)
+
+
+def test_a_coordinator_that_is_long_away_is_tried_as_often_as_the_agent_means_to(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattfleet_io.backoff.random.uniform", lambda low, high: 0.01)
+
+    async def body() -> None:
+        proxy = Proxy(None)
+        async with proxy.listening() as front, linked_to(front, outbox):
+            # gRPC's own backoff would be at minutes.
+            await until(lambda: proxy.connections >= 30)
+
+    run(body)
+
+
+def test_of_two_agents_from_one_disk_the_first_leaves_the_device_to_the_second(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+
+    def noted(low: float, high: float) -> float:
+        pauses.append(high)
+        return 0.01
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same installation has begun")
+        monkeypatch.setattr("wattfleet_io.backoff.random.uniform", noted)
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: len(coordinator.installations) == 1)
+            coordinator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "orin-0 is connected already")
+            await until(lambda: len(coordinator.installations) >= 4)
+            coordinator.refusal = None
+            link.report_state(state("the other has left"))
+            assert await link.flush(20)
+            # Only with the name of both would it end the other's session.
+            first, *later = coordinator.installations
+            assert first == HELLO.installation and set(later) == {""}
+
+    run(body)
+    assert min(pauses[:4]) == 60.0
+    assert "a newer session of the same installation has begun. This one waits" in caplog.text
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS])
+def test_a_refusal_is_final(outbox: Outbox, code: grpc.StatusCode) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.refusal = (code, "give it another id")
+        async with linked(coordinator, outbox) as (_, running):
+            with pytest.raises(InvalidInputError, match="give it another id"):
+                await running
+
+    run(body)
+
+
+def test_what_an_earlier_process_could_not_deliver_arrives_before_what_is_new(tmp_path: Path) -> None:
+    path = tmp_path / "outbox.jsonl"
+    seen = session_pb2.Observation(plan_id="while it was away", epoch_s=10, power_w=12)
+    Outbox(OutboxFile(path)).add(session_pb2.SessionRequest(observation=seen))
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        async with linked(coordinator, Outbox(OutboxFile(path))) as (link, _):
+            link.report_observation(session_pb2.Observation(plan_id="new", epoch_s=10, power_w=12))
+            assert await link.flush(10)
+            assert [r.observation.plan_id for r in coordinator.sessions[0]] == ["while it was away", "new"]
+            assert link.connected
+
+    run(body)
+    assert path.read_bytes() == b""
+
+
+def test_leases_follow_what_an_acknowledgement_asks_for(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator(lease_s=60.0, ack=session_pb2.Ack(lease_s=0.05))
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            link.report_state(state("a report, so that there is an acknowledgement"))
+            await until(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
+
+    run(body)
+
+
+def test_a_fleet_comes_back_over_the_seconds_that_its_coordinator_asked_for(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[float] = []
+
+    def noted(low: float, high: float) -> float:
+        spans.append(high)
+        return 0.0
+
+    async def body() -> None:
+        coordinator = Coordinator(patience=2, ack=session_pb2.Ack(reconnect_s=77.0))
+        async with linked(coordinator, outbox) as (link, _):
+            await until(lambda: link.connected)
+            monkeypatch.setattr("edge_agent.session.coordinator_session.random.uniform", noted)
+            for _ in range(2):
+                link.report_observation(session_pb2.Observation(plan_id="one"))
+            await until(lambda: len(coordinator.sessions) == 2)
+
+    run(body)
+    assert 77.0 in spans
+
+
+def test_a_coordinator_of_another_major_version_is_final(outbox: Outbox) -> None:
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.version = session_pb2.ProtocolVersion(major=2, minor=0)
+        async with linked(coordinator, outbox) as (_, running):
+            with pytest.raises(InvalidInputError, match="cannot be understood: .* update the older"):
+                await running
+
+    run(body)
+
+
+def test_an_answer_that_only_newer_agents_know_is_passed_over(outbox: Outbox) -> None:
+    class Newer(Coordinator):
+        async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+            async for response in super().Session(request_iterator, context):
+                yield session_pb2.SessionResponse.FromString(b"\xa2\x06\x02\x08\x01")  # a field 100
+                yield response
+
+    async def body() -> None:
+        coordinator = Newer()
+        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=99)
+        async with linked(coordinator, outbox) as (link, _):
+            link.report_state(state("understood"))
+            assert await link.flush(10)
+            assert len(coordinator.sessions) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize(("minor", "epochs_s"), [(0, [10, 30]), (1, [10, 8, 30])])
+def test_a_coordinator_that_knows_no_starts_gets_a_front_that_it_takes(
+    outbox: Outbox, minor: int, epochs_s: list[float]
+) -> None:
+    points = [
+        power_pb2.FrontPoint(epoch_s=epoch_s, warmup_s=warmup_s, power_w=watts)
+        for epoch_s, warmup_s, watts in ((10, 2, 30), (8, 9, 20), (30, 9, 10))
+    ]
+
+    async def body() -> None:
+        coordinator = Coordinator()
+        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=minor)
+        async with linked(coordinator, outbox) as (link, _):
+            link.report_front(session_pb2.FrontReport(front=power_pb2.Front(points=points), idle_w=7))
+            assert await link.flush(10)
+            (taken,) = [request.front for request in coordinator.sessions[0] if request.HasField("front")]
+            assert [point.epoch_s for point in taken.front.points] == epochs_s
+
+    run(body)

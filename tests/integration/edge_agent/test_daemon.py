@@ -1,0 +1,222 @@
+"""The whole agent: it leaves the device as it was, goes on without its coordinator, and says what is wrong."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.profiling.journal import JournalError
+from edge_agent.runtime.paths import OUTBOX_FILE, PROFILE_FILE
+from edge_agent.training.knob_backup import KEPT_FILE, DeviceBusyError
+from edge_agent.workloads.process import WorkloadFailedError
+from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.running_agent import (
+    BoardThatBecomesSlower,
+    agent,
+    fitting_here,
+    may_connect,
+    new_board,
+    ready_agent,
+)
+from wattfleet.modes.power_mode import as_modes
+from wattfleet.prediction.drift import USUAL_RULE
+from wattfleet_flower.client.mod import AgentUnreachableError
+from wattfleet_proto.v1 import session_pb2
+
+MODES = 6
+DEGRADED, PROFILING = session_pb2.DEVICE_STATE_DEGRADED, session_pb2.DEVICE_STATE_PROFILING
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    with CoordinatorInProcess(tmp_path, MODES).running() as running:
+        yield running
+
+
+@pytest.fixture
+def board():
+    return new_board()
+
+
+def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
+    before = board.current_mode()
+    with ready_agent(coordinator, tmp_path, board):
+        assert (tmp_path / "device" / KEPT_FILE).exists()
+        assert board.current_mode() != before
+    assert board.current_mode() == before
+    assert not (tmp_path / "device" / KEPT_FILE).exists()
+    assert coordinator.states[0] == session_pb2.DEVICE_STATE_PROFILING
+
+
+def test_an_agent_that_is_stopped_while_it_profiles_stops_at_once_and_puts_the_device_back(
+    tmp_path, coordinator, board
+):
+    before = board.current_mode()
+    steps, begun = 0, threading.Event()
+    step = board.step
+
+    def slow_step():
+        nonlocal steps
+        steps += 1
+        begun.set()
+        step()
+        threading.Event().wait(0.02)
+
+    board.step = slow_step
+    with agent(coordinator, tmp_path, board) as running:
+        assert begun.wait(60)
+    assert running.error is None
+    assert steps < 41, "not even one mode was finished"
+    assert board.current_mode() == before
+
+
+def test_a_workload_that_fails_while_the_agent_is_stopped_is_no_failure_of_the_agent(
+    tmp_path, coordinator, board, caplog
+):
+    before = board.current_mode()
+    begun, ending = threading.Event(), threading.Event()
+
+    def killed_beside_the_agent():
+        begun.set()
+        assert ending.wait(60)
+        raise WorkloadFailedError("its process ended with exit code -15")
+
+    board.step = killed_beside_the_agent
+    with agent(coordinator, tmp_path, board) as running:
+        assert begun.wait(60)
+        # Later than the stop, which the agent's own loop still has to hear of.
+        threading.Timer(0.5, ending.set).start()
+    assert running.error is None
+    assert "exit code -15" in caplog.text
+    assert board.current_mode() == before
+
+
+def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_directories(tmp_path, coordinator, board):
+    with ready_agent(coordinator, tmp_path, board):
+        parked = board.current_mode()
+        with agent(coordinator, tmp_path, board, state="other") as second:
+            assert second.error
+        assert isinstance(second.error, DeviceBusyError)
+        assert str(os.getpid()) in str(second.error)
+        assert board.current_mode() == parked
+
+
+def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restart(tmp_path, coordinator, board):
+    modes = as_modes(board.modes)
+    with ready_agent(coordinator, tmp_path, board) as running:
+        coordinator.go()
+        until(lambda: not may_connect(coordinator.address.removeprefix("unix:")))
+        assert running.round("7/1", modes[1234]) and running.round("7/2", modes[1500])
+        assert coordinator.observed == []
+    held = (tmp_path / "state" / OUTBOX_FILE).read_text()
+    assert held.index('"7/1"') < held.index('"7/2"')
+    coordinator.come()
+    with ready_agent(coordinator, tmp_path, board):
+        until(lambda: (tmp_path / "state" / OUTBOX_FILE).read_bytes() == b"")
+        assert coordinator.observed == ["7/1", "7/2"]
+        assert len([report for report in coordinator.reports if report.HasField("front")]) <= 2
+
+
+def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_path, coordinator, board, monkeypatch):
+    before = board.current_mode()
+    fsync, synced = os.fsync, []
+
+    def full_after_three(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(PROFILE_FILE):
+            synced.append(descriptor)
+            if len(synced) > 3:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full_after_three)
+    with agent(coordinator, tmp_path, board) as running:
+        assert running.error
+    assert isinstance(running.error, JournalError)
+    assert "No space left on device; the 2 records it holds are kept" in str(running.error)
+    assert board.current_mode() == before
+    monkeypatch.undo()
+    with ready_agent(coordinator, tmp_path, board):
+        assert len((tmp_path / "state" / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
+
+
+def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator, board, caplog):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "predictor").write_text("no folder")
+    with ready_agent(coordinator, tmp_path, board) as running:
+        assert "kept in memory only" in caplog.text
+        assert running.round("7/1", as_modes(board.modes)[1234])
+        until(coordinator.is_ready)
+
+
+def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp_path, coordinator, board, monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+    apply = board.apply
+
+    def denied(mode):
+        raise ModeNotAppliedError("/sys/devices/system/cpu/cpu1/online: Permission denied")
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.apply = denied
+        with pytest.raises(AgentUnreachableError, match="ABORTED: .*Permission denied"):
+            running.round("7/1", as_modes(board.modes)[1234])
+        until(lambda: coordinator.states[-1] == DEGRADED)
+        assert "Permission denied" in coordinator.reports[-1].state.detail
+        board.apply = apply
+        until(coordinator.is_ready)
+        assert running.round("7/2", as_modes(board.modes)[1234])
+
+
+def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
+    tmp_path, coordinator, board, monkeypatch
+):
+    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+    start_meter, listened = board.start_meter, []
+
+    class GoneMeter:
+        def read(self):
+            return PowerTrace(np.array([board.clock.now_s()]), np.array([np.nan]))
+
+        def stop(self):
+            listened.append(board.clock.now_s())
+            return self.read()
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.start_meter = GoneMeter
+        with pytest.raises(AgentUnreachableError, match="UNAVAILABLE: power was read only 0 of 1 times"):
+            running.round("7/1", as_modes(board.modes)[1234])
+        until(lambda: len(listened) > 3)
+        assert coordinator.states[-1] == DEGRADED, "that it can be parked is not enough"
+        assert coordinator.observed == []
+        board.start_meter = start_meter
+        until(coordinator.is_ready)
+        assert running.round("7/2", as_modes(board.modes)[1234])
+        assert coordinator.observed == ["7/2"]
+
+
+def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_path, coordinator, monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+    board = new_board(BoardThatBecomesSlower)
+    measuring, tried = board.measuring, []
+
+    def denied():
+        tried.append(board.clock.now_s())
+        raise ModeNotAppliedError("/sys/class/hwmon/hwmon0/pwm1: Permission denied")
+
+    with ready_agent(coordinator, tmp_path, board) as running:
+        board.slowdown, board.measuring = 3.0, denied
+        for k in range(USUAL_RULE.outside):
+            assert running.round(f"7/{k}", as_modes(board.modes)[1234 + k])
+        until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
+        board.measuring = measuring
+        until(lambda: "measured anew" in coordinator.reports[-1].state.detail and coordinator.is_ready())
+        assert coordinator.fronts[-1].profiled_modes == MODES
+        assert running.round("7/9", as_modes(board.modes)[1234])
+    assert PROFILING in coordinator.states[coordinator.states.index(DEGRADED) :]

@@ -1,0 +1,144 @@
+"""An agent that begins while its coordinator is away, and what it does when another one is back."""
+
+import os
+import threading
+from dataclasses import replace
+
+import pytest
+
+from edge_agent.runtime.paths import REFERENCES_DIRECTORY, WELCOME_FILE
+from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
+from wattfleet.modes.power_mode import as_modes
+from wattfleet.prediction.artefact import pack, restore
+from wattfleet_proto.v1 import session_pb2
+
+MODES = 6
+PROFILING = session_pb2.DEVICE_STATE_PROFILING
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch):
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+@pytest.fixture
+def coordinator(tmp_path, fits_here):
+    """Knows the device already, and is away."""
+    known = CoordinatorInProcess(tmp_path, MODES)
+    with known.running(), ready_agent(known, tmp_path, new_board()):
+        pass
+    known.reports.clear()
+    return known
+
+
+def serves(running):
+    return running.has_ended or os.path.exists(running.config.socket)
+
+
+def other_reference(artefact):
+    """One that predicts the same, under another digest."""
+    details = replace(artefact.details, provenance={"trained": "anew"})
+    return pack(restore(artefact), details.workload, details.board, details.provenance, details.figures)
+
+
+def test_an_agent_that_starts_without_its_coordinator_serves_rounds_and_reports_them_later(tmp_path, coordinator):
+    board = new_board()
+    with agent(coordinator, tmp_path, board) as running:
+        until(lambda: serves(running))
+        assert running.round("7/1", as_modes(board.modes)[1234])
+        with coordinator.running():
+            until(lambda: coordinator.is_ready() and coordinator.observed)
+            assert coordinator.observed == ["7/1"]
+            assert coordinator.fronts[-1].profiled_modes == MODES
+            assert PROFILING not in coordinator.states, "it asks for nothing else, so nothing is begun anew"
+    assert running.error is None
+
+
+def test_an_agent_that_was_never_welcomed_waits_for_its_coordinator(tmp_path):
+    coordinator, board = CoordinatorInProcess(tmp_path, MODES), new_board()
+    with agent(coordinator, tmp_path, board) as running, coordinator.running():
+        until(lambda: coordinator.is_ready() or running.has_ended)
+    assert running.error is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xff{",
+        b"[]",
+        b'{"reference_digest": "../../../etc", "profile_modes": 6}',
+        b'{"reference_digest": "%s"}' % (b"0" * 64),
+    ],
+)
+def test_a_damaged_welcome_is_named_and_the_coordinator_waited_for(tmp_path, coordinator, caplog, content):
+    (tmp_path / "state" / WELCOME_FILE).write_bytes(content)
+    with agent(coordinator, tmp_path, new_board()) as running:
+        until(lambda: "waiting for the coordinator" in caplog.text)
+        assert f"{WELCOME_FILE}: is damaged" in caplog.text
+        assert not serves(running)
+        with coordinator.running():
+            until(lambda: coordinator.is_ready() or running.has_ended)
+    assert running.error is None
+    with agent(coordinator, tmp_path, new_board()) as running:
+        until(lambda: serves(running))
+    assert running.error is None, "the file is sound again"
+
+
+def test_a_reference_that_was_lost_is_waited_for(tmp_path, coordinator, caplog):
+    (manifest,) = (tmp_path / "state" / REFERENCES_DIRECTORY).glob("*/manifest.json")
+    manifest.write_bytes(b"{}")
+    with agent(coordinator, tmp_path, new_board()) as running:
+        until(lambda: "fetching it anew" in caplog.text)
+        with coordinator.running():
+            until(lambda: coordinator.is_ready() or running.has_ended)
+    assert running.error is None
+
+
+def test_a_coordinator_that_comes_back_with_other_wishes_has_them_met_and_remembered(tmp_path, coordinator):
+    coordinator.reference = other_reference(coordinator.reference)
+    coordinator.profile_modes = MODES + 3
+    board = new_board()
+    with agent(coordinator, tmp_path, board) as running:
+        until(lambda: serves(running))
+        with coordinator.running():
+            until(lambda: coordinator.fronts and coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
+            until(coordinator.is_ready)
+            assert coordinator.fronts[-1].reference_digest == coordinator.reference.digest
+            assert PROFILING in coordinator.states, "while it is made ready anew, no round is planned with it"
+            assert running.round("7/1", as_modes(board.modes)[1234])
+    assert running.error is None
+    with agent(coordinator, tmp_path, new_board()) as running:
+        until(lambda: serves(running))
+        coordinator.reports.clear()
+        with coordinator.running():
+            until(coordinator.is_ready)
+            assert PROFILING not in coordinator.states
+
+
+def test_a_round_in_hand_is_trained_to_its_end_before_other_wishes_are_met(tmp_path, coordinator):
+    board = new_board()
+    trains, other_wishes = threading.Event(), threading.Event()
+
+    def until_other_wishes():
+        trains.set()
+        assert other_wishes.wait(60)
+
+    with agent(coordinator, tmp_path, board) as running:
+        until(lambda: serves(running))
+        went_well = []
+        mode = as_modes(board.modes)[1234]
+        app = threading.Thread(target=lambda: went_well.append(running.round("7/1", mode, until_other_wishes)))
+        app.start()
+        assert trains.wait(60)
+        coordinator.profile_modes = MODES + 3
+        with coordinator.running():
+            until(lambda: coordinator.states)
+            assert board.current_mode() == mode
+            other_wishes.set()
+            app.join(60)
+            assert went_well == [True]
+            until(lambda: coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
+        assert may_connect(running.config.socket)
+    assert running.error is None

@@ -1,0 +1,174 @@
+"""Fitting, in this process and in one of its own: the same answers, the same errors, and an end whatever happens."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import reference_models
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
+from edge_agent.learning.transfer import Transfer
+from edge_agent.profiling.journal import JournalHeader
+from edge_agent.profiling.profiling_plan import StoppedError
+from wattfleet.choosing.sampling import SamplingSettings, spread_modes
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import as_array
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.artefact import pack, read_directory, restore
+from wattfleet_io.child_process import python_process
+
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
+TRANSFER = Transfer(REFERENCE, HEADER, 100)
+BOARD = SimulatedDevice("orin-nano", 1)
+MODES = BOARD.modes
+NOTHING = as_array([])
+
+
+def here(transfer=TRANSFER):
+    return lambda: nullcontext(FittingHere(transfer, MODES))
+
+
+def elsewhere(transfer=TRANSFER, stopping=None, answers_within_s=ANSWERS_WITHIN_S):
+    return fitting_process(transfer, MODES, stopping or threading.Event(), answers_within_s)
+
+
+def true_profile(count):
+    modes = spread_modes(MODES, count, 0)
+    return Profile(modes, *BOARD.truth(modes))
+
+
+@pytest.mark.parametrize("opened", [here, elsewhere])
+def test_what_is_fitted_predicts_the_device_and_says_what_to_measure_next(opened):
+    profile = true_profile(12)
+    with opened()() as fitting:
+        fitted = fitting.fit(profile, 12)
+        chosen = fitting.next_modes(profile, SamplingSettings(limit=20, batch=3, tolerance=0), NOTHING)
+        others = fitting.next_modes(profile, SamplingSettings(limit=20, batch=3, tolerance=0), chosen)
+    true_ms, _ = BOARD.truth(MODES)
+    assert np.median(np.abs(fitted.prediction.minibatch_ms / true_ms - 1)) < 0.1
+    assert fitted.artefact.details.figures["profiled_modes"] == 12
+    assert 1 <= len(chosen) <= 3
+    assert not {tuple(mode) for mode in others} & {tuple(mode) for mode in chosen}
+
+
+def test_another_process_fits_the_same():
+    profile = true_profile(8)
+    with here()() as one, elsewhere()() as other:
+        ours, theirs = one.fit(profile, 8), other.fit(profile, 8)
+    assert ours.artefact == theirs.artefact
+    assert np.array_equal(ours.prediction.power_mw, theirs.prediction.power_mw)
+
+
+@pytest.mark.parametrize("opened", [here, elsewhere])
+def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
+    strange = pack(restore(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
+    object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
+    with pytest.raises(InvalidInputError, match="kind 'oracle', this Wattfleet knows roofline"):
+        with opened(replace(TRANSFER, reference=strange))() as fitting:
+            fitting.fit(true_profile(8), 8)
+
+
+def the_process():
+    (found,) = [
+        child for child in psutil.Process().children() if "edge_agent.learning.fitting_process" in child.cmdline()
+    ]
+    return found
+
+
+def test_a_process_that_is_killed_is_reported_with_its_exit_code():
+    with elsewhere()() as fitting:
+        the_process().send_signal(signal.SIGKILL)
+        with pytest.raises(FittingFailedError, match="exit code -9"):
+            fitting.fit(true_profile(8), 8)
+
+
+def test_a_process_that_fails_otherwise_says_why_in_the_log(capfd):
+    with elsewhere()() as fitting, pytest.raises(FittingFailedError, match="exit code 1; see its own message"):
+        fitting.fit("no profile", 8)
+    assert "Traceback" in capfd.readouterr().err
+
+
+def test_fitting_takes_no_longer_than_it_may_and_ends_once_the_agent_stops():
+    before = set(psutil.Process().children())
+    with pytest.raises(FittingFailedError, match="not fitted within 0 s"), elsewhere(answers_within_s=0.0)() as fitting:
+        fitting.fit(true_profile(8), 8)
+    assert set(psutil.Process().children()) <= before
+    stopping = threading.Event()
+    with pytest.raises(StoppedError), elsewhere(stopping=stopping)() as fitting:
+        hanging = the_process()
+        hanging.suspend()
+        threading.Timer(0.2, stopping.set).start()
+        fitting.fit(true_profile(8), 8)
+    assert not hanging.is_running()
+
+
+def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
+    large = np.tile(MODES, (40, 1))
+
+    def suspended(module):
+        started = python_process(module)
+        psutil.Process(started.pid).suspend()
+        return started
+
+    monkeypatch.setattr("edge_agent.learning.fitting_process.python_process", suspended)
+    stopping = threading.Event()
+    threading.Timer(0.2, stopping.set).start()
+    with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():
+        pass
+    with pytest.raises(FittingFailedError, match="not fitted"):
+        with fitting_process(TRANSFER, large, threading.Event(), 0.2)():
+            pass
+
+
+def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
+    def denied(increment):
+        raise PermissionError("the unit filters setpriority")
+
+    monkeypatch.setattr(os, "nice", denied)
+    give_way()
+
+
+def test_a_process_ends_with_an_agent_that_was_killed():
+    program = (
+        "import threading, time; from tests.edge_agent.test_fitting import elsewhere, the_process\n"
+        "with elsewhere()() as fitting: print(the_process().pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:
+        fits = psutil.Process(int(agent.stdout.readline()))
+        os.kill(agent.pid, signal.SIGKILL)
+    psutil.wait_procs([fits], timeout=30)
+    assert not fits.is_running()
+
+
+def test_an_agent_that_is_ready_and_has_learnt_holds_no_scipy(tmp_path):
+    program = f"""
+import sys, threading
+from pathlib import Path
+import edge_agent.agent, edge_agent.commands, reference_models
+from edge_agent.runtime.config import AgentConfig
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.runtime.readiness import make_ready
+from edge_agent.training.training import Observed
+folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
+config = AgentConfig("bench", "127.0.0.1:7070", folder, folder, folder / "socket", 100, 0)
+reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
+ready = make_ready(config, device, virtual_workload(device), reference, 6, lambda progress: None, stopping)
+ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
+ready.learner.productive(60.0)
+ready.front_report()
+print(sorted(name for name in sys.modules if name in ("scipy", "torch", "pandas")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+    assert done.stdout == "[]\n", done.stderr

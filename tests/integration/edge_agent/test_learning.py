@@ -1,0 +1,273 @@
+"""Online learning: rounds join the profile, drift is noticed, and measuring anew is bounded."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import reference_models
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.transfer import Transfer
+from edge_agent.profiling.disturbance import USUAL_LIMITS
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiling_plan import StoppedError, profile_device
+from edge_agent.profiling.records import Discarded, RoundRecord
+from edge_agent.runtime.config import AgentConfig
+from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
+from edge_agent.runtime.readiness import make_ready
+from edge_agent.training.training import Observed, TrainingWatch
+from tests.fakes.running_agent import BoardThatBecomesSlower
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import as_array, as_modes
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.artefact import read_directory, restore
+from wattfleet.prediction.drift import DriftRule
+from wattfleet.prediction.warmup import warmup_s
+
+REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
+PER_EPOCH = 500
+LIMIT = 16
+
+
+class TrainsByItself:
+    """A board as an agent knows a real one: it is not told when work is done."""
+
+    def __init__(self, board):
+        self.board = board
+
+    def __getattr__(self, name):
+        if name in ("step", "run"):
+            raise AttributeError(name)
+        return getattr(self.board, name)
+
+
+class Bench:
+    """A simulated board with a journal, a learner and trainings."""
+
+    def __init__(self, path, seed=1, rule=DriftRule(modes=8), more=0, before_fit=lambda: None):  # noqa: B008 - frozen
+        self.device = BoardThatBecomesSlower("orin-nano", seed)
+        self.kept = []
+        self.journal = Journal.open(path, HEADER)
+        open_steps = virtual_workload(self.device).open_steps
+        most = most_modes(self.journal, LIMIT)
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
+        fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
+        self.learner = OnlineLearner(
+            self.device,
+            open_steps,
+            self.journal,
+            lambda: before_fit() or nullcontext(fitting),
+            fitted,
+            LIMIT + more,
+            PER_EPOCH,
+            0,
+            self.kept.append,
+            rule,
+        )
+        self.watch = self.watch_of(self.device)
+
+    def watch_of(self, device):
+        parked, learner = as_modes(self.device.modes)[0], self.learner
+        return TrainingWatch(device, parked, PER_EPOCH, learner.productive, lambda: learner.first_gcycles)
+
+    def some_front_mode(self, rng):
+        front = self.learner.front
+        return front.mode(int(rng.integers(len(front))))
+
+    def round(self, mode):
+        self.watch.start(mode, 1.0, 60.0)
+        return self.learner.observe(self.watch.finish())
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = Bench(tmp_path / "profile.jsonl")
+    yield made
+    made.learner.close()
+
+
+def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
+    measured = len(bench.journal.records)
+    mode = as_modes(bench.device.modes)[1234]
+    assert bench.round(mode) is None
+    assert bench.journal.measurements[-1].mode == mode
+    assert bench.learner.profiled_modes == measured == len(bench.journal.records)
+    assert len(bench.kept) == 2 and bench.kept[-1].details.figures["profiled_modes"] == measured
+
+
+def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
+    mode = as_modes(bench.device.modes)[1234]
+    at = as_array([mode])
+    before = restore(bench.kept[-1]).predict(at)
+    bench.round(mode)
+    after = restore(bench.kept[-1]).predict(at)
+    true_ms, _ = bench.device.truth(at)
+    assert abs(after.minibatch_ms[0] / true_ms[0] - 1) < 0.05
+    assert after.time_log_sd[0] < before.time_log_sd[0]
+
+
+@pytest.mark.parametrize("trains_by_itself", [True, False])
+def test_a_trainings_start_is_counted_once(bench, trains_by_itself):
+    epochs, minibatches = 0.2, 100
+    watch = bench.watch_of(TrainsByItself(bench.device)) if trains_by_itself else bench.watch
+    rng = np.random.default_rng(1)
+    for _ in range(8):
+        watch.start(bench.some_front_mode(rng), epochs, 60.0)
+        if trains_by_itself:
+            bench.device.run(minibatches)
+        assert bench.learner.observe(watch.finish()) is None
+    front = bench.learner.front
+    true_s = bench.device.truth(front.modes)[0] / 1e3
+    true_warmup_s = warmup_s(front.modes, true_s * 1e3, bench.device.mean_first_gcycles)
+    off = (front.warmup_s + epochs * front.epoch_s) / (true_warmup_s + minibatches * true_s) - 1
+    assert abs(np.median(off)) < 0.05
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_board_that_stays_as_it_is_is_not_measured_anew(tmp_path, seed):
+    bench = Bench(tmp_path / "profile.jsonl", seed)
+    rng = np.random.default_rng(seed)
+    alarms = [bench.round(bench.some_front_mode(rng)) for _ in range(12)]
+    assert alarms == [None] * 12
+    bench.learner.close()
+
+
+def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(bench):
+    rng = np.random.default_rng(0)
+    bench.device.slowdown = 1.6
+    rounds = 0
+    reason = None
+    while reason is None:
+        reason = bench.round(bench.some_front_mode(rng))
+        rounds += 1
+        assert rounds <= 8
+    assert "took longer" in reason
+    old = len(bench.kept)
+    bench.learner.measure_anew(lambda progress: None)
+    assert len(bench.journal.records) == 8
+    assert len(bench.kept) == old + 1
+    modes = bench.device.modes[::97]
+    predicted, (true_ms, _) = restore(bench.kept[-1]).predict(modes), bench.device.truth(modes)
+    assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
+
+
+def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
+    bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
+    mode = as_modes(bench.device.modes)[1234]
+    assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))
+
+    def stop_after_three(progress):
+        if progress.done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.learner.measure_anew(stop_after_three)
+    bench.learner.close()
+    again = Bench(tmp_path / "profile.jsonl")
+    assert len(again.journal.records) == 8
+    again.learner.close()
+
+
+def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
+    bench = Bench(tmp_path / "profile.jsonl")
+    front = bench.learner.front
+    hopeless = front.mode(len(front) // 2)
+    with Journal.open(tmp_path / "left.jsonl", HEADER) as journal:
+        for record in bench.journal.records:
+            if not (as_array([record.mode]) >= hopeless).all():
+                journal.append(record)
+        for _ in range(USUAL_LIMITS.attempts):
+            journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), bench.device.modes)
+        fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))
+
+        left = OnlineLearner(
+            bench.device, None, journal, lambda: nullcontext(fitting), fitted, LIMIT, PER_EPOCH, 0, lambda kept: None
+        ).front
+    assert not (left.modes >= hopeless).all(axis=1).any()
+    assert left.one_epoch_s[0] > front.one_epoch_s[0]
+    bench.learner.close()
+
+
+def test_productive_modes_keep_the_rounds_watts(tmp_path):
+    device = SimulatedDevice("orin-nano", 1)
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        open_steps = virtual_workload(device).open_steps
+        fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+        fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
+        learner = OnlineLearner(
+            device, open_steps, journal, lambda: nullcontext(fitting), fitted, 50, PER_EPOCH, 0, lambda kept: None
+        )
+        limit_w = 9.0
+        while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
+            for _ in profiler.profiled(range(3000)):
+                pass
+            learner.refit()
+        measured = as_array(record.mode for record in journal.records[6:])
+        _, true_mw = device.truth(measured)
+        assert len(measured) > 0
+        assert (true_mw < 1.1 * limit_w * 1e3).all()
+        assert not learner.productive(0.0).measuring
+        assert not any(isinstance(one, RoundRecord) for one in journal.records)
+
+
+def test_the_app_waits_for_no_fit_that_cannot_choose_a_mode(tmp_path):
+    opened = []
+    bench = Bench(tmp_path / "profile.jsonl", more=5, before_fit=lambda: opened.append("a fit"))
+    assert not bench.learner.productive(0.01).measuring, "no mode is affordable"
+    assert len(opened) <= 1
+    assert not bench.learner.productive(0.01).measuring
+    assert len(opened) <= 1
+    bench.round(as_modes(bench.device.modes)[1234])
+    opened.clear()
+    assert (
+        not Bench(tmp_path / "complete.jsonl", before_fit=lambda: opened.append("a fit"))
+        .learner.productive(60.0)
+        .measuring
+    )
+    assert opened == []
+    bench.learner.close()
+
+
+@pytest.mark.parametrize("error", [StoppedError(), FittingFailedError("exit code 1")])
+def test_a_fit_that_fails_or_is_stopped_leaves_the_round_its_own_mode(tmp_path, error):
+    def fails():
+        raise error
+
+    bench = Bench(tmp_path / "profile.jsonl", more=5, before_fit=fails)
+    assert not bench.learner.productive(60.0).measuring
+    bench.learner.close()
+
+
+def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
+    config = AgentConfig(
+        "bench",
+        "127.0.0.1:7070",
+        tmp_path / "state",
+        tmp_path / "state",
+        tmp_path / "socket",
+        PER_EPOCH,
+        0,
+        modes_first=6,
+    )
+    device = SimulatedDevice("orin-nano", 1)
+    ready = make_ready(
+        config, device, virtual_workload(device), REFERENCE, 20, lambda progress: None, threading.Event()
+    )
+    assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
+    assert ready.learner.productive(60.0).measuring
+    ready.learner.close()
+    kept = read_directory(tmp_path / "state" / PREDICTOR_DIRECTORY)
+    assert kept.details.figures["profiled_modes"] == 6
+    with pytest.raises(InvalidInputError, match="at least 1 mode"):
+        replace(config, modes_first=0)

@@ -1,0 +1,139 @@
+"""A reference is fetched once, and nothing that is not what its digest says is ever kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import reference_models
+from edge_agent.session.connection import connects_to
+from edge_agent.session.references import reference_of_digest
+from wattfleet.errors import CorruptReferenceError
+from wattfleet.prediction.artefact import Artefact
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+
+Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")
+
+
+class FakeCoordinator:
+    """Sends these bytes, in small chunks."""
+
+    def __init__(self, manifest: bytes, weights: bytes, breaks_after: int | None = None, resumes: bool = True) -> None:
+        self.manifest = manifest
+        self.weights = weights
+        self.breaks_after = breaks_after
+        self.resumes = resumes
+        self.asked = 0
+        self.sent = 0
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        self.asked += 1
+        offset = request.weights_offset if self.resumes else 0
+        yield session_pb2.FetchReferenceResponse(manifest=self.manifest, weights_offset=offset)
+        for start in range(offset, len(self.weights), 1000):
+            if self.breaks_after is not None and start >= self.breaks_after:
+                self.breaks_after = None
+                raise Away
+            chunk = self.weights[start : start + 1000]
+            self.sent += len(chunk)
+            yield session_pb2.FetchReferenceResponse(weights_chunk=chunk)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Artefact:
+    return reference_models.load("agx_orin_resnet18")
+
+
+def fetch(coordinator: FakeCoordinator, digest: str, cache: Path) -> Artefact:
+    return asyncio.run(reference_of_digest(digest, cache, lambda: nullcontext(coordinator)))  # type: ignore[arg-type]
+
+
+def test_fetched_once_and_kept(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights)
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert coordinator.asked == 1
+
+
+def test_flipped_weights_are_refused_and_not_kept(shipped: Artefact, tmp_path: Path) -> None:
+    damaged = bytearray(shipped.weights)
+    damaged[len(damaged) // 2] ^= 1
+    with pytest.raises(CorruptReferenceError, match="weights"):
+        fetch(FakeCoordinator(shipped.manifest, bytes(damaged)), shipped.digest, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_reference_is_refused_and_not_kept(shipped: Artefact, tmp_path: Path) -> None:
+    with pytest.raises(CorruptReferenceError, match="asked for"):
+        fetch(FakeCoordinator(shipped.manifest, shipped.weights), "0" * 64, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_cache_is_fetched_anew(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights)
+    fetch(coordinator, shipped.digest, tmp_path)
+    kept = tmp_path / shipped.digest / "weights.safetensors"
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert coordinator.asked == 2
+    assert kept.read_bytes() == shipped.weights
+
+
+def test_a_fetch_that_breaks_off_goes_on_where_it_stopped(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights, breaks_after=5000)
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert (coordinator.asked, coordinator.sent) == (2, len(shipped.weights))
+
+
+def test_a_coordinator_that_cannot_resume_is_asked_for_everything(shipped: Artefact, tmp_path: Path) -> None:
+    coordinator = FakeCoordinator(shipped.manifest, shipped.weights, breaks_after=5000, resumes=False)
+    assert fetch(coordinator, shipped.digest, tmp_path) == shipped
+    assert coordinator.sent == len(shipped.weights) + 5000
+
+
+class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
+    """Falls silent after the first half; then it sends what is asked for."""
+
+    def __init__(self, artefact: Artefact) -> None:
+        self.artefact = artefact
+        self.offsets: list[int] = []
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, context: Any
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        self.offsets.append(request.weights_offset)
+        offset, half = request.weights_offset, len(self.artefact.weights) // 2
+        yield session_pb2.FetchReferenceResponse(manifest=self.artefact.manifest, weights_offset=offset)
+        if not offset:
+            yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[:half])
+            await asyncio.Event().wait()
+        yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[offset:])
+
+
+def test_a_fetch_that_stalls_goes_on_where_it_stopped(
+    shipped: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edge_agent.session.references._FETCHED_WITHIN_S", 0.5)
+    coordinator = StallingCoordinator(shipped)
+
+    async def body() -> Artefact:
+        server = grpc.aio.server()
+        session_pb2_grpc.add_SessionServiceServicer_to_server(coordinator, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        try:
+            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(f"127.0.0.1:{port}"))
+            return await asyncio.wait_for(fetched, 20)
+        finally:
+            await server.stop(None)
+
+    assert asyncio.run(body()) == shipped
+    assert coordinator.offsets == [0, len(shipped.weights) // 2]

@@ -1,0 +1,109 @@
+"""The quickstart: two lines are the difference, and without a coordinator there is none in what is learnt."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import random
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from tests.fakes.fleet_in_process import RUN_ID, InProcessGrid
+from wattfleet_flower.server import planner
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart-pytorch"
+PLAIN, POWER_AWARE = QUICKSTART / "plain", QUICKSTART / "power_aware"
+
+
+def files(app: Path) -> dict[str, str]:
+    kept = [path for path in app.rglob("*") if path.suffix in (".py", ".toml")]
+    return {str(path.relative_to(app)): path.read_text() for path in sorted(kept)}
+
+
+def test_two_lines_are_the_difference_with_what_they_import() -> None:
+    plain, power_aware = files(PLAIN), files(POWER_AWARE)
+    assert list(plain) == list(power_aware)
+    changed = [
+        line
+        for name in plain
+        for line in difflib.ndiff(plain[name].splitlines(), power_aware[name].splitlines())
+        if line[0] in "+-"
+    ]
+    lines = [line for line in changed if "import " not in line and "wattfleet[" not in line]
+    assert lines == [
+        "- app = ClientApp()",
+        "+ app = ClientApp(mods=[power_mode_mod])",
+        "-     strategy = FedAvg(fraction_evaluate=0.5)",
+        "+     strategy = PowerAware(FedAvg(fraction_evaluate=0.5))",
+    ]
+    assert sorted(set(changed) - set(lines)) == [
+        '+   "wattfleet[agent,coordinator]",',
+        "+ from coordinator.flower import PowerAware",
+        "+ from edge_agent.flower import power_mode_mod",
+    ]
+    readme = (QUICKSTART / "README.md").read_text()
+    assert all(line[0] + line[2:] in readme for line in lines), "the README shows them"
+
+
+def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The accuracy on the server after every round, of an app whose nodes run in this process."""
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(str(app))
+        for name in [name for name in sys.modules if name.split(".")[0] == "quickstart_pytorch"]:
+            patch.delitem(sys.modules, name)
+        client = importlib.import_module("quickstart_pytorch.client_app")
+        server = importlib.import_module("quickstart_pytorch.server_app")
+        config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+        nodes = {2**63 + k: {"device-id": f"device-{k}", "partition-id": k, "num-partitions": 3} for k in range(3)}
+        grid = InProcessGrid(client.app, nodes, config)
+        seen: list[float] = []
+        evaluate = server.global_evaluate
+
+        def kept(server_round: int, arrays: Any) -> Any:
+            metrics = evaluate(server_round, arrays)
+            seen.append(metrics["accuracy"])
+            return metrics
+
+        patch.setattr(server, "global_evaluate", kept)
+        random.seed(0)
+        torch.manual_seed(0)
+        context = Context(run_id=RUN_ID, node_id=1, node_config={}, state=RecordDict(), run_config=dict(config))
+        server.main(grid, context)
+        for name in [name for name in sys.modules if name.split(".")[0] == "quickstart_pytorch"]:
+            del sys.modules[name]
+        return seen
+
+
+def test_without_a_coordinator_both_learn_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Wherever this runs, nobody is to be found at the address that is the default.
+    nobody = grpc.insecure_channel("127.0.0.1:1")
+    monkeypatch.setattr(
+        planner,
+        "grpc",
+        SimpleNamespace(**{**vars(grpc), "insecure_channel": lambda *_, **__: nobody}),
+    )
+    monkeypatch.setattr(planner, "_REACHED_WITHIN_S", 0.2)
+    monkeypatch.setattr(planner, "_REACHED_AGAIN_WITHIN_S", 0.2)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    plain = accuracies(PLAIN, monkeypatch)
+    assert "NO BUDGET IS KEPT" not in caplog.text
+    power_aware = accuracies(POWER_AWARE, monkeypatch)
+    assert "NO BUDGET IS KEPT" in caplog.text
+    assert plain == power_aware
+    assert len(plain) == 4 and plain[-1] > 0.8 > plain[0]
+    nobody.close()

@@ -1,0 +1,103 @@
+"""`wattfleet simulate` refuses what it cannot use: exit code 2, what is wrong and what to do, nothing written."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+import reference_models
+from wattfleet_io.cli import main
+
+HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n"
+ROW = "4,1190400,306000000,665600000,462.3,10931\n"
+
+
+def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, out: Path, *arguments: str) -> str:
+    """What the command says when it refuses."""
+    monkeypatch.setattr("sys.argv", ["wattfleet", "simulate", "--out", str(out), *arguments])
+    with pytest.raises(SystemExit) as exit_info:
+        main()
+    assert exit_info.value.code == 2
+    assert not out.exists()
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--devices", "raspberry:1"], r"unknown device 'simulated:raspberry'.*agx-orin"),
+        (["--devices", ""], "1 to 32 devices, not 0"),
+        (["--devices", "agx-orin:0"], "1 to 32 devices, not 0"),
+        (["--devices", "agx-orin:500"], "1 to 32 devices, not 500"),
+        (["--devices", "agx-orin:two"], "kind:count"),
+        (["--devices", "agx-orin,agx-orin"], "twice"),
+        (["--site-budget-w", "12"], r"12 W cannot carry one training device.*allow at least \d+ W"),
+        (["--site-budget-w", "-5"], "above zero"),
+        (["--site-budget-w", "nan"], "finite"),
+        (["--rounds", "0"], "at least 1 round"),
+        (["--modes", "3"], "5 or more"),
+        (["--policy", "best"], "unknown policy 'best': choose one of fastest-k, all, random"),
+        (["--policy", "all", "--clients", "2"], "'all' takes no count"),
+        (["--device-csv", "absent.csv"], "absent.csv: no such file"),
+        (["--reference", "absent"], "absent"),
+    ],
+)
+def test_unusable_options(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+) -> None:
+    said = refused(capsys, monkeypatch, tmp_path / "out", *arguments)
+    with_one_line_each = " ".join(said.split())
+    assert with_one_line_each.startswith("wattfleet: ")
+    assert re.search(message, with_one_line_each), said
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("cores,cpu_khz\n4,1190400\n", "missing columns gpu_hz"),
+        (HEADER + "4,1190.4,306,665.6,462.3,10931\n", "cpu_khz is 1190.4, expected kHz"),
+        (HEADER + "4,1190400,306000000,665600000,-1,10931\n", "minibatch_ms is -1"),
+        (HEADER + "4,1190400,306000000,665600000,462.3,nan\n", "power_mw is nan"),
+        (HEADER + ROW + ROW, "this mode stands twice"),
+    ],
+)
+def test_unusable_csv(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    content: str,
+    message: str,
+) -> None:
+    csv = tmp_path / "board.csv"
+    csv.write_text(content)
+    assert message in refused(capsys, monkeypatch, tmp_path / "out", "--device-csv", str(csv))
+
+
+def test_corrupted_reference(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    damaged = tmp_path / "reference"
+    shutil.copytree(Path(reference_models.__file__).parent / "agx_orin_resnet18", damaged)
+    weights = damaged / "weights.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    said = refused(capsys, monkeypatch, tmp_path / "out", "--reference", str(damaged))
+    assert "weights.safetensors has the SHA-256" in said
+
+
+def test_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        said = refused(capsys, monkeypatch, tmp_path / "out", "--metrics-port", str(port))
+    assert f"port {port} cannot be listened on: choose another" in said

@@ -1,0 +1,102 @@
+"""The real deployment: Flower's SuperLink and SuperNodes, coordinator and agents as processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
+
+# Helpers that Flower starts by name are found beside this Python, not by luck of the caller's PATH.
+_BARE_PATH = "/usr/bin:/bin"
+WATTFLEET = str(Path(sys.executable).parent / "wattfleet")
+_MARK = "WATTFLEET_TEST_RUN"
+
+
+def processes_of(mark: str) -> list[str]:
+    """Command lines of the processes that carry the mark in their environment."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            if f"{_MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (OSError, NotADirectoryError):
+            continue
+    return found
+
+
+def gone(mark: str) -> bool:
+    """Whether all marked processes end; those that were killed may take a moment."""
+    give_up_s = time.monotonic() + 10
+    while processes_of(mark):
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def command(out: Path, *arguments: str) -> tuple[list[str], dict[str, str], str]:
+    mark = uuid.uuid4().hex
+    small = ["--devices", "agx-orin,orin-nano", "--rounds", "1", "--modes", "10"]
+    return (
+        [WATTFLEET, "simulate", *small, "--out", str(out), *arguments],
+        {**os.environ, "PATH": _BARE_PATH, _MARK: mark},
+        mark,
+    )
+
+
+def test_rounds_complete(tmp_path: Path) -> None:
+    line, environment, mark = command(tmp_path, "--clients", "2", "--json")
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert gone(mark), processes_of(mark)
+    report = json.loads(done.stdout)
+    assert report == json.loads((tmp_path / "report.json").read_text())
+    assert report["provenance"] == "simulated"
+    assert report["rounds"][0]["selected"] == ["agx-orin-0", "orin-nano-0"]
+    assert report["rounds"][0]["site_budget_held"] is True
+    assert report["rounds"][0]["observed_site_w"] < 100
+    assert report["final_accuracy"] > report["initial_accuracy"]
+    for device in report["devices"].values():
+        assert device["modes_profiled"] == 10
+        assert 0 < device["time_mape_pct"] < 30
+        assert 0 < device["power_mape_pct"] < 20
+    page = (tmp_path / "report.html").read_text()
+    assert "agx-orin-0" in page and "simulated" in page
+
+
+def test_a_failing_run_is_named(tmp_path: Path) -> None:
+    # Enough by the boards' truth, not by the planner's quantiles: the plan, and so the Flower run, must fail.
+    refused = subprocess.run(
+        command(tmp_path, "--site-budget-w", "1")[0], capture_output=True, text=True, timeout=60, check=False
+    )
+    least_w = refused.stderr.split("allow at least ")[1].split(" W")[0]
+    line, environment, mark = command(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
+    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 1
+    assert "the Flower run failed" in done.stderr and "cannot carry one training device" in done.stderr
+    assert not (tmp_path / "out" / "report.json").exists()
+    assert gone(mark), processes_of(mark)
+
+
+def test_terminated_half_way_leaves_no_process(tmp_path: Path) -> None:
+    line, environment, mark = command(tmp_path)
+    with subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout
+        for said in run.stdout:
+            if "modes profiled" in said:
+                break
+        assert len(processes_of(mark)) > 4
+        run.send_signal(signal.SIGTERM)
+        run.stdout.read()
+        assert run.wait(60) == 1
+    assert gone(mark), processes_of(mark)
+    assert not (tmp_path / "report.json").exists()

@@ -1,0 +1,122 @@
+"""The whole path, reference to report, in seconds: everything real but the boards and the SuperLink."""
+
+from __future__ import annotations
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg, FedMedian
+from prometheus_client.parser import text_string_to_metric_families
+
+from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
+from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
+from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.prediction.artefact import read_directory, restore
+from wattfleet_flower import PlanningError, PowerAware
+from wattfleet_proto.convert import front_from_message
+from wattfleet_simulation.digits_app.client_app import app as client_app
+from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
+
+FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano", "xavier-0": "simulated:xavier-agx"}
+CONFIG = {"devices": 3, "seed": 0, "local-epochs": 1, "learning-rate": 0.05}
+
+
+def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    network = DigitsNet()
+    network.load_state_dict(arrays.to_torch_state_dict())
+    loss, accuracy = evaluate(network)
+    return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+
+def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: PowerAware | None = None) -> None:
+    strategy = strategy or PowerAware(
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address, patience_s=5.0
+    )
+    initial = ArrayRecord(DigitsNet().state_dict())
+    strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
+
+
+def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, FLEET, policy=FastestK(2), site_budget_w=75.0) as fleet:
+        grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
+        _train(fleet, grid, rounds=2)
+        until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.newest_run().rounds))
+        run = fleet.view.newest_run()
+        devices = {device.device_id: device for device in fleet.view.devices()}
+        with urllib.request.urlopen(f"http://{fleet.addresses.metrics_address}/metrics") as response:
+            samples = {
+                (sample.name, *sample.labels.values()): sample.value
+                for family in text_string_to_metric_families(response.read().decode())
+                for sample in family.samples
+            }
+
+        assert run.run.finished and not run.run.error
+        assert len(run.rounds) == 2
+        assert run.rounds[-1].metrics["accuracy"] > run.run.initial_metrics["accuracy"]
+        for one in run.rounds:
+            assert len(one.plan.assignments) == 2
+            assert one.observed_site_w <= 75.0
+            assert {decision.device_id for decision in one.plan.decisions} == set(FLEET)
+            for seen in one.observations:
+                predicted = next(a for a in one.plan.assignments if a.device_id == seen.device_id)
+                assert seen.epoch_s == pytest.approx(predicted.epoch_s, rel=0.5)
+                assert seen.power_w == pytest.approx(predicted.power_w, rel=0.3)
+        # The Xavier and the Nano are several times slower than the Orin; the plan takes the quicker of them.
+        fastest_s = {device_id: view.front.points[0].epoch_s for device_id, view in devices.items()}
+        slowest = max(fastest_s, key=fastest_s.__getitem__)
+        assert slowest not in {a.device_id for a in run.rounds[0].plan.assignments}
+        assert samples["wattfleet_site_power_watts", "allowed"] == 75.0
+        assert samples["wattfleet_round_accuracy",] == pytest.approx(run.rounds[-1].metrics["accuracy"])
+
+        # Nodes are asked for their device once; afterwards only the chosen ones hear of a round.
+        identified = [message for message in grid.sent if "arrays" not in message.content]
+        assert len(identified) == 3
+        assert len(grid.sent) == 3 + 2 * 2
+
+        # The front that was reported is that of the predictor that the device keeps.
+        front = front_from_message(devices["agx-orin-0"].front)
+        kept = restore(read_directory(tmp_path / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
+        assert kept.minibatch_ms * 100 / 1e3 == pytest.approx(front.epoch_s)
+
+
+def test_another_strategy_and_a_broken_node(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, FLEET, policy=Everyone(), site_budget_w=200.0) as fleet:
+        grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
+        strategy = PowerAware(FedMedian(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
+        _train(fleet, grid, 1, strategy)
+        lost = fleet.nodes().keys() - {min(fleet.nodes())}
+        grid.broken = {max(lost)}
+        _continue(fleet, grid, strategy)
+        second = fleet.view.newest_run().rounds[-1]
+        assert [*second.failed_device_ids] == [fleet.nodes()[max(lost)]["device-id"]]
+        assert not second.HasField("observed_site_w")
+        assert strategy.strategy.min_train_nodes == 2, "the wrapped strategy is left as it was"
+
+
+def _continue(fleet: RunningFleet, grid: InProcessGrid, strategy: PowerAware) -> None:
+    """One more round, driven by hand as Flower's own loop does it."""
+    arrays = ArrayRecord(DigitsNet().state_dict())
+    replies = grid.send_and_receive(strategy.configure_train(2, arrays, ConfigRecord(), grid))
+    strategy.aggregate_train(2, replies)
+
+
+def test_too_few_watts_end_the_run_with_the_reason(tmp_path: Path) -> None:
+    with running_fleet(tmp_path, FLEET, policy=Everyone(), site_budget_w=20.0) as fleet:
+        grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
+        with pytest.raises(PlanningError, match="allow at least"):
+            _train(fleet, grid, rounds=1)
+        run = fleet.view.newest_run()
+        assert run.run.finished and "allow at least" in run.run.error
+
+
+def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path) -> None:
+    fleet_of_one = {"agx-orin-0": "simulated:agx-orin"}
+    fronts = []
+    for _ in range(2):
+        with running_fleet(tmp_path, fleet_of_one, policy=Everyone(), site_budget_w=200.0) as fleet:
+            fronts.append(fleet.view.devices()[0].front)
+        lines = (tmp_path / "agx-orin-0" / "profile.jsonl").read_text().splitlines()
+        assert len(lines) == 1 + 12
+    assert fronts[0] == fronts[1]

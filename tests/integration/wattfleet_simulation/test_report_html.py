@@ -1,0 +1,366 @@
+"""The page stands alone, says what the report says, and escapes what it is given."""
+
+from __future__ import annotations
+
+import copy
+import html
+import json
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+from plotly.offline import get_plotlyjs
+
+from wattfleet_simulation.devices import device_specs
+from wattfleet_simulation.report_html import device_styles, figures, repeat_command, write_html
+
+FLEET = {  # By id: kind of board, the quickest epoch's seconds, its watts, idle watts.
+    "agx-orin-0": ("agx-orin", 18.0, 48.0, 11.5),
+    "agx-orin-1": ("agx-orin", 30.0, 47.0, 12.0),
+    "orin-nano-0": ("orin-nano", 150.0, 17.6, 4.6),
+    "orin-nano-1": ("orin-nano", 98.0, 19.6, 5.7),
+    "orin-nx-0": ("orin-nx", 41.0, 29.8, 4.8),
+    "xavier-agx-0": ("xavier-agx", 91.0, 33.8, 8.6),
+}
+CHOSEN = ("agx-orin-0", "agx-orin-1", "orin-nx-0")
+LOG_SD = 0.02
+START_S = 4.0
+
+
+def _mode(step: int) -> dict[str, int]:
+    return {"cores": 8 - step, "cpu_khz": 1_728_000, "gpu_hz": 918_000_000, "mem_hz": 2_133_000_000}
+
+
+def _device(board: str, epoch_s: float, power_w: float, idle_w: float) -> dict[str, Any]:
+    return {
+        "board": board,
+        "provenance": "simulated",
+        "mode_space": 18_096,
+        "modes_profiled": 50,
+        "minibatches_per_epoch": 520,
+        "idle_w": idle_w,
+        "time_mape_pct": 6.25,
+        "power_mape_pct": 3.5,
+        "state": "ready",
+        "reference_digest": "0bac",
+        "front": [
+            {
+                "mode": _mode(k),
+                "warmup_s": START_S,
+                "epoch_s": epoch_s * 1.6**k,
+                "power_w": idle_w + (power_w - idle_w) * 0.75**k,
+                "epoch_log_sd": LOG_SD,
+                "power_log_sd": LOG_SD,
+            }
+            for k in range(8)
+        ],
+        "space_sample": {
+            "warmup_s": [START_S] * 80,
+            "epoch_s": [epoch_s * 1.6 ** (k % 8) * (1.02 + k / 200) for k in range(80)],
+            "power_w": [idle_w + (power_w - idle_w) * 0.75 ** (k % 8) * (1 + k / 400) for k in range(80)],
+        },
+    }
+
+
+def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
+    points = {device: devices[device]["front"][k] for device, k in zip(CHOSEN, (2, 1, 0), strict=True)}
+    idle_w = sum(view["idle_w"] for device, view in devices.items() if device not in CHOSEN)
+    # Times within their interval, watts outside of it.
+    assignments = [
+        {
+            "device": device,
+            "mode": point["mode"],
+            "predicted_warmup_s": point["warmup_s"],
+            "predicted_epoch_s": point["epoch_s"],
+            "observed_epoch_s": point["epoch_s"] * (1.01 + 0.005 * number),
+            "predicted_power_w": point["power_w"],
+            "observed_power_w": point["power_w"] * 0.95,
+            "power_limit_w": point["power_w"] * 1.03,
+        }
+        for device, point in points.items()
+    ]
+    return {
+        "round": number,
+        "selected": list(CHOSEN),
+        "assignments": assignments,
+        "decisions": {
+            device: {
+                "selected": device in CHOSEN,
+                "reason": "one of the 3 that together finish soonest"
+                if device in CHOSEN
+                else f"too slow: {2 * view['front'][0]['epoch_s']:.1f} s in its fastest mode",
+            }
+            for device, view in devices.items()
+        },
+        "failed": [],
+        "site_budget_w": 130.0,
+        "planned_site_w": idle_w + sum(part["power_limit_w"] for part in assignments),
+        "observed_site_w": idle_w + sum(part["observed_power_w"] for part in assignments),
+        "site_budget_held": True,
+        "predicted_duration_s": START_S + 2 * max(part["predicted_epoch_s"] for part in assignments),
+        "observed_duration_s": START_S + 2 * max(part["observed_epoch_s"] for part in assignments),
+        "random_draw": {"draws": 20, "over_budget": 2, "mean_duration_s": 238.5, "worst_duration_s": 295.7},
+        "wall_s": 13.0,
+        "accuracy": 0.25 * number + 0.1,
+        "loss": 2.0 / number,
+    }
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    """A run that went well: three devices of six in three rounds."""
+    devices = {device: _device(*values) for device, values in FLEET.items()}
+    return {
+        "provenance": "simulated",
+        "wattfleet_version": "0.1.0",
+        "settings": {
+            "devices": {device: f"simulated:{board}" for device, (board, *_) in FLEET.items()},
+            "rounds": 3,
+            "site_budget_w": 130.0,
+            "modes": 50,
+            "policy": "fastest-k",
+            "clients": None,
+            "local_epochs": 2,
+            "seed": 7,
+            "reference": "agx_orin_resnet18",
+        },
+        "devices": devices,
+        "rounds": [_round(number, devices) for number in (1, 2, 3)],
+        "initial_accuracy": 0.1,
+        "final_accuracy": 0.85,
+        "elapsed_s": 89.2,
+    }
+
+
+@pytest.fixture
+def unfinished(report: dict[str, Any]) -> dict[str, Any]:
+    """The same run, but one device never reported in round 2, and nothing was known before round 1."""
+    report = copy.deepcopy(report)
+    one = report["rounds"][1]
+    one["assignments"][2] |= {"observed_epoch_s": None, "observed_power_w": None}
+    one |= {"observed_site_w": None, "site_budget_held": False, "observed_duration_s": None}
+    one |= {"failed": ["orin-nx-0"], "accuracy": None, "loss": None}
+    one["random_draw"] |= {"mean_duration_s": None, "worst_duration_s": None}
+    report["initial_accuracy"] = None
+    return report
+
+
+def _page(report: dict[str, Any], folder: Path) -> str:
+    """The page without the plotting library, which is not ours."""
+    write_html(report, folder / "report.html")
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert page.count(get_plotlyjs()) == 1
+    return page.replace(get_plotlyjs(), "")
+
+
+def _text(page: str) -> str:
+    """What a reader sees, roughly: no scripts, no markup, single spaces."""
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
+
+
+def _rename(value: Any, old: str, new: str) -> Any:
+    """The value with a string replaced wherever it stands, keys included."""
+    if isinstance(value, dict):
+        return {_rename(key, old, new): _rename(each, old, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rename(each, old, new) for each in value]
+    return new if value == old else value
+
+
+def test_page_asks_nothing_of_a_network(report: dict[str, Any], tmp_path: Path) -> None:
+    page = _page(report, tmp_path)
+
+    assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
+    # And what the library might try, the browser is told to refuse.
+    assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
+
+
+def test_page_says_what_it_is(report: dict[str, Any], tmp_path: Path) -> None:
+    text = _text(_page(report, tmp_path))
+
+    assert "No seconds or watts on this page were measured on a Jetson" in text
+    assert "2 × agx-orin , 2 × orin-nano , 1 × orin-nx , 1 × xavier-agx" in text
+    for words in ("seed 7", "policy fastest-k", "130 W for the whole site", "reference predictor agx_orin_resnet18"):
+        assert words in text
+    assert "Final accuracy 85.0%" in text
+    assert "held in 3 of 3" in text
+    assert repeat_command(report["settings"]) in text
+
+
+def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path) -> None:
+    text = _text(_page(report, tmp_path))
+
+    for device, decision in report["rounds"][0]["decisions"].items():
+        assert re.search(rf"{device} (yes|no) {re.escape(decision['reason'])}", text), device
+        assert re.search(rf"{device} \S+ simulated 50 18,096 6\.2 3\.5", text), device
+    assert "6c 1.73/0.92/2.13" in text
+
+
+def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tmp_path: Path) -> None:
+    text = _text(_page(report, tmp_path))
+
+    assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were chosen, predicted to take 100.0 s." in text
+    assert "would take 238.5 s on average and 295.7 s at worst: the choice takes 58% less than the average" in text
+    assert "2 of 20 sets could not train within 130 W at all" in text
+    assert "orin-nano-0, orin-nano-1, xavier-agx-0 never trained, so their data did not enter the model" in text
+
+
+@pytest.mark.parametrize(
+    ("policy", "chosen", "draw", "words"),
+    [
+        (
+            "random",
+            3,
+            {"draws": 20},
+            "This policy draws at random, so no advantage is to be expected: over all 20 sets",
+        ),
+        ("fastest-k", 3, {"draws": 15}, "(15 drawn of 20)"),
+        ("fastest-k", 3, {"mean_duration_s": None}, "No set of 3 that was drawn could train within 130 W"),
+        ("all", 6, {"draws": 1}, "That is every device, so no other draw was possible"),
+    ],
+)
+def test_no_advantage_is_claimed_where_there_is_none(
+    policy: str, chosen: int, draw: dict[str, Any], words: str, report: dict[str, Any], tmp_path: Path
+) -> None:
+    report["settings"]["policy"] = policy
+    for one in report["rounds"]:
+        one["selected"] = list(FLEET)[:chosen]
+        one["random_draw"] |= draw
+
+    assert words in _text(_page(report, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("replayed", "words"),
+    [
+        (set(FLEET), "its boards replay files of measurements"),
+        ({"orin-nx-0"}, "some boards are models of time and power, the others replay measured files"),
+    ],
+)
+def test_replayed_boards_are_said_to_be(replayed: set[str], words: str, report: dict[str, Any], tmp_path: Path) -> None:
+    for device in replayed:
+        report["devices"][device]["provenance"] = "replayed"
+
+    assert words in _text(_page(report, tmp_path))
+
+
+def test_rounds_with_other_decisions_are_told_apart(report: dict[str, Any], tmp_path: Path) -> None:
+    report["rounds"][1]["decisions"]["orin-nano-0"]["reason"] = "too hungry"
+
+    text = _text(_page(report, tmp_path))
+
+    assert "Rounds 1, 3: agx-orin-0" in text
+    assert "Round 2: agx-orin-0" in text
+
+
+def test_observations_inside_their_intervals_are_counted(report: dict[str, Any], tmp_path: Path) -> None:
+    text = _text(_page(report, tmp_path))
+
+    assert "Of the observed epoch times 9 of 9 are inside, of the watts 0 of 9" in text
+
+
+def test_unknown_values_are_dashes(unfinished: dict[str, Any], tmp_path: Path) -> None:
+    page = _page(unfinished, tmp_path)
+
+    assert "None" not in _text(page)
+    assert "not observed in round 2" in _text(page)
+    assert re.search(r"2 agx-orin-0, agx-orin-1, orin-nx-0 100\.0 – [\d.]+ – 130 – – – orin-nx-0", _text(page))
+    assert re.search(r"orin-nx-0 8c \S+ 41\.0 – 29\.8 – 30\.7", _text(page))
+
+
+def test_watts_that_were_exceeded_are_named(report: dict[str, Any], tmp_path: Path) -> None:
+    report["rounds"][2] |= {"observed_site_w": 131.0, "site_budget_held": False}
+
+    text = _text(_page(report, tmp_path))
+
+    assert "exceeded in round 3" in text
+    assert "held in 3 of 3" not in text
+
+
+@pytest.mark.parametrize("hostile", ["<img src=x onerror=alert(1)>", "</script><script>alert(1)</script>", "a&b'\""])
+def test_markup_is_escaped(report: dict[str, Any], hostile: str, tmp_path: Path) -> None:
+    report = _rename(report, "orin-nx-0", hostile)
+    report["rounds"][0]["decisions"][hostile]["reason"] = f"because {hostile}"
+
+    page = _page(report, tmp_path)
+
+    assert f"because {hostile}" not in page
+    assert str(html.escape(f"because {hostile}")).replace("&#x27;", "&#39;").replace("&quot;", "&#34;") in page
+    if "<" in hostile:
+        assert hostile not in page
+
+
+def test_figures_reach_the_page_whole(report: dict[str, Any], tmp_path: Path) -> None:
+    report = _rename(report, "orin-nx-0", "</script>")
+    page = _page(report, tmp_path)
+
+    blocks = re.findall(r'<script type="application/json" id="figures">(.*?)</script>', page, flags=re.DOTALL)
+    drawn = set(re.findall(r'class="plot" id="([^"]+)"', page))
+
+    assert [json.loads(block) for block in blocks] == [json.loads(json.dumps(figures(report)))]
+    assert drawn == set(figures(report))
+
+
+@pytest.mark.parametrize("which", ["report", "unfinished"])
+def test_figures_are_what_plotly_accepts(which: str, request: pytest.FixtureRequest) -> None:
+    for name, figure in figures(request.getfixturevalue(which)).items():
+        go.Figure(_rename(figure, "@ink", "black"))  # Refuses an unknown property or an impossible value.
+        for axis in ("xaxis", "yaxis"):
+            named = figure["layout"][axis].get("title") or figure["layout"][axis].get("ticktext")
+            assert named, f"{name} does not say what its {axis} is"
+
+
+def test_error_bars_are_the_90_percent_interval(report: dict[str, Any]) -> None:
+    report["devices"]["agx-orin-0"]["front"][0]["power_log_sd"] = math.log(1.25) / 1.645
+
+    bars = figures(report)["front-0"]["data"][1]["error_y"]
+
+    assert bars["array"][0] == pytest.approx(0.25 * 48.0)
+    assert bars["arrayminus"][0] == pytest.approx(0.2 * 48.0)
+
+
+def test_site_stacks_reach_the_reported_totals(report: dict[str, Any]) -> None:
+    bars = [trace for trace in figures(report)["site"]["data"] if trace["type"] == "bar"]
+    heights: dict[float, float] = {}
+    for trace in bars:
+        for at, watts in zip(trace["x"], trace["y"], strict=True):
+            heights[at] = heights.get(at, 0.0) + watts
+
+    expected = [one[key] for one in report["rounds"] for key in ("planned_site_w", "observed_site_w")]
+    assert [heights[at] for at in sorted(heights)] == pytest.approx(expected)
+
+
+def test_command_repeats_the_fleet() -> None:
+    specs = device_specs("orin-nx:1,agx-orin:2", [Path("my data/a.csv"), Path("b.csv")])
+    settings = {
+        "devices": dict(specs),
+        "rounds": 5,
+        "site_budget_w": 82.5,
+        "modes": 20,
+        "policy": "random",
+        "clients": 2,
+        "seed": 3,
+        "reference": "agx_orin_resnet18",
+    }
+
+    words = shlex.split(repeat_command(settings))
+
+    given = list(zip(words[2::2], words[3::2], strict=True))
+    files = [Path(value) for option, value in given if option == "--device-csv"]
+    assert words[:2] == ["wattfleet", "simulate"]
+    assert device_specs(dict(given)["--devices"], files) == specs
+    assert [pair for pair in given if pair[0] not in ("--devices", "--device-csv")] == [
+        *(("--rounds", "5"), ("--site-budget-w", "82.5"), ("--modes", "20"), ("--policy", "random")),
+        *(("--clients", "2"), ("--seed", "3"), ("--reference", "agx_orin_resnet18")),
+    ]
+
+
+def test_every_device_of_a_large_fleet_looks_different() -> None:
+    styles = device_styles(f"device-{k}" for k in range(64))
+
+    assert len(set(styles.values())) == 64

@@ -1,0 +1,257 @@
+"""What the operator says of devices, and a look at the next plan: in the fleet, without a service."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.budgets.site_file import SiteFile
+from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.state.fleet import Fleet
+from coordinator.state.placement import DeviceRules
+from coordinator.state.preview import Trial
+from coordinator.state.records import DeviceOverrides, DeviceResult, DeviceState, ObservedTraining, RoundRecord
+from tests.fakes.fronts import columns_of
+from tests.fakes.small_fleet import (
+    NANO_FRONT,
+    NANO_NODE,
+    NODES,
+    ORIN_FRONT,
+    ORIN_NODE,
+    RUN,
+    make_ready,
+    small_fleet,
+)
+from wattfleet.budgets.budget import ConstantBudget, InForce
+from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.choosing.front import Front
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.selection import Selection
+
+SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
+SITE = SiteFile(
+    SUPPLIES,
+    {name: ConstantBudget(100.0) for name in SUPPLIES.names},
+    attached=(("orin*", "rack"), ("nano*", "roof")),
+    rules={"orin": DeviceRules(tags=frozenset({"lab"}))},
+)
+
+
+def fleet_of_site(selection: Selection | None = None, says: tuple[DeviceOverrides, ...] = ()) -> Fleet:
+    allowance = Allowance(SUPPLIES, dict.fromkeys(SUPPLIES.names, 100.0))
+    fleet = Fleet(allowance, Everyone(), placement=SITE, selection=selection, says=says)
+    make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
+    make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
+    fleet.start_run(RUN, "FedAvg", 3)
+    return fleet
+
+
+def look(fleet: Fleet, run_id: str = "", epochs: float = 0.0, all_devices: bool = False) -> RoundRecord:
+    return Trial(fleet, run_id, all_devices).planned(epochs).record
+
+
+def chosen(fleet: Fleet, number: int = 1) -> set[str]:
+    return {assignment.device_id for assignment in fleet.plan(RUN, number, NODES, 1.0).plan.assignments}
+
+
+def reasons(fleet: Fleet, number: int = 1) -> dict[str, str]:
+    return {each.device_id: each.reason for each in fleet.plan(RUN, number, NODES, 1.0).plan.decisions}
+
+
+def plain(value: Any) -> Any:
+    """A state that can be compared: arrays do not compare as one."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, Front):
+        return plain(columns_of(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    return plain(vars(value)) if hasattr(value, "__dict__") and not isinstance(value, type) else value
+
+
+# --- tags ---------------------------------------------------------------------------------------------------------
+
+
+def test_tags_by_command_count_beside_those_of_the_site_file() -> None:
+    fleet = fleet_of_site(Selection(include=("tag:lab",)))
+    assert chosen(fleet) == {"orin"}
+    assert fleet.tag(["nano"], {"lab", "new"}, set()) == [DeviceOverrides("nano", frozenset({"lab", "new"}))]
+    assert chosen(fleet, 2) == {"orin", "nano"}
+    assert fleet.tag(["nano"], set(), {"lab"}) == [DeviceOverrides("nano", frozenset({"new"}))]
+    assert chosen(fleet, 3) == {"orin"}
+
+
+def test_a_tag_can_exclude_a_device() -> None:
+    fleet = fleet_of_site(Selection(exclude=("tag:sick",)))
+    fleet.tag(["orin"], {"sick"}, set())
+    assert reasons(fleet)["orin"] == "excluded as tag:sick"
+
+
+@pytest.mark.parametrize(
+    ("devices", "add", "remove", "text"),
+    [
+        (["nano", "orin"], set(), {"lab"}, "orin is tagged lab in the site file: remove it there"),
+        (["nano"], {"a"}, {"a"}, "a: either add a tag or remove it"),
+        (["nano"], {" "}, set(), "a tag is a word"),
+        (["nano"], {"x" * 201}, set(), "a tag is a word"),
+        (["nano"], {"a\nb"}, set(), "a tag is a word"),
+        (["nano"], {"a b"}, set(), "a tag is a word"),
+    ],
+)
+def test_tags_that_cannot_be_change_nothing(devices: list[str], add: set[str], remove: set[str], text: str) -> None:
+    fleet = fleet_of_site()
+    with pytest.raises(InvalidInputError, match=text):
+        fleet.tag(devices, add, remove)
+    assert fleet.says == {}
+
+
+def test_a_device_that_never_connected_is_named_and_the_others_stay_as_they_are() -> None:
+    fleet = fleet_of_site()
+    for say in (lambda: fleet.tag(["orin", "none"], {"a"}, set()), lambda: fleet.drain(["orin", "none"])):
+        with pytest.raises(UnknownRecordError, match="no device 'none' ever connected"):
+            say()
+    assert fleet.says == {}
+
+
+# --- draining -----------------------------------------------------------------------------------------------------
+
+
+def test_a_drained_device_is_chosen_for_no_new_round_and_the_plan_says_why() -> None:
+    fleet = fleet_of_site()
+    fleet.drain(["orin"])
+    record = fleet.plan(RUN, 1, NODES, 1.0)
+    assert set(record.nodes) == {"nano"}
+    assert record.idle_w == 5.0, "it idles behind the same supply"
+    assert reasons(fleet)["orin"] == "drained by the operator"
+    fleet.drain(["orin"], is_drained=False)
+    assert chosen(fleet, 2) == {"orin", "nano"}
+
+
+def test_what_a_drained_device_trains_it_finishes() -> None:
+    fleet = fleet_of_site()
+    record = fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.drain(["orin", "nano"])
+    assert fleet.rounds[record.plan_id] == record
+    fleet.observe(record.plan_id, ObservedTraining("orin", 10.0, 50.0))
+    # And it is trimmed with the others.
+    [trimmed], [told] = fleet.set_budget("site", InForce(17.0, "constant", False, "always"))
+    assert told.device_id == "nano"
+
+
+def test_with_all_devices_drained_none_is_ready() -> None:
+    fleet = fleet_of_site()
+    fleet.drain(["orin", "nano"])
+    with pytest.raises(NoDevicesError, match="orin is ready, and drained, nano is ready, and drained"):
+        fleet.plan(RUN, 1, NODES, 1.0)
+
+
+def test_a_drained_device_keeps_its_tags_and_a_restart_keeps_both() -> None:
+    fleet = fleet_of_site()
+    fleet.tag(["nano"], {"lab"}, set())
+    says = fleet.drain(["nano", "nano"])
+    assert says == [DeviceOverrides("nano", frozenset({"lab"}), True)]
+    after = fleet_of_site(Selection(include=("tag:lab",)), tuple(fleet.says.values()))
+    assert chosen(after) == {"orin"}
+    assert reasons(after)["nano"] == "drained by the operator"
+
+
+# --- what is set aside --------------------------------------------------------------------------------------------
+
+
+def test_what_is_set_aside_counts_trainings_and_idling_devices_up_to_the_site() -> None:
+    fleet = fleet_of_site()
+    assert fleet.set_aside_w() == {"site": 8.0, "rack": 5.0, "roof": 3.0}
+    record = fleet.plan(RUN, 1, NODES, 1.0)
+    limits = {assignment.device_id: assignment.power_limit_w for assignment in record.plan.assignments}
+    assert fleet.set_aside_w() == {"site": sum(limits.values()), "rack": limits["orin"], "roof": limits["nano"]}
+
+
+# --- the next plan ------------------------------------------------------------------------------------------------
+
+
+def test_a_look_at_the_next_plan_shows_it_and_changes_nothing() -> None:
+    fleet = fleet_of_site()
+    first = fleet.plan(RUN, 1, NODES, 2.0)
+    for device_id in ("orin", "nano"):
+        fleet.observe(first.plan_id, ObservedTraining(device_id, 10.0, 20.0))
+    fleet.finish_round(first.plan_id, [DeviceResult("orin"), DeviceResult("nano", "it fell over")], 20.0)
+    fleet.drain(["nano"])
+    before = plain(copy.deepcopy(vars(fleet)))
+    looked = look(fleet, RUN)
+    assert plain(vars(fleet)) == before
+    planned = fleet.plan(RUN, 2, NODES, 2.0)
+    assert looked == planned, "and it comes as it was shown"
+
+
+def test_a_look_before_any_run_takes_all_devices_that_are_ready() -> None:
+    fleet = Fleet(Allowance.of_site(100.0), Everyone())
+    for device_id, front, idle_w in (("orin", ORIN_FRONT, 5.0), ("nano", NANO_FRONT, 3.0)):
+        make_ready(fleet, device_id, front, idle_w, 0)
+    fleet.nodes.clear()
+    looked = look(fleet)
+    assert (looked.number, looked.epochs, set(looked.nodes)) == (1, 1.0, {"orin", "nano"})
+    assert fleet.runs == {} and fleet.rounds == {}
+
+
+def test_a_look_takes_only_devices_with_a_node_unless_told_to() -> None:
+    fleet = small_fleet()
+    del fleet.nodes[NANO_NODE]
+    assert set(look(fleet, RUN).nodes) == {"orin"}
+    assert set(look(fleet, RUN, all_devices=True).nodes) == {"orin", "nano"}
+    fleet.nodes.clear()
+    with pytest.raises(NoDevicesError, match="no device is tied to a node of Flower's yet"):
+        look(fleet, RUN)
+
+
+def test_a_device_with_an_old_node_and_a_new_one_is_looked_at_once() -> None:
+    fleet = small_fleet()
+    fleet.bind_node(12345, "orin")
+    assert set(look(fleet, RUN).nodes) == {"orin", "nano"}
+
+
+def test_a_look_says_what_keeps_every_other_device() -> None:
+    fleet = small_fleet()
+    for device_id, state in (("off", DeviceState.OFFLINE), ("busy", DeviceState.PROFILING)):
+        make_ready(fleet, device_id, NANO_FRONT, 3.0, len(device_id))
+        fleet.report_state(device_id, state, 5, "")
+    make_ready(fleet, "alone", NANO_FRONT, 3.0, 77)
+    del fleet.nodes[77]
+    make_ready(fleet, "away", NANO_FRONT, 3.0, 78)
+    fleet.start_run("other", "FedAvg", 1)
+    fleet.plan("other", 1, [78], 1.0)
+    fleet.drain(["busy"])
+    looked = Trial(fleet, RUN).planned()
+    assert {decision.device_id for decision in looked.record.plan.decisions} == {"orin", "nano"}
+    assert looked.not_looked_at == {
+        "off": "offline",
+        "busy": "profiling, and drained",
+        "alone": "ready, without a SuperNode",
+        "away": "ready, and part of round other/1",
+    }
+
+
+def test_a_look_at_a_run_that_is_over_is_refused() -> None:
+    fleet = small_fleet()
+    fleet.finish_run(RUN, "")
+    with pytest.raises(InvalidInputError, match=f"run {RUN} is over"):
+        look(fleet, RUN)
+    assert look(fleet).number == 1
+
+
+def test_a_look_fails_as_the_plan_would() -> None:
+    with pytest.raises(UnknownRecordError, match="run '1' never started"):
+        look(small_fleet(), "1")
+    with pytest.raises(InfeasibleBudgetError):
+        look(small_fleet(9.0), RUN)
+    with pytest.raises(NoDevicesError):
+        look(Fleet(Allowance.of_site(9.0), Everyone()))

@@ -1,0 +1,304 @@
+"""`wattfleet agent modes`, `apply` and `restore`: what is offered, what is put in force, and the way back."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, safekept
+from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
+from tests.fakes.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
+from tests.fakes.jetson_tree import CPU, FakedJetson, open_sysfs
+from wattfleet.modes.power_mode import PowerMode
+
+MODE = "4,1036800,408000000,2133000000"
+
+
+@pytest.fixture
+def jetson(tmp_path, as_device):
+    faked = FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
+    as_device(open_sysfs(faked))
+    return faked
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def run(agent, state):
+    return lambda command, *arguments: agent(command, *arguments, "--state-dir", state)
+
+
+def kept(state):
+    return state / "device" / KEPT_FILE
+
+
+def refused(ended, code, *said):
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith("wattfleet: ") and ended.err.count("\n") == 1
+    assert all(words in ended.err for words in said), ended.err
+
+
+# --- what is offered ------------------------------------------------------------------------------------------------
+
+
+def test_modes_shows_every_value_and_the_named_modes(run, jetson):
+    FakedNvpmodel(jetson)
+    content = run("modes", "--json").content
+    assert content["modes"] == AGX_ORIN_JP5.modes
+    assert content["values"]["gpu_hz"] == list(AGX_ORIN_JP5.gpu_hz)
+    assert content["presets"]["15W"] == {"cores": 6, "cpu_khz": 1113600, "gpu_hz": 408000000, "mem_hz": 204000000}
+    shown = run("modes").out
+    assert "15,312 modes" in shown and "6,1113600,408000000,204000000" in shown
+
+
+def test_every_mode_is_listed_as_csv(run, jetson):
+    lines = run("modes", "--list").out.splitlines()
+    assert lines[0] == "cores,cpu_khz,gpu_hz,mem_hz"
+    assert len(lines) == 1 + AGX_ORIN_JP5.modes
+    assert MODE in lines
+
+
+def test_a_board_without_a_configuration_has_no_named_modes(run, jetson):
+    assert run("modes", "--json").content["presets"] == {}
+    jetson.put("/etc/nvpmodel.conf", "< broken")
+    assert run("modes", "--json").content["presets"] == {}
+
+
+@pytest.mark.parametrize("kind", ["agx-orin", "orin-nano", "orin-nx", "xavier-agx"])
+def test_the_named_modes_of_a_simulated_board_are_offered(run, kind):
+    listed = run("modes", "--list", "--device", f"simulated:{kind}").out.splitlines()
+    presets = run("modes", "--json", "--device", f"simulated:{kind}").content["presets"]
+    assert presets and all(",".join(map(str, mode.values())) in listed for mode in presets.values())
+
+
+# --- a mode and the way back ----------------------------------------------------------------------------------------
+
+
+def test_a_mode_stays_until_it_is_restored(run, jetson, state):
+    before = jetson.everything()
+    applied = run("apply", MODE)
+    assert applied.code == 0 and f"{MODE} is in force" in applied.out
+    assert open_sysfs(jetson).current_mode() == PowerMode(*map(int, MODE.split(",")))
+    assert kept(state).exists()
+    assert run("status", "--json").content["safekeeping"] == {"held_by": None, "restore_file": True}
+    restored = run("restore")
+    assert restored.code == 0 and "as it was before" in restored.out
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+def test_two_modes_after_another_are_restored_to_what_was_first(run, jetson):
+    before = jetson.everything()
+    run("apply", MODE)
+    run("apply", "12,2201600,306000000,204000000")
+    assert run("restore", "--json").content["restored"] is True
+    assert jetson.everything() == before
+
+
+def test_restoring_what_was_never_changed_changes_nothing(run, jetson):
+    jetson.written.clear()
+    ended = run("restore")
+    assert (ended.code, jetson.written) == (0, []) and "nothing to restore" in ended.out
+    assert run("restore", "--json").content == {"restored": False}
+
+
+def test_a_preset_is_applied_by_its_name(run, jetson):
+    FakedNvpmodel(jetson)
+    assert run("apply", "15W", "--json").content["argument"] == "6,1113600,408000000,204000000"
+
+
+def test_nvpmodel_applies_a_preset_as_nvidia_means_it_and_says_what_a_reboot_would_do(tmp_path, run, as_device, state):
+    jetson = FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
+    nvpmodel = FakedNvpmodel(jetson)
+    as_device(open_nvpmodel(jetson, nvpmodel, state))
+    assert run("apply", "15W").code == 0 and nvpmodel.mode_id == 1
+    run("restore")
+    before = jetson.everything()
+    refused(run("apply", "10W"), 1, "needs a reboot, which was declined", "nothing was changed")
+    assert jetson.everything() == before and not kept(state).exists() and not nvpmodel.rebooted
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("4,1036800,408000001,2133000000", "the nearest mode that it offers is 4,1036800,408000000,2133000000"),
+        ("99,9999999,1,1", "the nearest mode that it offers is 12,2201600,306000000,204000000"),
+        ("0,0,0,0", "the nearest mode that it offers is 1,115200,306000000,204000000"),
+        ("4,1036,408,2133", "the nearest mode that it offers is 4,115200,306000000,204000000"),
+        ("MAXN", "'MAXN' is no mode: give cores,CPU kHz,GPU Hz,memory Hz, such as 12,2201600,"),
+        ("4,1036800,408000000", "is no mode"),
+        ("", "is no mode"),
+    ],
+)
+def test_a_mode_that_is_not_offered_changes_nothing(run, jetson, state, mode, said):
+    refused(run("apply", mode), 2, said)
+    assert jetson.written == [] and not state.exists()
+
+
+def test_a_misspelt_preset_is_answered_with_the_names(run, jetson):
+    FakedNvpmodel(jetson)
+    refused(run("apply", "15w"), 2, "or one of the presets MAXN, 15W, 10W")
+
+
+def test_whoever_is_not_root_changes_nothing(run, jetson, state):
+    device = open_sysfs(jetson)
+    groups = (device.cpu, device.gpu, device.memory, device.fan)
+    jetson.unwritable |= {path: errno.EACCES for group in groups for path in group.written()}
+    refused(run("apply", MODE), 1, "no permission to write ", "; run the agent as root; nothing was changed")
+    assert not kept(state).exists()
+
+
+@pytest.mark.parametrize("knob", [f"{CPU}/cpu9/online", "/sys/class/devfreq/17000000.ga10b/max_freq"])
+def test_without_permission_the_device_is_as_before(run, jetson, state, knob):
+    before = jetson.everything()
+    jetson.unwritable[knob] = errno.EACCES
+    ended = run("apply", MODE)
+    refused(ended, 1, "no permission to write", "run the agent as root")
+    jetson.unwritable.clear()
+    run("restore")
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+def test_a_mode_that_did_not_take_is_an_error_and_taken_back(run, jetson, state):
+    before = jetson.everything()
+    jetson.deaf.add(f"{jetson.gpu}/max_freq")
+    refused(run("apply", MODE), 1, "max_freq: wanted 408000000, found 1300500000", "the device was restored")
+    jetson.deaf.clear()
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+def test_an_interrupted_change_is_taken_back(run, jetson, state, monkeypatch):
+    before = jetson.everything()
+    writes = iter([*[None] * 9, KeyboardInterrupt()])
+    real = FakedJetson.write
+
+    def write(tree, path, text):
+        if (error := next(writes, None)) is not None:
+            raise error
+        real(tree, path, text)
+
+    monkeypatch.setattr(FakedJetson, "write", write)
+    assert run("apply", MODE).code != 0
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+STOPS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+
+
+def sent_at_write(monkeypatch, number, *counts):
+    """Let this process be sent a signal at some of the writes to knobs, counted from 1; returns all writes."""
+    writes, real = [], FakedJetson.write
+
+    def write(tree, path, text):
+        writes.append(path)
+        if len(writes) in counts:
+            os.kill(os.getpid(), number)
+        real(tree, path, text)
+
+    monkeypatch.setattr(FakedJetson, "write", write)
+    return writes
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_half_way_takes_the_change_back(run, jetson, state, monkeypatch, number):
+    before, handler = jetson.everything(), signal.getsignal(number)
+    # The second comes while the first change is being undone.
+    sent_at_write(monkeypatch, number, 10, 12)
+    ended = run("apply", MODE)
+    assert (ended.code, ended.out) == (128 + number, "") and "as its owner left it" in ended.err
+    assert jetson.everything() == before and not kept(state).exists()
+    assert signal.getsignal(number) == handler
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_a_signal_while_a_refused_mode_is_undone_does_not_stop_that(run, jetson, state, monkeypatch, number):
+    before = jetson.everything()
+    jetson.deaf.add(f"{jetson.gpu}/max_freq")
+    real = KnobBackup.restore
+
+    def restore(safekeeping):
+        os.kill(os.getpid(), number)
+        return real(safekeeping)
+
+    monkeypatch.setattr(KnobBackup, "restore", restore)
+    refused(run("apply", MODE), 1, "max_freq", "the device was restored")
+    jetson.deaf.clear()
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_no_signal_stops_a_restore(run, jetson, state, monkeypatch, number):
+    before = jetson.everything()
+    run("apply", MODE)
+    sent_at_write(monkeypatch, number, 2)
+    assert run("restore").code == 0
+    assert jetson.everything() == before and not kept(state).exists()
+
+
+def test_a_full_disk_leaves_the_device_untouched(run, jetson, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edge_agent.training.knob_backup.replace_file", full)
+    refused(run("apply", MODE), 1, "No space left on device; the device was not changed")
+    assert jetson.written == []
+
+
+@pytest.mark.parametrize("command", [("apply", MODE), ("restore",)])
+def test_a_damaged_restore_file_is_left_alone_and_explained(run, jetson, state, command):
+    kept(state).parent.mkdir(parents=True)
+    kept(state).write_text('{"kept": 1, "board_kind": "agx-or')
+    refused(run(*command), 1, "is damaged", "sudo nvpmodel -m <ID>")
+    assert jetson.written == [] and kept(state).exists()
+
+
+def test_what_was_kept_from_another_board_is_refused(run, jetson, tmp_path, as_device, state):
+    run("apply", MODE)
+    as_device(open_sysfs(FakedJetson(tmp_path / "other", XAVIER_AGX)))
+    refused(run("restore"), 2, "was kept from the board agx-orin, and this is xavier-agx")
+    assert kept(state).exists()
+
+
+def test_a_device_in_use_is_left_to_its_agent(run, jetson, state):
+    with safekept(open_sysfs(jetson), state / "device"):
+        written = list(jetson.written)
+        for command in (("apply", MODE), ("restore",)):
+            refused(run(*command), 1, f"in use by process {os.getpid()}", "stop that agent first")
+        assert jetson.written == written
+
+
+def test_a_board_that_is_not_there_keeps_no_mode(run, state):
+    refused(run("apply", "15W", "--device", "simulated:orin-nano"), 2, "it ends with the command")
+    assert not state.exists()
+
+
+def test_a_board_that_cannot_be_restored_keeps_the_file(run, jetson, state):
+    run("apply", MODE)
+    jetson.unwritable[f"{CPU}/cpu9/online"] = errno.EIO
+    refused(run("restore"), 1, "not restored", "cpu9/online")
+    assert kept(state).exists()
+    jetson.unwritable.clear()
+    assert run("restore").code == 0
+
+
+def test_the_real_tree_of_a_container_is_set_too(agent, tmp_path):
+    jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
+    before = jetson.everything()
+    spec = f"sysfs:{tmp_path / 'root'}"
+    applied = agent("apply", "6,1510400,408000000,2133000000", "--device", spec, "--state-dir", tmp_path / "one")
+    assert applied.code == 0 and jetson.everything() != before
+    # A board has one restore file, whoever changed it and wherever the others keep their state.
+    two = ("--device", spec, "--state-dir", tmp_path / "two")
+    assert agent("status", *two, "--json").content["safekeeping"]["restore_file"] is True
+    assert agent("restore", *two, "--json").content["restored"] is True
+    assert jetson.everything() == before
+
+
+def test_a_misspelt_device_is_not_taken_for_one_that_needs_no_restoring(run):
+    refused(run("restore", "--device", "sysf"), 2, "unknown device 'sysf'")

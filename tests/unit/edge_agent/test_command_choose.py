@@ -1,0 +1,221 @@
+"""`wattfleet agent choose`, `explain` and `front`: what a profiled device is told about its modes."""
+
+import errno
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from edge_agent.cli.choose import _PROBABILITY
+from edge_agent.devices.selection import open_device
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from tests.fakes.jetson_boards import ORIN_NANO
+from tests.fakes.jetson_tree import FakedJetson
+from tests.fixtures.edge_agent import PROFILED
+from wattfleet.choosing.choice import PROBABILITY
+from wattfleet.modes.boards import board
+from wattfleet.modes.power_mode import PowerMode, as_array
+
+HIGHEST = "6,1510400,624750000,2133000000"
+
+
+@pytest.fixture
+def run(agent, profiled_state):
+    def with_state(command, *arguments, device=PROFILED, state=profiled_state):
+        return agent(command, *arguments, "--device", device, "--state-dir", state)
+
+    return with_state
+
+
+@pytest.fixture
+def copied(profiled_state, tmp_path):
+    """A state directory of one's own to damage."""
+    return shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
+
+
+def truth(mode):
+    return tuple(float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(as_array([PowerMode(**mode)])))
+
+
+# --- choose ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("watts", [8, 12, 16])
+def test_a_budget_is_kept_by_the_device_as_it_really_is(run, watts):
+    chosen = run("choose", "--budget-w", watts, "--json").content
+    _, really_mw = truth(chosen["mode"])
+    assert really_mw / 1e3 <= watts * 1.03
+    assert chosen["budget_w"] == watts and chosen["power_w"] <= watts
+    kept = chosen["probability_of_keeping_the_limit"]
+    assert kept is None if chosen["measured"] else kept >= PROBABILITY
+
+
+def test_more_watts_are_never_slower(run):
+    epochs = [run("choose", "--budget-w", watts, "--json").content["epoch_s"] for watts in (8, 12, 16, 30)]
+    assert epochs == sorted(epochs, reverse=True)
+
+
+def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
+    chosen = run("choose", "--budget-w", "12", "--json").content
+    shown = run("choose", "--budget-w", "12").out
+    assert f"apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
+    assert PowerMode(*map(int, chosen["argument"].split(","))) in board("orin-nano").space
+
+
+def test_a_deadline_with_the_least_energy_or_the_least_power(run):
+    energy = run("choose", "--deadline-s", 800, "--json").content
+    power = run("choose", "--deadline-s", 800, "--least", "power", "--json").content
+    for chosen in (energy, power):
+        minibatch_ms, _ = truth(chosen["mode"])
+        assert minibatch_ms * 2000 / 1e3 <= 800 * 1.1
+    assert energy["epoch_kj"] <= power["epoch_kj"] and power["power_w"] <= energy["power_w"]
+
+
+def test_a_measured_mode_is_said_to_be_measured(run):
+    shown = run("choose", "--budget-w", 100).out
+    assert "Chosen for orin-nano within 100 W" in shown
+    chosen = run("choose", "--budget-w", 100, "--probability", 0.999, "--json").content
+    assert (chosen["epoch_s_interval"] is None) is chosen["measured"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: the least is"),
+        (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
+        (["--budget-w", "10", "--probability", "1"], "a probability lies between 0 and 1"),
+        (["--budget-w", "10", "--deadline-s", "10"], "give one limit: --budget-w, or --deadline-s"),
+        ([], "give one limit"),
+        (["--budget-w", "nan"], "no mode draws at most nan W"),
+    ],
+)
+def test_a_limit_that_cannot_be_kept_says_what_can(run, arguments, said):
+    ended = run("choose", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+
+
+def test_a_device_without_a_profile_is_told_to_measure_first(run, tmp_path):
+    ended = run("choose", "--budget-w", 10, state=tmp_path)
+    assert ended.code == 2
+    assert "no mode is measured yet: let the agent profile the device first" in ended.err
+
+
+def test_a_profile_that_goes_on_says_how_far_it_is(run, copied):
+    shutil.rmtree(copied / "predictor")
+    ended = run("choose", "--budget-w", 10, state=copied)
+    assert ended.code == 2 and "12 modes are measured so far" in ended.err
+
+
+def test_the_predictor_of_another_board_is_refused(run):
+    ended = run("choose", "--budget-w", 10, device="simulated:agx-orin")
+    assert ended.code == 2
+    assert "holds the profile of the board orin-nano, and this device is agx-orin" in ended.err
+
+
+def test_a_simulated_profile_is_not_taken_for_a_real_board_s(run, tmp_path):
+    FakedJetson(tmp_path, ORIN_NANO)
+    ended = run("choose", "--budget-w", 10, device=f"sysfs:{tmp_path}")
+    assert ended.code == 2
+    assert "holds a profile that is simulated, and the figures of this device are hardware" in ended.err
+
+
+def test_a_directory_that_is_only_for_others_says_who_may_look(run, monkeypatch):
+    def hidden(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "is_dir", hidden)
+    ended = run("choose", "--budget-w", 10)
+    assert ended.code == 2 and "run this as root, or as one of its group" in ended.err
+
+
+def test_a_damaged_predictor_says_what_to_do(run, copied):
+    (copied / "predictor" / "weights.safetensors").write_bytes(b"half")
+    ended = run("choose", "--budget-w", 10, state=copied)
+    assert ended.code == 2
+    assert "is damaged: remove the folder and restart the agent" in ended.err
+
+
+def test_the_stated_probability_is_the_library_s():
+    assert _PROBABILITY == PROBABILITY
+
+
+# --- explain --------------------------------------------------------------------------------------------------------
+
+
+def test_what_bounds_a_mode_is_said_in_words_and_shares(run):
+    shown = run("explain", HIGHEST)
+    assert shown.code == 0
+    assert "Bound by computing on the GPU" in shown.out and "█" in shown.out and "s per epoch" in shown.out
+    content = run("explain", "15W", "--json").content
+    assert content["argument"] == HIGHEST and content["bound"] == "compute"
+    assert sum(content["shares"].values()) == pytest.approx(1)
+
+
+def test_slow_memory_bounds_by_memory(run):
+    assert run("explain", "6,1510400,624750000,204000000", "--json").content["bound"] == "memory"
+
+
+def test_explaining_what_is_not_offered_names_the_nearest(run):
+    ended = run("explain", "6,1510400,624750001,2133000000")
+    assert ended.code == 2 and f"nearest mode that it offers is {HIGHEST}" in ended.err
+
+
+# --- front ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
+    for columns in (80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        shown = run("front").out
+        assert "predicted front" in shown and "measured" in shown and "seconds of an epoch" in shown
+        assert max(map(len, shown.splitlines())) <= columns
+        assert "jetson-1 (orin-nano, simulated), resnet18-imagenet" in shown
+
+
+def test_the_front_trades_time_for_power_and_is_offered(run):
+    content = run("front", "--json").content
+    front = content["front"]
+    times_s = [point["warmup_s"] + point["epoch_s"] for point in front]
+    assert times_s == sorted(times_s)
+    planned = [point["planned_w"] for point in front]
+    assert planned == sorted(planned, reverse=True)
+    device = open_device(PROFILED, seed=0)
+    assert {tuple(point["mode"].values()) for point in front} <= set(map(tuple, device.modes.tolist()))
+    assert len(content["measured"]) == 12
+
+
+def test_the_page_opens_without_any_network(run, tmp_path):
+    path = tmp_path / "front.html"
+    ended = run("front", "--html", path, "--json")
+    assert ended.err == f"wrote {path}\n" and json.loads(ended.out)
+    page = path.read_text(encoding="utf-8")
+    head, _, rest = page.partition("<script>")
+    body = rest.partition("</script>")[2]
+    assert "src=" not in head + body and "href=" not in head + body
+    assert HIGHEST in body and "Front of jetson-1" in head
+
+
+def test_the_picture_is_a_png(run, tmp_path):
+    assert run("front", "--png", tmp_path / "front.png").code == 0
+    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("option", ["--html", "--png"])
+def test_a_file_that_cannot_be_written_is_named(run, tmp_path, option):
+    ended = run("front", option, tmp_path / "nowhere" / "front")
+    assert (ended.code, ended.out) == (2, "")
+    assert "nowhere/front: cannot be written: No such file or directory" in ended.err
+
+
+@pytest.mark.parametrize(("option", "module"), [("--html", "plotly"), ("--png", "matplotlib")])
+def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, option, module):
+    for name in [name for name in sys.modules if name.split(".")[0] == module or "front_plots." in name]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    ended = run("front", option, tmp_path / "front")
+    assert ended.code == 2
+    assert f"drawing it needs {module}" in ended.err and "pip install 'wattfleet[plots]'" in ended.err

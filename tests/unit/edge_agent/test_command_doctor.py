@@ -1,0 +1,269 @@
+"""`wattfleet agent doctor`: what it finds, what it advises, and when it says that the agent cannot work."""
+
+import math
+import os
+import types
+from pathlib import Path
+
+import pytest
+
+from edge_agent.devices.host import HostDevice
+from edge_agent.devices.system_clock import SystemClock
+from edge_agent.devices.tree import Tree
+from edge_agent.systemd.ownership import InstalledCode
+from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from tests.fakes.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
+from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
+
+
+@pytest.fixture(autouse=True)
+def installed_by_root(monkeypatch):
+    """Where the tests run, Wattfleet may be anyone's."""
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: None)
+
+
+@pytest.fixture
+def look(agent, tmp_path):
+    """The findings on a device by topic, with the exit code."""
+
+    def run(device, state=tmp_path / "state"):
+        socket = tmp_path / "agent.sock"
+        ended = agent("doctor", "--device", device, "--state-dir", state, "--socket", socket, "--json")
+        assert ended.err == ""
+        found = {finding["topic"]: finding for finding in ended.content["findings"]}
+        levels = {finding["level"] for finding in found.values()}
+        assert ended.code == int("fails" in levels)
+        assert ended.content["works"] is levels.issubset({"ok", "limited"})
+        return ended.code, found
+
+    return run
+
+
+@pytest.fixture
+def orin(tmp_path):
+    return FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
+
+
+def spec(jetson):
+    return f"sysfs:{jetson.location('/')}"
+
+
+@pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+def test_every_board_as_it_comes_can_serve_an_agent(look, tmp_path, board):
+    jetson = FakedJetson(tmp_path / "root", board)
+    before = jetson.everything()
+    code, found = look(spec(jetson))
+    assert code == 0
+    assert board.kind in found["board"]["found"] and f"JetPack {board.jetpack}" in found["software"]["found"]
+    assert f"{board.cores} cores" in found["CPU"]["found"] and board.gpu in found["GPU"]["found"]
+    assert f"{board.power_mw / 1e3:.1f} W now" in found["power"]["found"]
+    assert f"{board.modes:,} modes" in found["device"]["found"]
+    assert ("live table" in found["memory"]["found"]) is board.has_bpmp
+    assert (found["fan"]["level"] == "ok") is board.has_fan
+    assert (found["throttling"]["level"] == "ok") is (bool(board.throttled) and not sum(board.throttled))
+    assert jetson.everything() == before and not (tmp_path / "state").exists()
+
+
+def test_the_table_says_what_to_do(agent, orin, tmp_path):
+    ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
+    assert ended.code == 0
+    assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
+    assert "The agent can work here: 13 ok, 2 limited." in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 100
+
+
+def test_an_installation_that_no_service_should_run_is_told(look, orin, monkeypatch):
+    assert look(spec(orin))[1]["installation"]["level"] == "ok"
+    monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: Path("/srv/theirs"))
+    code, found = look(spec(orin))
+    assert (code, found["installation"]["level"]) == (0, "limited")
+    assert "others than root may write /srv/theirs" in found["installation"]["found"]
+
+
+def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_path):
+    code, found = look(f"sysfs:{tmp_path}")
+    assert code == 1
+    assert found["board"]["level"] == "limited"
+    assert "--device host" in found["board"]["advice"] and "simulated:" in found["board"]["advice"]
+    assert "no Jetson here" in found["device"]["found"]
+
+
+@pytest.fixture
+def host(tmp_path, as_device, monkeypatch):
+    """A workstation's files, with no GPU; `auto` finds it."""
+    monkeypatch.setattr("edge_agent.devices.selection.is_jetson", lambda tree: False)
+    monkeypatch.setattr("edge_agent.diagnosis.machine.is_jetson", lambda tree: False)
+    root = tmp_path / "workstation"
+
+    def put(path, text):
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+    put("sys/devices/system/cpu/online", "0-3")
+
+    def machine(nvml=None):
+        as_device(HostDevice(Tree(root), SystemClock(), nvml))
+
+    machine.put = put
+    return machine
+
+
+def test_a_workstation_whose_power_can_be_read_can_serve_an_agent(look, host):
+    host(
+        types.SimpleNamespace(gpus=1, power_mw=lambda: 9e4, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None)
+    )
+    code, found = look("auto")
+    assert code == 0 and "board" not in found
+    assert "one mode" in found["device"]["found"] and "never set" in found["device"]["found"]
+    assert found["power"] == {
+        "topic": "power",
+        "level": "ok",
+        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not counted",
+        "advice": "",
+    }
+    assert found["temperature"]["found"] == "50 degrees C"
+
+
+def test_a_machine_without_a_power_meter_is_in_order_but_serves_no_round(look, agent, host, tmp_path):
+    host()
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (0, "absent")
+    assert "cannot be profiled" in found["power"]["found"] and "wattfleet[nvml]" in found["power"]["advice"]
+    ended = agent("doctor", "--state-dir", tmp_path / "state", "--socket", tmp_path / "agent.sock")
+    assert ended.code == 0
+    assert "the agent serves no round without what is absent" in " ".join(ended.out.split())
+    assert "can work here" not in ended.out
+
+
+def test_a_machine_whose_power_meter_does_not_answer_has_to_be_repaired(look, host):
+    host(
+        types.SimpleNamespace(
+            gpus=1, power_mw=lambda: math.nan, temperature_c=lambda: 50.0, highest_clocks_hz=lambda: None
+        )
+    )
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (1, "fails")
+    assert "nvidia-smi" in found["power"]["advice"]
+
+
+def test_a_machine_without_a_power_meter_fails_for_what_else_is_wrong(look, host, tmp_path):
+    host()
+    (tmp_path / "file").write_text("")
+    code, found = look("auto", tmp_path / "file" / "state")
+    assert (code, found["state directory"]["level"]) == (1, "fails")
+
+
+def test_power_counters_that_only_root_may_read_say_so(look, host):
+    host.put("sys/class/powercap/intel-rapl:0/name", "package-0")
+    host()
+    code, found = look("auto")
+    assert code == 1
+    assert "only root may read it" in found["power"]["found"] and "sudo" in found["power"]["advice"]
+
+
+def test_counters_of_energy_tell_a_power(look, host):
+    for name, text in (("name", "package-0"), ("energy_uj", "100"), ("max_energy_range_uj", "1000000")):
+        host.put(f"sys/class/powercap/intel-rapl:0/{name}", text)
+    host()
+    code, found = look("auto")
+    assert (code, found["power"]["level"]) == (0, "ok")
+
+
+def test_a_simulated_board_needs_nothing(look):
+    code, found = look("simulated:orin-nx")
+    assert code == 0
+    assert set(found) == {"device", "state directory", "restore file", "installation", "socket"}
+
+
+def test_a_missing_part_hides_no_other(look, orin):
+    orin.location(f"{orin.gpu}/device/of_node/name").unlink()
+    code, found = look(spec(orin))
+    assert code == 1
+    assert [topic for topic, one in found.items() if one["level"] == "fails"] == ["GPU", "device"]
+    assert "NVIDIA's kernel driver" in found["GPU"]["found"]
+    assert found["power"]["level"] == found["CPU"]["level"] == "ok"
+
+
+def test_without_permission_the_agent_cannot_work(look, orin, monkeypatch):
+    monkeypatch.setattr(Tree, "may_write", lambda tree, path: "online" not in path)
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "11 of 23 knobs may not be written, /sys/devices/system/cpu/cpu1/online" in found["permission"]["found"]
+    assert "sudo wattfleet agent doctor" in found["permission"]["advice"]
+
+
+def test_a_missing_rail_is_named(look, orin):
+    orin.put(
+        next(
+            path for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/in2_label") if "VDDQ" in orin.read(path)
+        ),
+        "NC",
+    )
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "VDDQ_VDD2_1V8AO is missing" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
+
+
+def test_a_rail_that_does_not_answer_is_no_power(look, orin):
+    for path in orin.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/curr1_input"):
+        orin.put(path, "?")
+    code, found = look(spec(orin))
+    assert code == 1
+    assert "a rail does not answer" in found["power"]["found"]
+
+
+def test_hidden_debugfs_only_limits(look, orin):
+    for path in (f"{BPMP}/emc/possible_rates", f"{LOCK}/mrq_rate_locked"):
+        orin.location(path).unlink()
+    code, found = look(spec(orin))
+    assert code == 0
+    assert "the usual table of its kind" in found["memory"]["found"]
+    assert "mount debugfs" in found["memory"]["advice"]
+
+
+def test_an_unknown_jetson_is_refused_with_its_part_number(look, tmp_path):
+    jetson = FakedJetson(tmp_path / "root", NANO)
+    jetson.put("/proc/device-tree/compatible", "nvidia,p3636-0001\0nvidia,tegra186\0")
+    code, found = look(spec(jetson))
+    assert code == 1
+    assert "p3636-0001" in found["board"]["found"]
+
+
+def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
+    (tmp_path / "state" / "device").mkdir(parents=True)
+    (tmp_path / "state" / "device" / KEPT_FILE).write_text("{}")
+    code, found = look("simulated:orin-nx")
+    assert code == 0
+    assert "wattfleet agent restore" in found["restore file"]["advice"]
+
+
+def test_the_process_that_has_the_device_is_named(look, orin):
+    with safekept(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
+        _, found = look(spec(orin))
+        assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
+    _, found = look(spec(orin))
+    assert found["restore file"]["found"] == "none: the device is as its owner left it"
+
+
+def test_a_state_directory_that_cannot_be_made_is_said(look, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, found = look("simulated:orin-nx", tmp_path / "file" / "state")
+    assert code == 1
+    assert "--state-dir" in found["state directory"]["advice"]
+
+
+def test_a_full_disk_is_said(look, tmp_path, monkeypatch):
+    (tmp_path / "state").mkdir()
+    real = os.statvfs(tmp_path)
+    monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*real[:4], 10, *real[5:]]))
+    code, found = look("simulated:orin-nx")
+    assert code == 1
+    assert "0 MB are free" in found["state directory"]["found"]
+
+
+def test_a_throttle_counter_that_does_not_answer_only_limits(look, tmp_path):
+    jetson = FakedJetson(tmp_path / "root", ORIN_NANO)
+    jetson.put("/sys/class/hwmon/hwmon1/oc2_event_cnt", "")
+    code, found = look(spec(jetson))
+    assert (code, found["throttling"]["level"]) == (0, "limited")

@@ -1,0 +1,134 @@
+"""`wattfleet agent status`: how the device and its agent stand, whatever cannot be read."""
+
+import errno
+import json
+import os
+import shutil
+
+import pytest
+
+from edge_agent.profiling.records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
+from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from tests.fakes.jetson_boards import NANO, ORIN_NANO
+from tests.fakes.jetson_tree import FakedJetson, open_sysfs
+from tests.fixtures.edge_agent import PROFILED
+from wattfleet.modes.power_mode import PowerMode
+
+
+@pytest.fixture
+def jetson(tmp_path, as_device):
+    faked = FakedJetson(tmp_path / "root", ORIN_NANO)
+    as_device(open_sysfs(faked))
+    return faked
+
+
+@pytest.fixture
+def copied(profiled_state, tmp_path):
+    return shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
+
+
+def test_a_jetson_shows_mode_power_and_heat(agent, jetson, tmp_path):
+    content = agent("status", "--state-dir", tmp_path, "--json").content
+    device = content["device"]
+    assert device["argument"] == "6,1510400,624750000,2133000000" and device["provenance"] == "hardware"
+    assert device["power_w"] == pytest.approx(7.0)
+    assert (device["temperature_c"], device["throttle_events"]) == (49.25, 3)
+    assert content["profile"] is None and content["predictor"] is None and content["problems"] == {}
+    shown = agent("status", "--state-dir", tmp_path).out
+    for words in ("7.0 W", "49.2 degrees C", "3 times since the start", "as its owner left it", "none yet"):
+        assert words in shown
+
+
+def test_what_was_measured_and_fitted_is_shown(agent, profiled_state):
+    ended = agent("status", "--device", PROFILED, "--state-dir", profiled_state)
+    assert ended.code == 0
+    assert "12 modes of resnet18-imagenet, minibatch 16 (simulated)" in ended.out
+    assert "roofline for resnet18-imagenet, fitted to 12 modes" in ended.out
+    content = agent("status", "--device", PROFILED, "--state-dir", profiled_state, "--json").content
+    assert content["profile"]["measured_modes"] == 12 and content["profile"]["device_id"] == "jetson-1"
+    assert content["predictor"]["fitted_to_modes"] == 12 and len(content["predictor"]["digest"]) == 64
+
+
+def test_a_sensor_that_is_gone_is_no_power_of_0(agent, jetson, tmp_path):
+    for path in jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/*/curr1_input"):
+        jetson.unreadable[path] = errno.EIO
+    ended = agent("status", "--state-dir", tmp_path)
+    assert ended.code == 0 and "cannot be read" in ended.out and "0.0 W" not in ended.out
+    assert agent("status", "--state-dir", tmp_path, "--json").content["device"]["power_w"] is None
+
+
+def test_a_board_without_counters_says_so(agent, tmp_path, as_device):
+    as_device(open_sysfs(FakedJetson(tmp_path / "root", NANO)))
+    assert "not counted by this board" in agent("status", "--state-dir", tmp_path).out
+
+
+def test_a_mode_that_cannot_be_read_hides_nothing_else(agent, jetson, profiled_state):
+    jetson.unreadable[f"{jetson.gpu}/max_freq"] = errno.EIO
+    ended = agent("status", "--state-dir", profiled_state)
+    assert ended.code == 1
+    assert "max_freq: cannot be read: Input/output error" in ended.out and "12 modes of" in ended.out
+
+
+def test_a_line_that_is_just_being_written_is_left_alone(agent, copied):
+    path = copied / "profile.jsonl"
+    held = path.read_bytes() + b'{"mode": [6, 15'
+    path.write_bytes(held)
+    content = agent("status", "--device", PROFILED, "--state-dir", copied, "--json").content
+    assert content["profile"]["measured_modes"] == 12
+    assert path.read_bytes() == held
+
+
+@pytest.mark.parametrize("line", [0, 3])
+def test_a_damaged_profile_is_named_and_hides_nothing_else(agent, copied, line):
+    path = copied / "profile.jsonl"
+    lines = path.read_text().splitlines()
+    lines[line] = lines[line][:20]
+    path.write_text("\n".join(lines) + "\n")
+    ended = agent("status", "--device", PROFILED, "--state-dir", copied, "--json")
+    assert ended.code == 1
+    assert ended.content["problems"].keys() == {"profile"}
+    said = ended.content["problems"]["profile"]
+    assert said.startswith(f"{path}, line {line + 1}: is damaged") and "move the file away" in said
+    assert ended.content["predictor"]["kind"] == "roofline"
+
+
+def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied):
+    mode = PowerMode(6, 1510400, 624750000, 2133000000)
+    records = [Renewal("rounds took 20 % longer", 8), ModeRecord(mode, 200, 9000, 0.1, 0.1, 40, 9, 60)]
+    records += [Discarded(mode, "throttled", 3, 5), RoundRecord(mode, 210, 9100)]
+    with (copied / "profile.jsonl").open("a") as file:
+        file.writelines(json.dumps(to_line(record)) + "\n" for record in records)
+    shown = agent("status", "--device", PROFILED, "--state-dir", copied)
+    assert shown.code == 0
+    words = " ".join(shown.out.split())
+    assert "1 mode of" in words and "in 1 min 5 s; discarded, as disturbed: 1" in words
+    assert "begun anew: rounds took 20 % longer" in words
+    chosen = agent("choose", "--budget-w", 100, "--device", PROFILED, "--state-dir", copied, "--json").content
+    assert not chosen["measured"] or chosen["minibatch_ms"] == 210
+    assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
+
+
+def test_a_front_is_shown_while_nothing_counts_as_measured(agent, copied):
+    with (copied / "profile.jsonl").open("a") as file:
+        file.write(json.dumps(to_line(Renewal("another board", 8))) + "\n")
+    assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
+
+
+def test_a_damaged_predictor_is_named_and_hides_nothing_else(agent, copied):
+    (copied / "predictor" / "manifest.json").write_text("{")
+    ended = agent("status", "--device", PROFILED, "--state-dir", copied)
+    assert ended.code == 1
+    assert "remove the folder" in " ".join(ended.out.split()) and "12 modes of" in ended.out
+
+
+def test_a_profile_that_has_just_begun_is_none_yet(agent, tmp_path):
+    (tmp_path / "profile.jsonl").write_text('{"journal": 1, "dev')
+    assert agent("status", "--device", PROFILED, "--state-dir", tmp_path, "--json").content["profile"] is None
+
+
+def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetson, tmp_path):
+    with safekept(open_sysfs(jetson), tmp_path / "device"):
+        shown = agent("status", "--state-dir", tmp_path).out
+        assert f"in use by process {os.getpid()}, which will restore it" in shown
+    (tmp_path / "device" / KEPT_FILE).write_text(json.dumps({}))
+    assert "yes; `wattfleet agent restore` puts back" in agent("status", "--state-dir", tmp_path).out

@@ -1,0 +1,254 @@
+import errno
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
+from edge_agent.profiling.records import Discarded, ModeRecord, Renewal, RoundRecord
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode
+
+HEADER = JournalHeader("jetson-07", "orin-nano", "hardware", "resnet18-imagenet", 16)
+
+
+def record(cores):
+    return ModeRecord(
+        mode=PowerMode(cores, 1_036_800, 306_000_000, 2_133_000_000),
+        minibatch_ms=352.6876 / cores,
+        power_mw=12_928.0 + cores,
+        minibatch_spread=0.024,
+        power_spread=0.013,
+        minibatches=48,
+        power_samples=12,
+        seconds=25.1,
+    )
+
+
+RECORDS = [record(cores) for cores in (1, 2, 3, 4)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "profile.jsonl"
+
+
+def written(path, records=RECORDS):
+    with Journal.open(path, HEADER) as journal:
+        for one in records:
+            journal.append(one)
+    return path.read_bytes()
+
+
+def test_what_was_appended_is_there_on_the_next_start(path):
+    written(path)
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == RECORDS
+
+
+def test_every_record_is_on_disk_before_append_returns(path):
+    with Journal.open(path, HEADER) as journal:
+        for count, one in enumerate(RECORDS, start=1):
+            journal.append(one)
+            with Journal.open(path, HEADER) as other:
+                assert list(other.records) == RECORDS[:count]
+
+
+def test_remaining_modes_are_those_not_measured_in_their_order(path):
+    written(path, RECORDS[:2])
+    modes = [one.mode for one in reversed(RECORDS)]
+    with Journal.open(path, HEADER) as journal:
+        assert journal.remaining(modes) == [RECORDS[3].mode, RECORDS[2].mode]
+
+
+def test_a_power_cut_at_any_byte_costs_at_most_the_record_being_written(path):
+    whole = written(path)
+    ends = [position + 1 for position, byte in enumerate(whole) if byte == ord("\n")]
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        complete = max(0, sum(end <= cut for end in ends) - 1)
+        with Journal.open(path, HEADER) as journal:
+            assert list(journal.records) == RECORDS[:complete]
+            for one in RECORDS[complete:]:
+                journal.append(one)
+        assert path.read_bytes() == whole
+
+
+def test_the_journal_of_something_else_is_refused_and_kept(path):
+    before = written(path)
+    for change in ({"device_id": "jetson-08"}, {"provenance": "simulated"}, {"minibatch": 32}, {"workload": "bert"}):
+        with pytest.raises(InvalidInputError, match=next(iter(change))):
+            Journal.open(path, replace(HEADER, **change))
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"{]\n", b"\x00\xff\n", b"[1, 2]\n", b'{"mode": [2]}\n', b'{"minibatch_ms": 2}\n', b'{"kind": "other"}\n'],
+)
+def test_damage_before_the_end_is_reported_and_nothing_is_lost(path, damage):
+    lines = written(path).splitlines(keepends=True)
+    damaged = b"".join([*lines[:2], damage, *lines[3:]])
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match="profile.jsonl"):
+        Journal.open(path, HEADER)
+    assert path.read_bytes() == damaged
+
+
+class FullDisk:
+    """A disk with room for so many bytes more; what does not fit is written in part."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def write(self, descriptor, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = os.write(descriptor, data[: self.room])
+        self.room -= done
+        return done
+
+
+def test_on_a_full_disk_what_was_measured_is_kept_and_the_rest_goes_on_later(path):
+    whole = written(path)
+    path.unlink()
+    disk = FullDisk(len(whole) - 5)
+    with Journal.open(path, HEADER, write=disk.write) as journal:
+        for one in RECORDS[:3]:
+            journal.append(one)
+        with pytest.raises(JournalError, match="No space left.*3 records it holds are kept"):
+            journal.append(RECORDS[3])
+        assert list(journal.records) == RECORDS[:3]
+        with Journal.open(path, HEADER) as other:
+            assert list(other.records) == RECORDS[:3]
+        disk.room = 10_000
+        journal.append(RECORDS[3])
+    assert path.read_bytes() == whole
+
+
+def test_of_a_failed_write_nothing_is_left_behind_a_shorter_record(path):
+    whole = written(path, RECORDS[:1])
+    shorter = replace(RECORDS[0], minibatch_ms=1.0, seconds=1.0)
+    path.unlink()
+    disk = FullDisk(len(whole) - 1)
+    with Journal.open(path, HEADER, write=disk.write) as journal:
+        with pytest.raises(JournalError):
+            journal.append(RECORDS[0])
+        disk.room = 10_000
+        journal.append(shorter)
+        assert path.read_bytes().endswith(b"\n")
+        assert list(journal.records) == [shorter]
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(JournalError, match="nowhere.*No such file"):
+        Journal.open(tmp_path / "nowhere" / "profile.jsonl", HEADER)
+
+
+def test_it_is_json_lines_that_begin_with_what_is_measured(path):
+    first, second = written(path, RECORDS[:1]).splitlines()
+    assert json.loads(first) == {
+        "journal": 1,
+        "device_id": "jetson-07",
+        "board_kind": "orin-nano",
+        "provenance": "hardware",
+        "workload": "resnet18-imagenet",
+        "minibatch": 16,
+    }
+    assert json.loads(second)["mode"] == [1, 1_036_800, 306_000_000, 2_133_000_000]
+
+
+MODE = RECORDS[0].mode
+
+
+def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path):
+    header = '{"journal": 1, "device_id": "jetson-07", "board_kind": "orin-nano", "provenance": "hardware", '
+    header += '"workload": "resnet18-imagenet", "minibatch": 16}\n'
+    old = '{"mode": [1, 1036800, 306000000, 2133000000], "minibatch_ms": 352.6876, "power_mw": 12929.0, '
+    old += (
+        '"minibatch_spread": 0.024, "power_spread": 0.013, "minibatches": 48, "power_samples": 12, "seconds": 25.1}\n'
+    )
+    path.write_text(header + old)
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == RECORDS[:1]
+        assert journal.records[0].fetch_stall_ms is None
+        assert (journal.records[0].first_minibatch_ms, journal.first_gcycles) == (None, 0.0)
+        # A mode that is measured now tells for all.
+        journal.append(replace(RECORDS[1], first_minibatch_ms=6_750.0))
+    with Journal.open(path, HEADER) as journal:
+        assert journal.first_gcycles == pytest.approx(6.75 * 1.0368)
+
+
+def test_a_renewal_forgets_what_a_first_minibatch_took(path):
+    with Journal.open(path, HEADER) as journal:
+        journal.append(replace(RECORDS[0], first_minibatch_ms=6_750.0))
+        journal.append(Renewal("slower", 16))
+        assert journal.first_gcycles == 0
+
+
+def test_what_was_discarded_is_on_disk_and_its_mode_is_still_to_be_measured(path):
+    discarded = Discarded(MODE, "throttled", 12, 9.5)
+    with Journal.open(path, HEADER) as journal:
+        journal.append(discarded)
+    with Journal.open(path, HEADER) as journal:
+        assert journal.discarded == (discarded,)
+        assert (journal.records, journal.measurements) == ((), ())
+        assert journal.remaining([MODE]) == [MODE]
+
+
+def test_the_newest_of_a_mode_counts_measured_or_shown_by_a_round(path):
+    with Journal.open(path, HEADER) as journal:
+        for one in (RECORDS[0], RECORDS[1], RoundRecord(MODE, 400.0, 13_500.0)):
+            journal.append(one)
+    with Journal.open(path, HEADER) as journal:
+        assert [(one.mode.cores, one.minibatch_ms) for one in journal.measurements] == [
+            (1, 400.0),
+            (2, RECORDS[1].minibatch_ms),
+        ]
+        assert len(journal.records) == 2
+
+
+def test_before_a_renewal_nothing_counts_and_nothing_is_lost(path):
+    before = written(path)
+    with Journal.open(path, HEADER) as journal:
+        journal.append(Renewal("3 of 5 rounds slower", 16))
+        journal.append(RECORDS[2])
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == [RECORDS[2]]
+        assert journal.renewal.modes == 16
+        assert journal.remaining([MODE]) == [MODE]
+    assert path.read_bytes().startswith(before)
+
+
+IMPOSSIBLE = [0.0, -1.0, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("name", ["minibatch_ms", "power_mw"])
+@pytest.mark.parametrize("value", IMPOSSIBLE)
+def test_figures_that_cannot_be_learnt_from_make_no_record(name, value):
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RECORDS[0], **{name: value})
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RoundRecord(MODE, 400.0, 13_500.0), **{name: value})
+
+
+@pytest.mark.parametrize("name", ["seconds", "power_spread", "minibatch_spread", "fetch_stall_ms", "compute_ms"])
+@pytest.mark.parametrize("value", IMPOSSIBLE[1:])
+def test_what_else_a_record_tells_is_finite_too(name, value):
+    with pytest.raises(InvalidInputError, match=name):
+        replace(RECORDS[0], **{name: value})
+
+
+@pytest.mark.parametrize("kind", ["mode", "round"])
+@pytest.mark.parametrize("name", ["minibatch_ms", "power_mw"])
+@pytest.mark.parametrize("value", [*IMPOSSIBLE, "fast"])
+def test_a_line_with_impossible_figures_is_refused_by_its_number_and_kept(path, kind, name, value):
+    written(path, [RECORDS[0], RECORDS[1] if kind == "mode" else RoundRecord(MODE, 400.0, 13_500.0), RECORDS[2]])
+    lines = path.read_text().splitlines()
+    lines[2] = json.dumps({**json.loads(lines[2]), name: value})
+    path.write_text("\n".join(lines) + "\n")
+    before = path.read_bytes()
+    with pytest.raises(JournalError, match=r"profile\.jsonl, line 3: "):
+        Journal.open(path, HEADER)
+    assert path.read_bytes() == before

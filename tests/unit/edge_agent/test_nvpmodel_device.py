@@ -1,0 +1,164 @@
+"""A Jetson set by nvpmodel, whose answers are not to be trusted."""
+
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.jetson.nvpmodel_conf import parse_conf
+from edge_agent.devices.nvpmodel import RebootNeededError
+from tests.fakes.faked_nvpmodel import CONF_IN_FORCE, FakedNvpmodel, open_nvpmodel
+from tests.fakes.jetson_boards import AGX_ORIN_JP5, AGX_ORIN_JP6, CAP_4_5, XAVIER_AGX
+from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode
+
+QUIET = PowerMode(3, 1_113_600, 510_000_000, 665_600_000)
+
+
+class Bench:
+    def __init__(self, folder, board):
+        self.tree = FakedJetson(folder / "root", board)
+        self.nvpmodel = FakedNvpmodel(self.tree)
+        self.state = folder / "state"
+        self.system_conf = self.tree.read("/etc/nvpmodel.conf")
+
+    def open(self):
+        return open_nvpmodel(self.tree, self.nvpmodel, self.state)
+
+    @property
+    def custom_conf(self):
+        return parse_conf((self.state / "nvpmodel.conf").read_text(), "custom")
+
+
+@pytest.fixture(params=[AGX_ORIN_JP5, AGX_ORIN_JP6], ids=lambda board: board.name)
+def bench(request, tmp_path):
+    return Bench(tmp_path, request.param)
+
+
+def test_presets_are_listed_by_name_within_the_boards_table(bench):
+    device = bench.open()
+    assert device.presets == {
+        "MAXN": device.space.highest,
+        "15W": PowerMode(6, 1_113_600, 408_000_000, 204_000_000),
+        "10W": PowerMode(3, 1_113_600, 408_000_000, 204_000_000),
+    }
+
+
+def test_a_preset_is_put_in_force_by_its_name(bench):
+    device = bench.open()
+    assert device.apply_preset("15W") == device.current_mode() == device.presets["15W"]
+    assert bench.nvpmodel.mode_id == 1
+    assert device.apply_preset("MAXN") == device.space.highest
+
+
+def test_an_unknown_preset_is_answered_with_the_known(bench):
+    with pytest.raises(InvalidInputError, match=r"MAXN \(0\), 15W \(1\), 10W \(3\)"):
+        bench.open().apply_preset("7W")
+
+
+def test_any_mode_is_added_to_a_copy_and_the_systems_configuration_stays(bench):
+    device = bench.open()
+    device.apply(QUIET)
+    assert device.current_mode() == QUIET
+    assert bench.tree.read("/etc/nvpmodel.conf") == bench.system_conf
+    assert [mode.mode_id for mode in bench.custom_conf.modes] == [0, 1, 2, 3]
+    device.apply(QUIET._replace(cores=12))
+    assert len(bench.custom_conf.modes) == 4
+
+
+def test_a_mode_keeps_the_gating_of_the_gpu_so_that_no_reboot_is_asked_for(bench):
+    bench.nvpmodel.mask, bench.nvpmodel.mode_id = "252", 3
+    device = bench.open()
+    device.apply(QUIET)
+    assert bench.custom_conf.modes[-1].settings["TPC_POWER_GATING", "TPC_PG_MASK"] == "252"
+    assert bench.nvpmodel.answers == []
+
+
+def test_a_preset_that_needs_a_reboot_is_declined_and_changes_nothing(bench):
+    device = bench.open()
+    before = device.knobs()
+    with pytest.raises(RebootNeededError, match="mode 3 of /etc/nvpmodel.conf needs a reboot, which was declined"):
+        device.apply_preset("10W")
+    assert bench.nvpmodel.answers == ["no\n"] and not bench.nvpmodel.rebooted
+    assert device.knobs() == before
+
+
+@pytest.mark.parametrize(
+    ("mood", "what"),
+    [
+        ("chroot", "takes this for a chroot and changed nothing: run the agent on the host"),
+        ("fails", "NVPM ERROR: failed to set power mode!"),
+        ("missing", "No such file or directory"),
+        ("ignores", rf"nvpmodel set the mode .*, but: .*{CPU}/cpu3/online: wanted 0, found 1"),
+    ],
+)
+def test_a_mode_that_nvpmodel_does_not_set_is_an_error(bench, mood, what):
+    device = bench.open()
+    bench.nvpmodel.mood = mood
+    with pytest.raises(ModeNotAppliedError, match=what):
+        device.apply(QUIET)
+
+
+def test_a_preset_that_is_silently_ignored_is_an_error(bench):
+    device = bench.open()
+    bench.nvpmodel.mood = "ignores"
+    with pytest.raises(ModeNotAppliedError, match="nvpmodel set 15W, but cores: wanted 6, found 12"):
+        device.apply_preset("15W")
+
+
+def test_a_memory_lock_that_overrides_nvpmodels_cap_is_found(bench):
+    bench.tree.write(f"{LOCK}/mrq_rate_locked", "1")
+    device = bench.open()
+    with pytest.raises(ModeNotAppliedError, match="wanted 665600000, found 3199000000"):
+        device.apply(QUIET)
+
+
+def test_the_systems_mode_and_configuration_are_restored(bench):
+    device = bench.open()
+    device.apply_preset("15W")
+    before, kept = bench.tree.everything(), device.knobs()
+    device.apply(QUIET)
+    assert bench.tree.read(CONF_IN_FORCE) == str(bench.state / "nvpmodel.conf")
+    bench.open().restore(kept)
+    assert bench.tree.read(CONF_IN_FORCE) == "/etc/nvpmodel.conf"
+    assert bench.nvpmodel.mode_id == 1
+    assert bench.tree.everything() == before
+
+
+def test_knobs_are_restored_even_where_nvpmodel_fails_and_both_are_told(bench):
+    device = bench.open()
+    before, kept = bench.tree.everything(), device.knobs()
+    device.apply(QUIET)
+    bench.nvpmodel.mood = "fails"
+    with pytest.raises(ModeNotAppliedError, match="NVPM ERROR"):
+        device.restore(kept)
+    assert bench.tree.everything() == before
+
+
+def test_the_memory_maximum_is_uncapped_on_jetpack_5(tmp_path):
+    bench = Bench(tmp_path, XAVIER_AGX)
+    device = bench.open()
+    device.apply(device.space.lowest)
+    assert bench.tree.read(CAP_4_5) == "204000000"
+    device.apply(device.space.highest)
+    assert bench.tree.read(CAP_4_5) == "0"
+
+
+def test_a_copy_that_cannot_be_written_leaves_the_board_alone(bench):
+    device = bench.open()
+    before = device.knobs()
+    bench.state.write_text("a file where a folder belongs")
+    with pytest.raises(ModeNotAppliedError, match=r"state/nvpmodel.conf: cannot be written"):
+        device.apply(QUIET)
+    assert device.knobs() == before
+
+
+def test_without_nvpmodel_it_cannot_be_opened(bench):
+    bench.nvpmodel.mood = "missing"
+    with pytest.raises(ModeNotAppliedError, match="does not say which mode is in force: No such file"):
+        bench.open()
+
+
+def test_without_its_configuration_it_cannot_be_opened(bench):
+    bench.tree.location("/etc/nvpmodel.conf").unlink()
+    with pytest.raises(InvalidInputError, match=r"/etc/nvpmodel.conf: cannot be read: .*is nvpmodel installed\?"):
+        bench.open()

@@ -1,0 +1,119 @@
+"""The care for a device at its beginning and at its end, where nothing may touch it any more."""
+
+import asyncio
+import threading
+
+import pytest
+
+from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.state_reporter import StateReporter
+from edge_agent.runtime.states import DeviceFailed, TrainingBegan, TrainingEnded
+from wattfleet_proto.v1 import session_pb2
+
+READY, TRAINING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_TRAINING
+
+
+class Reports:
+    """A link that notes what was reported, in order."""
+
+    def __init__(self):
+        self.states = []
+
+    def report_state(self, report):
+        self.states.append(report.state)
+
+    def report_front(self, report):
+        pass
+
+
+class Board:
+    """A learner and a training watch that note when the device is set."""
+
+    profiled_modes = 6
+
+    def __init__(self):
+        self.touched = []
+
+    def measure_anew(self, report):
+        self.touched.append("measured anew")
+
+    def recover(self):
+        self.touched.append("recovered")
+
+    def park(self):
+        self.touched.append("parked")
+
+
+@pytest.fixture
+def board():
+    return Board()
+
+
+@pytest.fixture
+def reports():
+    return Reports()
+
+
+def care_of(board, reports, front_report=session_pb2.FrontReport):
+    return RecoverySupervisor(board, reports, StateReporter(reports), board, front_report)
+
+
+@pytest.mark.parametrize("event", [TrainingEnded(drift="slower"), DeviceFailed("no permission")])
+def test_nothing_touches_the_device_once_its_care_was_closed(board, reports, monkeypatch, event):
+    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.0)
+
+    async def last_training_ends_while_the_agent_does():
+        care = care_of(board, reports)
+        await care.begin()
+        async with care.training:
+            care.happened(TrainingBegan("4c"))
+            closing = asyncio.create_task(care.aclose())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            await care.settled(event)
+        await closing
+        closed_with = list(board.touched)
+        for _ in range(20):
+            await asyncio.sleep(0.001)
+        return closed_with
+
+    assert asyncio.run(last_training_ends_while_the_agent_does()) == board.touched == []
+
+
+def test_a_care_that_is_closed_twice_over_still_waits_for_the_last_training(board, reports):
+    async def stopped_again_while_it_closes():
+        care = care_of(board, reports)
+        await care.training.acquire()
+        closing = asyncio.create_task(care.aclose())
+        for _ in range(3):
+            await asyncio.sleep(0)
+            closing.cancel()
+            await asyncio.sleep(0.001)
+        assert not closing.done()
+        care.training.release()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+
+    asyncio.run(stopped_again_while_it_closes())
+
+
+def test_a_training_is_not_reported_before_the_readiness_that_it_follows(board, reports):
+    computing, train = threading.Event(), threading.Event()
+
+    def slow_front():
+        computing.set()
+        assert train.wait(10)
+        return session_pb2.FrontReport()
+
+    async def trains_at_once():
+        care = care_of(board, reports, slow_front)
+        beginning = asyncio.create_task(care.begin())
+        await asyncio.to_thread(computing.wait, 10)
+        assert care.training.locked(), "an app that asks now is told so"
+        train.set()
+        await beginning
+        async with care.training:
+            care.happened(TrainingBegan("4c"))
+
+    asyncio.run(trains_at_once())
+    assert reports.states == [READY, TRAINING]

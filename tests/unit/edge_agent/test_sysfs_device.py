@@ -1,0 +1,485 @@
+"""How a Jetson is read and set where its kernel, its sensors or its owner do not play along."""
+
+import errno
+
+import numpy as np
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.virtual.virtual_clock import VirtualClock
+from tests.fakes.jetson_boards import (
+    AGX_ORIN_JP5,
+    AGX_ORIN_JP6,
+    CAP_4_5,
+    CAP_6,
+    FAKED_BOARDS,
+    NANO,
+    ORIN_NANO,
+    XAVIER_AGX,
+)
+from tests.fakes.jetson_tree import BPMP, CPU, INA_HWMON, INA_IIO, LOCK, FakedJetson, Ticks, open_sysfs
+from wattfleet.errors import InvalidInputError
+
+BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
+# What becomes of a CPU policy whose cores are offline, by kernel.
+OFFLINE_POLICIES = pytest.mark.parametrize(
+    "offline_policy", [None, errno.EINVAL, errno.EBUSY], ids=["vanishes", "EINVAL", "EBUSY"]
+)
+
+
+@pytest.fixture
+def orin(tmp_path):
+    return FakedJetson(tmp_path, AGX_ORIN_JP5)
+
+
+@BOARDS
+def test_no_write_order_ever_crosses_the_limits(tmp_path, board):
+    # Old kernels would refuse it and newer ones cut it off; each way between modes is taken.
+    tree = FakedJetson(tmp_path, board)
+    device = open_sysfs(tree)
+    cpu, gpu = board.cpu_khz, board.gpu_hz
+    top = device.space.highest
+    for khz, hz in ((cpu[0], gpu[0]), (cpu[5], gpu[-1]), (cpu[2], gpu[3]), (cpu[-1], gpu[1]), (cpu[5], gpu[4])):
+        device.apply(top._replace(cpu_khz=khz, gpu_hz=hz))
+        held = [tree.read(f"{tree.policy(0)}/scaling_{limit}_freq") for limit in ("min", "max")]
+        assert held == [str(khz)] * 2
+
+
+@BOARDS
+def test_a_mode_holds_both_limits_of_every_clock_and_the_first_cores(tmp_path, board):
+    tree = FakedJetson(tmp_path, board)
+    device = open_sysfs(tree)
+    mode = device.space.highest._replace(cores=board.cores - 1, gpu_hz=board.gpu_hz[2], mem_hz=board.emc_hz[0])
+    device.apply(mode)
+    assert tree.read(f"{CPU}/cpu{board.cores - 1}/online") == "0"
+    assert all(tree.read(f"{CPU}/cpu{core}/online") == "1" for core in range(1, board.cores - 1))
+    assert tree.read(f"{tree.gpu}/min_freq") == tree.read(f"{tree.gpu}/max_freq") == str(mode.gpu_hz)
+    if board.has_bpmp:
+        assert tree.read(f"{LOCK}/mrq_rate_locked") == "1"
+        assert tree.read(f"{LOCK}/rate") == str(mode.mem_hz)
+
+
+def test_cores_come_online_before_their_policy_is_set(orin):
+    device = open_sysfs(orin)
+    device.apply(device.space.lowest)
+    orin.written.clear()
+    device.apply(device.space.highest._replace(cpu_khz=1_113_600))
+    paths = [path for path, _ in orin.written]
+    for core, policy in ((4, 4), (8, 8)):
+        online = paths.index(f"{CPU}/cpu{core}/online")
+        assert online < paths.index(f"{orin.policy(policy)}/scaling_max_freq")
+
+
+@BOARDS
+def test_core_0_is_never_touched(tmp_path, board):
+    tree = FakedJetson(tmp_path, board)
+    tree.put(f"{CPU}/cpu0/online", 1)
+    device = open_sysfs(tree)
+    device.apply(device.space.lowest)
+    device.restore(device.knobs())
+    with pytest.raises(InvalidInputError, match="has no cpu/0/online to restore"):
+        device.restore({**device.knobs(), "cpu/0/online": "0"})
+    assert f"{CPU}/cpu0/online" not in [path for path, _ in tree.written]
+    assert device.current_mode().cores == 1
+
+
+def test_on_jetpack_5_the_memory_maximum_is_no_cap_at_all(orin):
+    device = open_sysfs(orin)
+    device.apply(device.space.lowest)
+    assert orin.read(CAP_4_5) == "204000000"
+    device.apply(device.space.highest)
+    assert orin.read(CAP_4_5) == "0"
+
+
+def test_on_jetpack_6_the_memory_maximum_is_a_number(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP6)
+    device = open_sysfs(tree)
+    device.apply(device.space.lowest)
+    device.apply(device.space.highest)
+    assert tree.read(CAP_6) == "3199000000"
+
+
+def test_without_debugfs_the_cap_alone_sets_the_memory_and_the_table_is_the_usual_one(orin):
+    for name in ("mrq_rate_locked", "rate", "max_rate", "state"):
+        orin.location(f"{LOCK}/{name}").unlink()
+    orin.location(f"{BPMP}/emc/possible_rates").unlink()
+    device = open_sysfs(orin)
+    assert not device.memory.table_is_live
+    assert device.space.mem_hz == AGX_ORIN_JP5.emc_hz
+    device.apply(device.space.lowest)
+    assert device.current_mode() == device.space.lowest
+
+
+def test_a_memory_that_cannot_be_set_has_one_frequency(tmp_path):
+    tree = FakedJetson(tmp_path, NANO)
+    tree.location(CAP_4_5).unlink()
+    device = open_sysfs(tree)
+    assert device.space.mem_hz == (1_600_000_000,)
+    device.apply(device.space.lowest)
+
+
+def test_memory_frequencies_beyond_what_the_board_reaches_are_not_offered(tmp_path):
+    tree = FakedJetson(tmp_path, ORIN_NANO)
+    tree.put(f"{BPMP}/emc/possible_rates", "204000 665600 2133000 3199000 ")
+    assert open_sysfs(tree).space.mem_hz == ORIN_NANO.emc_hz
+
+
+def test_a_memory_frequency_that_was_rounded_up_is_no_applied_mode(orin):
+    device = open_sysfs(orin)
+    orin.board = ORIN_NANO  # whose kernel lacks the frequency that was listed before
+    with pytest.raises(ModeNotAppliedError, match=rf"{LOCK}/rate: wanted 3199000000, found 2133000000"):
+        device.memory.set(204_000_000)
+        device.apply(device.space.highest)
+
+
+@pytest.mark.parametrize(
+    "knob",
+    [
+        f"{CPU}/cpu5/online",
+        f"{CPU}/cpufreq/policy4/scaling_max_freq",
+        f"{CPU}/cpufreq/policy0/scaling_min_freq",
+        "/sys/class/devfreq/17000000.ga10b/max_freq",
+        f"{LOCK}/rate",
+        f"{LOCK}/mrq_rate_locked",
+        CAP_4_5,
+    ],
+)
+def test_a_knob_that_silently_does_not_apply_is_named(orin, knob):
+    device = open_sysfs(orin)
+    orin.deaf.add(knob)
+    before = orin.read(knob)
+    mode = device.space.lowest._replace(cores=5, cpu_khz=729_600, gpu_hz=408_000_000)
+    with pytest.raises(ModeNotAppliedError) as failed:
+        device.apply(mode)
+    assert f"{knob}: wanted " in str(failed.value) and f"found {before}" in str(failed.value)
+
+
+def test_a_change_upward_that_does_not_take_is_an_error_not_a_mode(orin):
+    # Reported of AGX Orins: after some time only lower frequencies take effect, until a reboot.
+    device = open_sysfs(orin)
+    device.apply(device.space.lowest)
+    orin.deaf.add(f"{orin.gpu}/max_freq")
+    with pytest.raises(ModeNotAppliedError, match="max_freq: wanted 1300500000, found 306000000"):
+        device.apply(device.space.highest)
+
+
+def test_a_limit_between_two_frequencies_lets_the_lower_one_be_in_force(orin):
+    # As NVIDIA's 15W preset leaves an AGX Orin whose table begins at 306 MHz.
+    orin.put(f"{orin.gpu}/max_freq", 420_750_000)
+    orin.put(CAP_4_5, 2_750_000_000)
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    assert device.current_mode() == device.space.highest._replace(gpu_hz=408_000_000, mem_hz=2_133_000_000)
+    device.apply(device.current_mode())
+    device.restore(kept)
+    assert orin.read(f"{orin.gpu}/max_freq") == "420750000"
+
+
+def test_without_permission_it_says_to_run_as_root(orin):
+    device = open_sysfs(orin)
+    orin.unwritable[f"{CPU}/cpu11/online"] = errno.EACCES
+    with pytest.raises(ModeNotAppliedError, match=r"cpu11/online: no permission to write 0; run the agent as root"):
+        device.apply(device.space.lowest)
+
+
+def test_a_refused_value_is_named_with_the_reason(orin):
+    device = open_sysfs(orin)
+    orin.unwritable[f"{LOCK}/rate"] = errno.EINVAL
+    with pytest.raises(ModeNotAppliedError, match=rf"{LOCK}/rate: wanted 204000000, .*Invalid argument"):
+        device.apply(device.space.lowest)
+
+
+def test_a_knob_that_cannot_be_read_back_is_not_applied(orin):
+    device = open_sysfs(orin)
+    orin.unreadable[f"{LOCK}/rate"] = errno.EIO
+    with pytest.raises(
+        ModeNotAppliedError, match=rf"{LOCK}/rate: cannot be read: Input/output error, wanted 204000000"
+    ):
+        device.apply(device.space.lowest)
+
+
+@BOARDS
+@OFFLINE_POLICIES
+def test_everything_is_as_it_was_after_a_profile(tmp_path, board, offline_policy):
+    tree = FakedJetson(tmp_path, board, offline_policy)
+    for policy in board.policies:
+        tree.write(f"{tree.policy(policy[0])}/scaling_max_freq", str(board.cpu_khz[3]))
+    device = open_sysfs(tree)
+    before, kept = tree.everything(), device.knobs()
+    for mode in (device.space.lowest, device.space.highest, device.space.lowest):
+        with device.measuring():
+            device.apply(mode)
+        assert device.current_mode() == mode
+    device.restore(kept)
+    assert tree.everything() == before
+
+
+@BOARDS
+@OFFLINE_POLICIES
+def test_a_policy_whose_cores_are_offline_is_set_only_where_it_does_not_say_its_limits(tmp_path, board, offline_policy):
+    tree = FakedJetson(tmp_path, board, offline_policy)
+    tree.write(f"{tree.policy(0)}/scaling_max_freq", str(board.cpu_khz[2]))
+    for core in range(1, board.cores):
+        tree.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(tree)
+    before, kept = tree.everything(), device.knobs()
+    assert device.current_mode() == device.space.highest._replace(cores=1, cpu_khz=board.cpu_khz[2])
+    telling = [0] if offline_policy != errno.EINVAL else [cores[0] for cores in board.policies]
+    assert {name for name in kept if name.startswith("policy/")} == {
+        f"policy/{policy}/{limit}_khz" for policy in telling for limit in ("min", "max")
+    }
+    device.apply(device.space.lowest)
+    device.restore(kept)
+    assert tree.everything() == before
+    clocks = {path for path, _ in tree.written if "/cpufreq/" in path}
+    set_policies = [cores[0] for cores in board.policies] if offline_policy == errno.EBUSY else [0]
+    assert clocks == {
+        f"{tree.policy(policy)}/scaling_{limit}_freq" for policy in set_policies for limit in ("min", "max")
+    }
+
+
+def test_a_policy_that_does_not_say_which_cores_it_drives_is_taken_for_active(orin):
+    for core in (0, 4, 8):
+        orin.location(f"{orin.policy(core)}/affected_cpus").unlink()
+    assert "policy/8/max_khz" in open_sysfs(orin).knobs()
+
+
+@OFFLINE_POLICIES
+def test_cores_that_were_offline_go_back_there_with_their_clocks_free(tmp_path, offline_policy):
+    orin = FakedJetson(tmp_path, AGX_ORIN_JP5, offline_policy)
+    for core in range(4, 12):
+        orin.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    device.apply(device.space.highest._replace(cpu_khz=115_200))
+    orin.written.clear()
+    device.restore(kept)
+    assert device.current_mode().cores == 4
+    wrote = {path: value for path, value in orin.written}
+    assert wrote[f"{orin.policy(8)}/scaling_max_freq"] == "2201600"
+
+
+@OFFLINE_POLICIES
+@pytest.mark.parametrize("cores_at_last", [4, 12])
+def test_cores_that_were_offline_find_no_limits_of_ours_when_their_owner_brings_them_back(
+    tmp_path, offline_policy, cores_at_last
+):
+    orin = FakedJetson(tmp_path, AGX_ORIN_JP5, offline_policy)
+    orin.write(f"{orin.policy(8)}/scaling_max_freq", "1113600")
+    for core in range(4, 12):
+        orin.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    device.apply(device.space.lowest._replace(cores=12))
+    device.apply(device.space.lowest._replace(cores=cores_at_last))
+    device.restore(kept)
+    assert len(device.cpu.online()) == 4
+    orin.write(f"{CPU}/cpu4/online", "1")
+    orin.write(f"{CPU}/cpu8/online", "1")
+    # Where the kernel does not tell an offline policy's limits, what its owner had set there cannot be known.
+    theirs = "1113600" if offline_policy == errno.EINVAL else "2201600"
+    assert [orin.read(f"{orin.policy(core)}/scaling_max_freq") for core in (4, 8)] == ["2201600", theirs]
+    assert [orin.read(f"{orin.policy(core)}/scaling_min_freq") for core in (4, 8)] == ["115200", "115200"]
+
+
+def test_a_policy_that_cannot_be_set_while_its_core_is_woken_is_named_and_sleeps_again(orin):
+    for core in range(4, 12):
+        orin.write(f"{CPU}/cpu{core}/online", "0")
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    device.apply(device.space.lowest._replace(cores=12))
+    device.apply(device.space.lowest._replace(cores=4))
+    orin.unwritable[f"{orin.policy(8)}/scaling_max_freq"] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match="not restored: .*policy8/scaling_max_freq: wanted 2201600"):
+        device.restore(kept)
+    assert len(device.cpu.online()) == 4
+
+
+def test_a_locked_memory_is_locked_again(orin):
+    orin.write(f"{LOCK}/mrq_rate_locked", "1")
+    orin.write(f"{LOCK}/rate", "2133000000")
+    device = open_sysfs(orin)
+    assert device.current_mode().mem_hz == 2_133_000_000
+    kept = device.knobs()
+    device.apply(device.space.lowest)
+    device.restore(kept)
+    assert (orin.read(f"{LOCK}/mrq_rate_locked"), orin.read(f"{LOCK}/rate")) == ("1", "2133000000")
+
+
+@pytest.mark.parametrize("knob", [f"{CPU}/cpu5/online", f"{CPU}/cpufreq/policy0/scaling_max_freq", CAP_4_5])
+def test_one_knob_that_fails_leaves_only_itself_unrestored(orin, knob):
+    device = open_sysfs(orin)
+    before, kept = orin.everything(), device.knobs()
+    device.apply(device.space.lowest)
+    orin.unwritable[knob] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match=f"not restored: {knob}"):
+        device.restore(kept)
+    after = orin.everything()
+    folder = knob.rpartition("/")[0]
+    assert {path for path in before if after[path] != before[path]} <= {knob, f"{folder}/scaling_min_freq"}
+
+
+def test_restoring_goes_on_past_a_group_that_fails_and_names_it(orin):
+    device = open_sysfs(orin)
+    before, kept = orin.everything(), device.knobs()
+    device.apply(device.space.lowest)
+    orin.unwritable[f"{orin.gpu}/max_freq"] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match="not restored: .*max_freq"):
+        device.restore(kept)
+    stuck = {f"{orin.gpu}/max_freq", f"{orin.gpu}/min_freq"}
+    after = orin.everything()
+    assert {path: after[path] for path in after if path not in stuck} == {
+        path: before[path] for path in before if path not in stuck
+    }
+
+
+def test_knobs_are_found_again_after_a_start_that_renumbered_them(tmp_path):
+    tree = FakedJetson(tmp_path, XAVIER_AGX)
+    kept = open_sysfs(tree).knobs()
+    tree.renumber_hwmon()
+    device = open_sysfs(tree)
+    device.restore(kept)
+    assert device.start_meter().stop().power_mw[0] == XAVIER_AGX.power_mw
+
+
+def test_the_fan_runs_full_while_measuring_and_is_given_back(orin):
+    device = open_sysfs(orin)
+    with device.measuring():
+        assert orin.read(orin.fan) == "255" and not orin.fan_service_runs
+    assert orin.read(orin.fan) == "80" and orin.fan_service_runs
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_fan_whose_service_does_not_start_again_stays_at_full_speed(orin, refused):
+    device = open_sysfs(orin)
+    kept = device.knobs()
+    with device.measuring():
+        pass
+    orin.run(["systemctl", "stop", "nvfancontrol"], "")
+    orin.fan_service_starts = False
+    if refused:
+        orin.unwritable[orin.fan] = errno.EIO
+    with pytest.raises(ModeNotAppliedError, match="systemctl start nvfancontrol: Job .* failed") as error:
+        device.restore(kept)
+    assert orin.read(orin.fan) == ("80" if refused else "255")
+    assert ("wanted 255, the kernel refused it" in str(error.value)) == refused
+
+
+def test_a_fan_without_its_service_gets_its_speed_back(orin):
+    orin.run(["systemctl", "stop", "nvfancontrol"], "")
+    orin.put(orin.fan, 120)
+    with open_sysfs(orin).measuring():
+        assert orin.read(orin.fan) == "255"
+    assert orin.read(orin.fan) == "120" and not orin.fan_service_runs
+
+
+def test_a_fan_that_something_else_turns_down_is_no_condition_to_measure_in(orin):
+    device = open_sysfs(orin)
+    orin.deaf.add(orin.fan)
+    with pytest.raises(ModeNotAppliedError, match="stop what else controls the fan"), device.measuring():
+        pytest.fail("measured")
+    assert orin.fan_service_runs
+
+
+@pytest.mark.parametrize(
+    ("board", "sensor"),
+    [
+        (AGX_ORIN_JP5, f"{INA_HWMON}/1-0041/hwmon/hwmon4/curr2_input"),
+        (ORIN_NANO, f"{INA_HWMON}/1-0040/hwmon/hwmon3/in1_input"),
+        (NANO, f"{INA_IIO}/6-0040/iio:device0/in_power0_input"),
+    ],
+)
+def test_a_rail_that_cannot_be_read_makes_the_sample_missing(tmp_path, board, sensor):
+    tree = FakedJetson(tmp_path, board)
+    device = open_sysfs(tree)
+    clock = VirtualClock()
+    ticks = Ticks(clock, 4)
+    tree.unreadable[sensor] = errno.EIO
+    meter = PolledMeter(device.power.read_mw, clock, 0.5, ticks)
+    ticks.spent.wait()
+    assert np.isnan(meter.stop().power_mw).tolist() == [True] * 5
+    del tree.unreadable[sensor]
+    assert device.start_meter().stop().power_mw.tolist()[0] == board.power_mw
+
+
+def test_a_rail_that_is_not_the_boards_does_not_matter(tmp_path):
+    tree = FakedJetson(tmp_path, ORIN_NANO)
+    tree.unreadable[f"{INA_HWMON}/1-0040/hwmon/hwmon3/in2_input"] = errno.EIO
+    assert open_sysfs(tree).power.read_mw() == ORIN_NANO.power_mw
+
+
+def test_a_missing_rail_is_named_and_nothing_stands_for_it(orin):
+    orin.location(f"{INA_HWMON}/1-0041/hwmon/hwmon4/in2_label").unlink()
+    device = open_sysfs(orin)
+    assert device.power.missing == ("VDDQ_VDD2_1V8AO",)
+    assert np.isnan(device.power.read_mw())
+
+
+def test_a_meter_samples_at_its_interval_even_when_the_sensor_is_slow():
+    clock = VirtualClock()
+    ticks = Ticks(clock, 20)
+
+    def slow_mw():
+        clock.sleep_s(0.03)
+        return 5_000.0
+
+    meter = PolledMeter(slow_mw, clock, 0.2, ticks)
+    ticks.spent.wait()
+    trace = meter.stop()
+    assert np.allclose(trace.at_s, 0.2 * np.arange(21))
+    assert (trace.power_mw == 5_000).all()
+
+
+def test_the_hottest_zone_on_the_chip_counts_where_none_is_named_so(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP5)
+    tree.unreadable["/sys/class/thermal/thermal_zone3/temp"] = errno.EAGAIN
+    assert open_sysfs(tree).conditions().temperature_c == 48.0
+
+
+def test_without_any_zone_the_temperature_is_absent(tmp_path):
+    tree = FakedJetson(tmp_path, AGX_ORIN_JP5)
+    for number in range(4):
+        tree.unreadable[f"/sys/class/thermal/thermal_zone{number}/temp"] = errno.EAGAIN
+    assert open_sysfs(tree).conditions().temperature_c is None
+
+
+def test_a_throttle_counter_that_fails_makes_the_count_absent(orin):
+    device = open_sysfs(orin)
+    orin.put("/sys/class/hwmon/hwmon1/oc2_event_cnt", 5)
+    assert device.conditions().throttle_events == 8
+    orin.unreadable["/sys/class/hwmon/hwmon1/oc3_event_cnt"] = errno.EIO
+    assert device.conditions().throttle_events is None
+
+
+def test_what_is_no_jetson_is_refused(tmp_path):
+    tree = FakedJetson(tmp_path, NANO)
+    tree.put("/proc/device-tree/compatible", "raspberrypi,4-model-b\0brcm,bcm2711\0")
+    with pytest.raises(InvalidInputError, match="no Jetson here"):
+        open_sysfs(tree)
+
+
+def test_an_unknown_jetson_is_named(tmp_path):
+    tree = FakedJetson(tmp_path, NANO)
+    tree.put("/proc/device-tree/compatible", "nvidia,p2771-0000\0nvidia,tegra186\0")
+    with pytest.raises(InvalidInputError, match=r"nvidia,p2771-0000, nvidia,tegra186 is no board .*agx-orin"):
+        open_sysfs(tree)
+
+
+def test_a_jetson_that_does_not_say_its_release_still_works(orin):
+    orin.location("/etc/nv_tegra_release").unlink()
+    device = open_sysfs(orin)
+    assert (device.identity.l4t, device.identity.jetpack) == (None, None)
+
+
+@pytest.mark.parametrize("listed", ["", "none\n"])
+def test_a_kernel_that_lists_no_frequencies_is_named(orin, listed):
+    orin.put(f"{orin.gpu}/available_frequencies", listed)
+    with pytest.raises(InvalidInputError, match="ga10b/available_frequencies: lists no values"):
+        open_sysfs(orin)
+
+
+def test_without_a_gpu_node_it_asks_for_the_driver(orin):
+    orin.location(f"{orin.gpu}/device/of_node/name").unlink()
+    with pytest.raises(InvalidInputError, match="no GPU among its nodes"):
+        open_sysfs(orin)

@@ -1,0 +1,188 @@
+"""Messages and the core's types: what goes out comes back, and what is no front is refused."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.fakes.fronts import columns_of, front
+from wattfleet.choosing.front import MAX_POINTS, Front
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
+from wattfleet_proto.convert import (
+    front_from_message,
+    front_to_message,
+    mode_from_message,
+    mode_to_message,
+    plan_from_message,
+    plan_to_message,
+)
+from wattfleet_proto.v1 import planning_pb2, power_pb2
+
+hertz = st.integers(1, 10**12 - 1)
+modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
+positive = st.floats(1e-6, 1e9)
+spread = st.floats(0, 2)
+
+
+@st.composite
+def any_front(draw: st.DrawFn) -> Front:
+    """A front of any modes and any numbers that are in order."""
+    k = draw(st.integers(1, 12))
+    one_epoch_s = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)))
+    watts = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)), reverse=True)
+    epoch_s = np.array(one_epoch_s) * [draw(st.floats(0.1, 1)) for _ in range(k)]
+    warmup_s = np.array(one_epoch_s) - epoch_s
+    assume((np.diff(warmup_s + epoch_s) > 0).all())  # rounding may make two equal
+    return Front(
+        modes=np.array([draw(modes) for _ in range(k)], dtype=np.float64),
+        epoch_s=epoch_s,
+        power_w=np.array(watts),
+        epoch_log_sd=np.array([draw(spread) for _ in range(k)]),
+        power_log_sd=np.zeros(k),  # any spread could turn the order of the planned watts round
+        warmup_s=warmup_s,
+    )
+
+
+def as_received(message: power_pb2.Front) -> power_pb2.Front:
+    return power_pb2.Front.FromString(message.SerializeToString())
+
+
+def assert_same(one: Front, other: Front) -> None:
+    others = columns_of(other)
+    for name, values in columns_of(one).items():
+        assert np.array_equal(values, others[name]), name
+
+
+@given(modes)
+def test_a_mode_comes_back_as_it_was(mode: PowerMode) -> None:
+    message = power_pb2.PowerMode.FromString(mode_to_message(mode).SerializeToString())
+    assert mode_from_message(message) == mode
+
+
+@pytest.mark.parametrize("knob", PowerMode._fields)
+def test_a_mode_with_an_unset_knob_is_refused(knob: str) -> None:
+    message = mode_to_message(PowerMode(4, 1_000_000, 600_000_000, 2_133_000_000))
+    message.ClearField(knob)
+    with pytest.raises(InvalidInputError, match=r"needs all four knobs, got \("):
+        mode_from_message(message)
+
+
+@pytest.mark.parametrize("knob", ["gpu_hz", "mem_hz"])
+@pytest.mark.parametrize("value", [10**12, 2**53 + 1, 2**64 - 1])
+def test_a_clock_that_no_board_has_is_refused(knob: str, value: int) -> None:
+    message = mode_to_message(PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000))
+    setattr(message, knob, value)
+    with pytest.raises(InvalidInputError, match="less than 1 THz"):
+        mode_from_message(message)
+
+
+@given(any_front())
+def test_a_front_comes_back_to_the_last_bit(sent: Front) -> None:
+    assert_same(front_from_message(as_received(front_to_message(sent))), sent)
+
+
+def test_a_front_keeps_its_spread() -> None:
+    sent = front((10, 30), (20, 20), epoch_log_sd=0.03, power_log_sd=0.05)
+    received = front_from_message(as_received(front_to_message(sent)))
+    assert_same(received, sent)
+    assert received.planned_w.tolist() == sent.planned_w.tolist()
+
+
+def test_points_without_a_start_are_those_of_an_older_agent_and_start_at_once() -> None:
+    sent = front_to_message(front((10, 30), (12, 20), (40, 10), warmup_s=[5, 4, 0]))
+    for point in sent.points:
+        point.ClearField("warmup_s")
+    received = front_from_message(as_received(sent))
+    assert (received.warmup_s == 0).all()
+    assert received.epoch_s.tolist() == [10, 12, 40]
+
+
+def test_the_largest_front_there_may_be_comes_back() -> None:
+    sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_POINTS)))
+    assert_same(front_from_message(as_received(front_to_message(sent))), sent)
+
+
+def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
+    # Each point is empty and would be refused as such, had anything been made of it.
+    message = power_pb2.Front.FromString(b"\x0a\x00" * 1_000_000)
+    assert len(message.points) == 1_000_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 1000000"):
+            front_from_message(message)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 100_000
+
+
+def test_no_front_is_no_front() -> None:
+    with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 0"):
+        front_from_message(power_pb2.Front())
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("epoch_s", float("nan")),
+        ("epoch_s", -1.0),
+        ("epoch_s", 99.0),
+        ("power_w", float("inf")),
+        ("power_w", 0.0),
+        ("power_w", 1.0),
+        ("epoch_log_sd", -0.1),
+        ("power_log_sd", float("nan")),
+        ("warmup_s", -0.1),
+        ("warmup_s", float("inf")),
+        ("warmup_s", 10.0),
+    ],
+)
+def test_a_message_that_is_no_front_is_refused(field: str, value: float) -> None:
+    message = front_to_message(front((10, 30), (20, 20)))
+    setattr(message.points[0], field, value)
+    with pytest.raises(InvalidInputError, match=r"^a front"):
+        front_from_message(message)
+
+
+def test_a_front_with_an_unset_mode_is_refused() -> None:
+    message = front_to_message(front((10, 30), (20, 20)))
+    message.points[1].ClearField("mode")
+    with pytest.raises(InvalidInputError, match="needs all four knobs"):
+        front_from_message(message)
+
+
+watts = st.floats(0.1, 1e4)
+assignments = st.builds(Assignment, st.text(min_size=1), modes, positive, watts, watts, st.floats(0, 1e9))
+decisions = st.builds(Decision, st.text(), st.booleans(), st.text())
+
+
+@given(
+    st.builds(
+        RoundPlan,
+        st.lists(assignments, max_size=4, unique_by=lambda a: a.device_id).map(tuple),
+        st.lists(decisions, max_size=4).map(tuple),
+        positive,
+        watts,
+        watts,
+    ),
+    st.lists(st.integers(0, 2**64 - 1), min_size=4, max_size=4),
+    st.text(),
+)
+def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], plan_id: str) -> None:
+    nodes = {a.device_id: node_id for a, node_id in zip(plan.assignments, node_ids, strict=False)}
+    message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, plan, nodes).SerializeToString())
+    assert message.plan_id == plan_id
+    assert {a.device_id: a.node_id for a in message.assignments} == nodes
+    assert plan_from_message(message) == plan
+    # A device that a trim has stopped has its node still.
+    trimmed = replace(plan, assignments=plan.assignments[1:], first_planned=replace(plan, decisions=()))
+    message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
+    assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
+    assert plan_from_message(message) == trimmed

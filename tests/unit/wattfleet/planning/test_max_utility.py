@@ -1,0 +1,117 @@
+"""The most utility within nested capacities, against all sets and a mixed-integer program."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from wattfleet.planning.headroom import Headroom
+from wattfleet.planning.max_utility import by_utility, most_useful
+
+Case = tuple[np.ndarray, np.ndarray, Headroom]
+
+
+def feeds(headroom: Headroom) -> np.ndarray:
+    """`[supplies, devices]` whether a supply feeds a device."""
+    supplies = np.arange(len(headroom.spare_w))
+    return np.asarray((headroom.above[None, :, :] == supplies[:, None, None]).any(axis=1))
+
+
+def fits(case: Case, chosen: np.ndarray) -> bool:
+    extra_w, _, headroom = case
+    for supply, fed in enumerate(feeds(headroom)):
+        if (fed & chosen).any() and extra_w[fed & chosen].sum() > headroom.spare_w[supply]:
+            return False
+    return bool(np.isfinite(extra_w[chosen]).all())
+
+
+def best_of_all(case: Case) -> float:
+    sets = (np.array(chosen) for chosen in itertools.product([False, True], repeat=len(case[0])))
+    return max(float(case[1][chosen].sum()) for chosen in sets if fits(case, chosen))
+
+
+@st.composite
+def knapsacks(draw: st.DrawFn) -> Case:
+    """Whole watts behind a site, two circuits and a rack; devices hang anywhere, and some supplies lack watts."""
+    n = draw(st.integers(1, 7))
+    paths = [(0, -1, -1), (0, 1, -1), (0, 2, -1), (0, 1, 3)]
+    above = np.array([draw(st.sampled_from(paths)) for _ in range(n)], dtype=np.intp).T
+    watts = st.integers(0, 12).map(float) | st.just(float("inf"))
+    extra_w = np.array(draw(st.lists(watts, min_size=n, max_size=n)))
+    utility = np.array(draw(st.lists(st.integers(0, 20), min_size=n, max_size=n)), dtype=np.float64)
+    spare_w = np.array(draw(st.lists(st.integers(-3, 40), min_size=4, max_size=4)), dtype=np.float64)
+    return extra_w, utility, Headroom(spare_w, above)
+
+
+@settings(max_examples=80)
+@given(knapsacks())
+def test_it_is_within_a_thousandth_of_the_best_of_all_sets_and_says_how_near(case: Case) -> None:
+    found = most_useful(*case)
+    assert fits(case, found.chosen)
+    best, reached = best_of_all(case), float(case[1][found.chosen].sum())
+    assert reached >= best * (1 - 1e-3)
+    assert reached >= best * (1 - found.gap) - 1e-9
+
+
+def random_case(seed: int, n: int) -> Case:
+    """Racks of five on two circuits of a site, watts and utilities of any size."""
+    draw = np.random.default_rng(seed)
+    racks = max(1, n // 5)
+    rack = draw.integers(racks, size=n)
+    above = np.array([np.zeros(n), 1 + rack % 2, 3 + rack], dtype=np.intp)
+    extra_w, utility = draw.lognormal(2.5, 0.7, n), draw.lognormal(0.0, 1.0, n)
+    spare_w = np.zeros(3 + racks)
+    for supply in range(3 + racks):
+        spare_w[supply] = draw.uniform(0.3, 0.7) * extra_w[(above == supply).any(axis=0)].sum()
+    return extra_w, utility, Headroom(spare_w, above)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_is_within_a_thousandth_of_what_a_mixed_integer_program_finds(seed: int) -> None:
+    case = extra_w, utility, headroom = random_case(seed, n=20 + 10 * (seed % 4))
+    best = milp(
+        -utility,
+        integrality=np.ones(len(utility)),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(feeds(headroom) * extra_w[None, :], ub=headroom.spare_w),
+        options={"mip_rel_gap": 0.0},
+    )
+    assert best.status == 0
+    found = most_useful(*case)
+    reached = float(utility[found.chosen].sum())
+    assert fits(case, found.chosen)
+    assert reached >= -best.fun * (1 - 1e-3)
+    assert reached >= -best.fun * (1 - found.gap) * (1 - 1e-6)
+
+
+def test_one_large_device_is_taken_where_the_small_ones_with_more_utility_per_watt_leave_no_room_for_it() -> None:
+    # By utility per watt the two small ones come first, and then the large one no longer fits.
+    case = np.array([10.0, 1.0, 1.0]), np.array([10.0, 1.1, 1.1]), Headroom(np.array([10.0]), np.zeros((1, 3), np.intp))
+    assert most_useful(*case).chosen.tolist() == [True, False, False]
+
+
+@settings(max_examples=80)
+@given(knapsacks())
+def test_by_utility_the_most_useful_device_that_fits_is_taken_and_others_as_far_as_they_fit(case: Case) -> None:
+    extra_w, utility, headroom = case
+    chosen = by_utility(*case)
+    assert fits(case, chosen)
+    alone = [k for k in range(len(utility)) if fits(case, np.arange(len(utility)) == k)]
+    assert utility[chosen].max(initial=0.0) == max((utility[k] for k in alone), default=0.0)
+    for k in np.flatnonzero(~chosen & (utility > 0)):
+        more = chosen.copy()
+        more[k] = True
+        assert not fits(case, more)
+
+
+def test_nobody_is_useful_where_nothing_can_be_learnt_or_nobody_can_be_taken() -> None:
+    headroom = Headroom(np.array([10.0]), np.zeros((1, 2), np.intp))
+    for extra_w, utility in (([1.0, 2.0], [0.0, 0.0]), ([np.inf, np.inf], [1.0, 2.0])):
+        found = most_useful(np.array(extra_w), np.array(utility), headroom)
+        assert not found.chosen.any()
+        assert found.gap == 0.0

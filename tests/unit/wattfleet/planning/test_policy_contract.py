@@ -1,0 +1,212 @@
+"""What every policy has to do, whatever it prefers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.fleets import Fleet, fleets, history_of, many, modes_within_limit, tree
+from tests.fakes.fronts import front
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.curves import curves_of
+from wattfleet.planning.history import History, Part
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.policy import Policy, Situation
+from wattfleet.planning.policies.registry import POLICIES, policy
+from wattfleet.planning.selection import Selection
+
+MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
+# Those that take the number they are given, or half; `progress` takes no more than that.
+COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progress")]
+
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+values = st.none() | st.sampled_from([0.0, 1e-12, 0.5, 3.0, 1e12])
+parts = st.builds(Part, st.booleans(), values, values | st.just(-2.0))
+histories = st.lists(
+    st.dictionaries(st.sampled_from([f"device-{k}" for k in range(4)] + ["gone"]), parts, max_size=4), max_size=5
+).map(lambda rounds: history_of(*rounds))
+
+
+def made(name: str, **options: object) -> Policy:
+    return policy(name, **MUST_HAVE.get(name, {}), **options)
+
+
+def situation_of(fleet: Fleet, history: History, server_round: int) -> Situation:
+    """As a plan asks it: only of devices that have a mode within their limit."""
+    offers = [offer for offer in fleet.offers if modes_within_limit(offer)]
+    headroom = fleet.allowance.headroom(fleet.offers)
+    kept = np.array([bool(modes_within_limit(offer)) for offer in fleet.offers])
+    return Situation(server_round, offers, curves_of(offers, 1.0), headroom.of(kept), history)
+
+
+@every_policy
+@settings(max_examples=20)
+@given(fleet=fleets(), history=histories, ahead=st.integers(1, 30))
+def test_a_wish_is_whole_says_why_not_for_everyone_left_aside_and_is_the_same_when_asked_again(
+    name: str, fleet: Fleet, history: History, ahead: int
+) -> None:
+    assume(any(modes_within_limit(offer) for offer in fleet.offers))
+    situation = situation_of(fleet, history, len(history.rounds) + ahead)
+    n = len(situation.offers)
+    try:
+        wish = made(name).wish(situation)
+    except InfeasibleBudgetError:
+        assert name == "deadline"
+        return
+    for mask in (wish.eligible, wish.first):
+        assert (mask.shape, mask.dtype) == ((n,), np.bool_)
+    assert not (wish.first & ~wish.eligible).any()
+    assert 1 <= wish.count <= wish.eligible.sum()
+    assert wish.first.sum() <= wish.count
+    assert all(wish.aside.get(int(k)) for k in np.flatnonzero(~wish.eligible))
+    again = made(name).wish(situation)
+    assert (wish.count, wish.aside, wish.because) == (again.count, again.aside, again.because)
+    assert (wish.eligible == again.eligible).all() and (wish.first == again.first).all()
+
+
+@every_policy
+def test_a_fleet_of_one_is_planned(name: str) -> None:
+    plan = plan_round(many(1), made(name), Allowance.of_site(30.0), 1.0, 1)
+    assert len(plan.assignments) == 1
+
+
+@every_policy
+def test_devices_without_a_mode_within_their_limit_are_passed_by(name: str) -> None:
+    dark = [Offer(f"dark-{k}", front((1, 30)), 2.0, limit_w=10.0) for k in range(6)]
+    for server_round in range(1, 6):
+        plan = plan_round([*many(2), *dark], made(name), Allowance.of_site(500.0), 1.0, server_round)
+        assert 1 <= len(plan.assignments) <= 2
+        assert len(plan.decisions) == 8
+
+
+@every_policy
+def test_a_fleet_that_always_failed_is_still_planned(name: str) -> None:
+    offers = many(4)
+    history = history_of(*[{offer.device_id: Part(failed=True) for offer in offers}] * 8)
+    assert plan_round(offers, made(name), Allowance.of_site(500.0), 1.0, 9, history).assignments
+
+
+@every_policy
+def test_devices_that_joined_late_or_left_are_no_trouble(name: str) -> None:
+    history = history_of(*[{"gone": Part(False, 10, 1.0), "device-000": Part(False, 10, 0.3)}] * 5)
+    assert plan_round(many(6), made(name), Allowance.of_site(500.0), 1.0, 6, history).assignments
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_the_number_that_was_asked_for_is_taken(name: str) -> None:
+    tier_of_all = {"tiers": 1} if name == "tiers" else {}
+    for count in (1, 4, 9, 50):
+        plan = plan_round(many(9), made(name, count=count, **tier_of_all), Allowance.of_site(500.0), 1.0, 1)
+        assert len(plan.assignments) == min(count, 9)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize(("devices", "half"), [(1, 1), (2, 1), (5, 3), (12, 6)])
+def test_half_the_fleet_is_taken_where_no_number_is_given(name: str, devices: int, half: int) -> None:
+    tier_of_all = {"tiers": 1} if name == "tiers" else {}
+    plan = plan_round(many(devices), made(name, **tier_of_all), Allowance.of_site(1_000.0), 1.0, 1)
+    assert len(plan.assignments) == half
+
+
+@pytest.mark.parametrize("name", COUNTED)
+@pytest.mark.parametrize(("share", "taken"), [(0.0, 4), (0.25, 5), (0.3, 6), (5.0, 9)])
+def test_over_selection_takes_more_than_that_number(name: str, share: float, taken: int) -> None:
+    tier_of_all = {"tiers": 1} if name == "tiers" else {}
+    plan = plan_round(
+        many(9),
+        made(name, count=4, **tier_of_all),
+        Allowance.of_site(500.0),
+        1.0,
+        1,
+        selection=Selection(over_selection=share),
+    )
+    assert len(plan.assignments) == taken
+
+
+@every_policy
+def test_over_selection_adds_to_a_number_only(name: str) -> None:
+    assert made(name).counts == (name in COUNTED)
+    assert name in ("all", "deadline") or made(name, count=3).counts
+
+
+@pytest.mark.parametrize("name", [*COUNTED, "progress"])
+def test_a_count_below_one_is_refused(name: str) -> None:
+    for count in (0, -1):
+        with pytest.raises(InvalidInputError, match=f"1 device or more, not {count}"):
+            made(name, count=count)
+
+
+@every_policy
+def test_a_policy_is_found_by_the_name_that_it_shows(name: str) -> None:
+    assert made(name).name == name
+
+
+def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+    with pytest.raises(InvalidInputError, match="unknown policy 'best': choose one of fastest-k, all, random, "):
+        policy("best")
+
+
+def test_an_option_that_a_policy_does_not_take_is_refused_with_those_it_does() -> None:
+    with pytest.raises(InvalidInputError, match="policy 'all' takes no count$"):
+        policy("all", count=2)
+    with pytest.raises(InvalidInputError, match="policy 'fair' takes no quantile, only count, floor"):
+        policy("fair", quantile=0.5)
+
+
+def test_options_left_open_and_seeds_for_policies_without_chance_do_no_harm() -> None:
+    assert policy("fastest-k", count=None, seed=7) == policy("fastest-k")
+    assert policy("random", seed=7) != policy("random", seed=8)
+
+
+def test_a_deadline_policy_needs_its_deadline() -> None:
+    with pytest.raises(InvalidInputError, match="needs a deadline in seconds"):
+        policy("deadline", deadline_s=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("deadline", {"deadline_s": 0.0}),
+        ("deadline", {"deadline_s": float("nan")}),
+        ("deadline", {"deadline_s": 5.0, "utility": "most"}),
+        ("fair", {"floor": -0.1}),
+        ("fair", {"floor": 1.1}),
+        ("fair", {"floor": float("nan")}),
+        ("tiers", {"tiers": 0}),
+        ("tiers", {"seed": -1}),
+        ("oort", {"seed": -1}),
+        ("random", {"seed": -1}),
+        ("oort", {"quantile": -0.1}),
+        ("oort", {"quantile": 1.1}),
+        ("oort", {"quantile": float("nan")}),
+        ("progress", {"count": 0}),
+        ("progress", {"half_devices": 0.0}),
+        ("progress", {"half_devices": float("inf")}),
+        ("progress", {"overhead_s": -1.0}),
+        ("progress", {"overhead_s": float("nan")}),
+    ],
+)
+def test_options_outside_their_range_are_refused(name: str, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidInputError):
+        policy(name, **options)
+
+
+@every_policy
+def test_no_round_is_spent_on_devices_that_their_supply_can_never_carry(name: str) -> None:
+    # Most hang behind a circuit that covers their idling and nothing else: a draw could well hold only those.
+    offers = [replace(offer, supply="dim" if k < 6 else "site") for k, offer in enumerate(many(9))]
+    allowance = Allowance(tree(site=None, dim="site"), {"site": 500.0, "dim": 12.0})
+    for server_round in range(1, 21):
+        plan = plan_round(offers, made(name), allowance, 1.0, server_round)
+        chosen = {assignment.device_id for assignment in plan.assignments}
+        assert chosen and not chosen & {offer.device_id for offer in offers[:6]}
+        assert plan.decisions[0].reason == (
+            "its supply cannot carry it: its thriftiest mode takes 18.0 W above idling, dim can give it 0.0 W"
+        )

@@ -1,0 +1,274 @@
+"""What a supply may give at a moment: by constants, schedules, plans and readings, and what each refuses."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta, timezone
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wattfleet.budgets.budget import Budget, ConstantBudget, InForce, Override, Reading, ReadingRule
+from wattfleet.budgets.schedules import DailySchedule, Span, TimedRow, TimedSchedule, read_plan
+from wattfleet.errors import InvalidInputError
+
+BERLIN = ZoneInfo("Europe/Berlin")
+NO_WATTS = [0.0, -1.0, math.nan, math.inf, -math.inf]
+NOW = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize("watts", NO_WATTS)
+def test_stated_watts_have_to_be_finite_and_above_zero(watts: float) -> None:
+    for state in (
+        ConstantBudget,
+        lambda w: Span(0, 1440, w),
+        lambda w: TimedRow(NOW, w),
+        lambda w: TimedSchedule((TimedRow(NOW, 1.0),), w),
+        lambda w: ReadingRule(60, w),
+        Override,
+    ):
+        with pytest.raises(InvalidInputError, match=r"must be finite and above zero watts, not"):
+            state(watts)
+
+
+def test_an_override_is_in_force_until_it_is_over() -> None:
+    until = at("2026-06-01T14:00+02:00")
+    assert Override(40).in_force(until + timedelta(days=999)) == InForce(40, "operator", False, "set by the operator")
+    last = until - timedelta(microseconds=1)
+    assert Override(40, until).in_force(last) == InForce(40, "operator", False, "set by the operator")
+    assert Override(40, until).in_force(until) is None
+    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+        Override(40, until.replace(tzinfo=None))
+
+
+def test_a_constant_is_the_same_at_all_times() -> None:
+    assert ConstantBudget(300).in_force(NOW) == InForce(300, "constant", False, "always the same")
+
+
+# --- daily schedules ---------------------------------------------------------------------------------------------
+
+
+def test_a_span_over_midnight_has_the_night_on_both_sides_of_it() -> None:
+    schedule = DailySchedule.of(BERLIN, {"06:00-18:00": 200, "18:00-06:00": 80})
+    watts = {clock: schedule.in_force(at(f"2026-06-01T{clock}:00+02:00")).watts for clock in ("05:59", "06:00")}
+    assert watts == {"05:59": 80, "06:00": 200}
+    assert schedule.in_force(at("2026-06-01T23:59:59.999+02:00")).watts == 80
+    assert schedule.in_force(at("2026-06-01T17:59:59.999+02:00")) == InForce(
+        200, "schedule", False, "06:00-18:00 Europe/Berlin"
+    )
+
+
+def test_a_moment_is_looked_up_on_the_zones_wall_clock_whatever_its_own_offset() -> None:
+    schedule = DailySchedule.of(BERLIN, {"00:00-12:00": 1, "12:00-24:00": 2})
+    assert schedule.in_force(at("2026-06-01T10:30:00+00:00")).watts == 2  # 12:30 in summer
+    assert schedule.in_force(at("2026-01-01T10:30:00+00:00")).watts == 1  # 11:30 in winter
+    assert schedule.in_force(at("2026-06-01T20:30:00+10:00")).watts == 2
+
+
+def test_the_hour_that_is_left_out_in_spring_is_never_in_force_and_autumns_comes_twice() -> None:
+    schedule = DailySchedule.of(BERLIN, {"02:00-03:00": 99, "03:00-02:00": 1})
+    spring = [schedule.in_force(at("2026-03-29T00:00:00+00:00") + timedelta(minutes=m)).watts for m in range(180)]
+    assert 99 not in spring
+    autumn = [schedule.in_force(at("2026-10-24T23:00:00+00:00") + timedelta(minutes=m)).watts for m in range(240)]
+    assert autumn == [1] * 60 + [99] * 120 + [1] * 60
+
+
+@st.composite
+def days(draw: st.DrawFn) -> list[tuple[int, int, float]]:
+    """A day cut at some minutes, each piece with watts of its own; the last goes over midnight unless cut there."""
+    cuts = sorted(draw(st.sets(st.integers(0, 1439), min_size=2, max_size=6)))
+    return [(start, end, float(k + 1)) for k, (start, end) in enumerate(zip(cuts, [*cuts[1:], cuts[0]], strict=True))]
+
+
+def clock(minute: int) -> str:
+    return f"{minute // 60:02}:{minute % 60:02}"
+
+
+@given(
+    days(),
+    st.sampled_from(["Europe/Berlin", "America/St_Johns", "Australia/Lord_Howe", "Asia/Kathmandu", "UTC"]),
+    st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1), timezones=st.just(timezone.utc)),
+)
+def test_every_minute_of_every_day_has_exactly_one_budget(
+    pieces: list[tuple[int, int, float]], zone: str, moment: datetime
+) -> None:
+    """Against the wall clock's text, compared as text: no arithmetic in common with the code."""
+    schedule = DailySchedule.of(ZoneInfo(zone), {f"{clock(s)}-{clock(e)}": watts for s, e, watts in pieces})
+    wall = moment.astimezone(ZoneInfo(zone)).strftime("%H:%M")
+    right = [
+        watts
+        for s, e, watts in pieces
+        if (clock(s) <= wall < clock(e) if s < e else wall >= clock(s) or wall < clock(e))
+    ]
+    assert [schedule.in_force(moment).watts] == right
+
+
+@given(days(), st.integers(0, 5))
+def test_a_day_with_a_piece_left_out_is_refused_and_so_is_one_with_a_piece_twice(
+    pieces: list[tuple[int, int, float]], pick: int
+) -> None:
+    start, end, watts = pieces[pick % len(pieces)]
+    rest = tuple(Span(s, e or 1440, w) for s, e, w in pieces if s != start)
+    missing = f"{clock(start)}-{clock(end or 1440)}" if start < (end or 1440) else f"{clock(start)}-24:00"
+    with pytest.raises(InvalidInputError, match=f"states none for .*{missing}"):
+        DailySchedule(BERLIN, rest)
+    with pytest.raises(InvalidInputError, match=f"states several for .*{missing}"):
+        DailySchedule(BERLIN, (*rest, Span(start, end or 1440, watts), Span(start, end or 1440, watts + 1)))
+
+
+@pytest.mark.parametrize(
+    ("spans", "said"),
+    [
+        ({}, "states none for 00:00-24:00"),
+        ({"06:00-18:00": 1, "19:00-05:30": 2}, "states none for 05:30-06:00, 18:00-19:00"),
+        ({"06:00-18:00": 1, "17:00-07:00": 2}, "states several for 06:00-07:00, 17:00-18:00"),
+        ({"6-18": 1}, "'6-18' is no span of the day: write it as 06:00-18:00"),
+        ({"06:00-25:00": 1}, "'25:00' is no time of day"),
+        ({"06:60-18:00": 1}, "'06:60' is no time of day"),
+        ({"24:00-06:00": 1}, "a span starts from 00:00 to 23:59"),
+        ({"06:00-06:00": 1}, "empty span: write 00:00-24:00"),
+        ({"06:00-18:00": -5}, "06:00-18:00 must be finite and above zero watts, not -5"),
+    ],
+)
+def test_a_schedule_that_is_none_is_refused_and_the_error_names_the_minutes(spans: dict[str, float], said: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        DailySchedule.of(BERLIN, spans)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("whole_day", ["00:00-24:00", "00:00-00:00"])
+def test_one_span_may_be_the_whole_day(whole_day: str) -> None:
+    assert DailySchedule.of(BERLIN, {whole_day: 7}).in_force(NOW).watts == 7
+
+
+# --- plans of dated rows -----------------------------------------------------------------------------------------
+
+PLAN = """from,watts
+2026-06-01T06:00+02:00,200
+2026-06-01T10:00Z,150.5
+2026-06-01T18:00+02:00,80
+"""
+PLAN_WITH_ENDS = """from , until, watts
+2026-06-01T06:00+02:00,2026-06-01T18:00+02:00,200
+2026-06-01T16:00Z,,80
+2026-06-01T22:00+02:00,2026-06-02T00:00+02:00,90
+"""
+
+
+@pytest.mark.parametrize(
+    ("moment", "watts", "fallback"),
+    [
+        ("2026-06-01T03:59:59+00:00", 50, True),
+        ("2026-06-01T04:00:00+00:00", 200, False),
+        ("2026-06-01T09:59:59+00:00", 200, False),
+        ("2026-06-01T12:00:00+02:00", 150.5, False),
+        ("2026-06-01T18:00:00+02:00", 80, False),
+        ("2036-06-01T18:00:00+02:00", 80, False),
+    ],
+)
+def test_a_row_holds_until_the_next_and_the_last_for_good(moment: str, watts: float, fallback: bool) -> None:
+    state = read_plan(PLAN, 50).in_force(at(moment))
+    assert (state.watts, state.source, state.fallback) == (watts, "csv", fallback)
+
+
+def test_a_plan_that_ends_leaves_the_fallback_and_says_so() -> None:
+    plan = read_plan("\ufeff" + PLAN_WITH_ENDS, 50)
+    assert plan.in_force(at("2026-06-01T21:59:59+02:00")).watts == 80
+    assert plan.in_force(at("2026-06-01T23:59:59+02:00")).watts == 90
+    assert plan.in_force(at("2026-06-02T00:00:00+02:00")) == InForce(
+        50, "csv", True, "the plan ended 2026-06-02T00:00:00+02:00"
+    )
+    assert plan.in_force(at("2026-06-01T05:00:00+02:00")).reason == "the plan starts 2026-06-01T06:00:00+02:00"
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(-200, 5000))
+def test_any_moment_has_the_watts_of_the_newest_row_before_it(steps: list[int], minute: int) -> None:
+    starts = [NOW + timedelta(minutes=sum(steps[:k])) for k in range(len(steps))]
+    plan = TimedSchedule(tuple(TimedRow(start, k + 1.0) for k, start in enumerate(starts)), 99.0)
+    moment = NOW + timedelta(minutes=minute)
+    assert plan.in_force(moment).watts == (sum(start <= moment for start in starts) or 99.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "its first line must be from,watts or from,until,watts"),
+        ("time,watts\n", "not 'time,watts'"),
+        ("from,watts\n", "needs one row or more"),
+        ("from,watts\n2026-06-01T06:00+02:00\n", "line 2: 2 fields are needed"),
+        ("from,watts\n2026-06-01T06:00+02:00,1,2\n", "line 2: 2 fields are needed"),
+        ("from,watts\n2026-06-01T06:00,1\n", "line 2: 2026-06-01T06:00:00 has no offset from UTC"),
+        ("from,watts\ntomorrow,1\n", "line 2: 'tomorrow' is no time: write it as"),
+        ("from,watts\n2026-06-01T06:00Z,many\n", "line 2: 'many' is no number of watts"),
+        ("from,watts\n2026-06-01T06:00Z,nan\n", "line 2: a budget must be finite and above zero watts, not nan"),
+        ("from,watts\n2026-06-01T06:00Z,-3\n", "line 2: a budget must be finite and above zero watts, not -3"),
+        ("from,watts\n2026-06-01T06:00Z,1\n2026-06-01T06:00Z,2\n", "is not after the row before it: sort the rows"),
+        ("from,watts\n2026-06-01T06:00Z,1\n2026-06-01T07:00+02:00,2\n", "is not after the row before it"),
+        ("from,until,watts\n2026-06-01T06:00Z,2026-06-01T06:00Z,1\n", "line 2: until"),
+        (
+            "from,until,watts\n2026-06-01T06:00Z,2026-06-01T07:00Z,1\n2026-06-01T08:00Z,,2\n",
+            "leave a gap between 2026-06-01T07:00:00+00:00 and 2026-06-01T08:00:00+00:00",
+        ),
+        (
+            "from,until,watts\n2026-06-01T06:00Z,2026-06-01T09:00Z,1\n2026-06-01T08:00Z,,2\n",
+            "overlap between 2026-06-01T09:00:00+00:00 and 2026-06-01T08:00:00+00:00",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plan_is_refused_and_the_error_says_where(text: str, said: str) -> None:
+    with pytest.raises(InvalidInputError) as refused:
+        read_plan(text, 50)
+    assert said in str(refused.value)
+
+
+# --- readings ----------------------------------------------------------------------------------------------------
+
+RULE = ReadingRule(max_age_s=60, fallback_w=40)
+
+
+def test_a_reading_is_in_force_until_it_is_stale() -> None:
+    reading = Reading(120, NOW)
+    for age_s, expected in ((0, 120), (60, 120), (60.001, 40), (1e6, 40), (-60, 120), (-60.001, 40)):
+        assert RULE.in_force(NOW + timedelta(seconds=age_s), reading).watts == expected
+
+
+def test_the_fallback_says_why_it_is_in_force() -> None:
+    late = NOW + timedelta(seconds=61)
+    assert RULE.in_force(NOW, None) == InForce(40, "query", True, "nothing was measured yet")
+    assert RULE.in_force(NOW, None, "no answer").reason == "nothing was measured yet: no answer"
+    assert RULE.in_force(late, Reading(120, NOW), "no answer").reason == "nothing was measured for 60 s: no answer"
+    assert RULE.in_force(NOW, Reading(120, NOW), "no answer") == InForce(120, "query", False, "measured")
+
+
+def test_a_measured_zero_is_no_failure() -> None:
+    assert RULE.in_force(NOW, Reading(0, NOW)) == InForce(0, "query", False, "measured")
+
+
+@pytest.mark.parametrize("watts", [-0.1, math.nan, math.inf])
+def test_measured_watts_have_to_be_finite_and_not_negative(watts: float) -> None:
+    with pytest.raises(InvalidInputError, match="must be finite and not negative"):
+        Reading(watts, NOW)
+
+
+@pytest.mark.parametrize("max_age_s", [0, -1, math.nan, math.inf])
+def test_a_reading_has_to_get_stale_some_time(max_age_s: float) -> None:
+    with pytest.raises(InvalidInputError, match="must be finite and above zero s"):
+        ReadingRule(max_age_s, 40)
+
+
+def test_a_time_without_an_offset_is_refused_wherever_the_time_matters() -> None:
+    naive = datetime(2026, 6, 1, 12)
+    budgets: list[Budget] = [DailySchedule.of(BERLIN, {"00:00-24:00": 7}), read_plan(PLAN, 50)]
+    for budget in budgets:
+        with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+            budget.in_force(naive)
+    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+        RULE.in_force(naive, None)
+    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+        Reading(1, naive)

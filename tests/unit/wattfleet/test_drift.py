@@ -1,0 +1,59 @@
+"""When observations contradict a predictor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes.profile import Measurement
+from wattfleet.prediction.drift import DriftRule, Residual, drift
+from wattfleet.prediction.predictor import Prediction
+
+MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
+QUIET = Residual(0.3, -0.5)
+
+
+def test_a_residual_is_counted_in_standard_deviations_of_the_prediction():
+    predicted = Prediction(np.array([100.0]), np.array([20_000.0]), np.array([0.05]), np.array([0.02]))
+    residual = Residual.of(Measurement(MODE, 100 * np.exp(0.1), 20_000 * np.exp(-0.02)), predicted)
+    assert (residual.time, residual.power) == (pytest.approx(2), pytest.approx(-1))
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (Residual(1.7, 0), "4 of the last 6 rounds took longer than the predictor's 90% interval"),
+        (Residual(-1.7, 0), "took less long"),
+        (Residual(0, 1.7), "drew more power"),
+        (Residual(0, -1.7), "drew less power"),
+    ],
+)
+def test_four_of_the_last_six_beyond_one_end_are_drift(odd, words):
+    assert words in drift([odd, QUIET, odd, QUIET, odd, odd])
+    assert drift([odd, odd, odd]) is None
+    assert drift([odd, odd, odd, QUIET, QUIET, QUIET, odd]) is None, "the first is no longer among the last six"
+
+
+def test_both_sides_in_turn_are_noise():
+    assert drift([Residual(1.7, -1.7), Residual(-1.7, 1.7)] * 3) is None
+
+
+def test_just_inside_the_interval_is_inside():
+    # The 90 % interval of a normal distribution reaches to 1.645 standard deviations.
+    assert drift([Residual(1.64, 1.64)] * 6) is None
+    assert drift([Residual(1.65, 0)] * 6) is not None
+
+
+def test_a_predictor_that_is_right_is_called_wrong_in_fewer_than_one_of_a_thousand_rounds():
+    rng = np.random.default_rng(0)
+    rounds = [Residual(*pair) for pair in rng.standard_normal((40_000, 2))]
+    alarms = sum(drift(rounds[end - 6 : end]) is not None for end in range(6, len(rounds)))
+    assert 0 < alarms / len(rounds) < 1 / 1000
+
+
+@pytest.mark.parametrize("wrong", [{"interval": 1.0}, {"outside": 0}, {"outside": 7}, {"modes": 0}])
+def test_rules_out_of_range_are_refused(wrong):
+    with pytest.raises(InvalidInputError):
+        DriftRule(**wrong)

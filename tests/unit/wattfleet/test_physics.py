@@ -1,0 +1,165 @@
+"""The physics against cases computed by hand, and what must hold for any parameters."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.prediction.roofline.physics import (
+    PowerParameters,
+    TimeParameters,
+    loader_cores,
+    power_mw,
+    step_parts,
+    step_time_ms,
+)
+
+NOTHING = 1e-12
+IDLE = TimeParameters(*[NOTHING] * len(fields(TimeParameters)))
+NO_POWER = PowerParameters(*[NOTHING] * len(fields(PowerParameters)))
+ALONE = replace(IDLE, gpu_overlap=50, launch_overlap=50, loading_overlap=50, workers=1e6)
+SOME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
+
+# Orders of magnitude around what any workload or board needs.
+TIMES = st.builds(TimeParameters, *[st.floats(1e-3, 1e4)] * 7, *[st.floats(0.05, 50)] * 6)
+POWERS = st.builds(PowerParameters, *[st.floats(1e-2, 1e5)] * 9, *[st.floats(0.05, 5)] * 4)
+
+
+def mode(cores: float, cpu_ghz: float, gpu_ghz: float, mem_ghz: float) -> ModeArray:
+    return np.array([[cores, cpu_ghz * 1e6, gpu_ghz * 1e9, mem_ghz * 1e9]])
+
+
+def time_of(theta: TimeParameters, *knobs: float) -> float:
+    return float(step_time_ms(theta, mode(*knobs))[0])
+
+
+def test_a_million_gpu_cycles_take_a_millisecond_at_one_gigahertz() -> None:
+    assert time_of(replace(ALONE, compute_mcycles=10), 4, 1, 0.5, 1) == pytest.approx(20)
+    assert time_of(replace(ALONE, serial_compute_mcycles=10), 4, 1, 0.5, 1) == pytest.approx(20)
+
+
+def test_launching_needs_one_core_however_many_are_online() -> None:
+    theta = replace(ALONE, launch_mcycles=30)
+    assert time_of(theta, 1, 1.5, 1, 1) == pytest.approx(20)
+    assert time_of(theta, 12, 1.5, 1, 1) == pytest.approx(20)
+
+
+def test_fixed_time_adds_to_everything() -> None:
+    assert time_of(replace(ALONE, traffic_mcycles=40, fixed_ms=3), 4, 1, 1, 2) == pytest.approx(23)
+
+
+@pytest.mark.parametrize(("overlap", "together"), [(1e-9, 7.0), (1.0, 5.0), (200.0, 4.0)])
+def test_overlap_goes_from_the_sum_over_the_root_of_squares_to_the_longer(overlap: float, together: float) -> None:
+    theta = replace(ALONE, compute_mcycles=3, traffic_mcycles=4, gpu_overlap=overlap)
+    assert time_of(theta, 4, 1, 1, 1) == pytest.approx(together, rel=1e-3)
+
+
+def test_loading_waits_for_its_core_and_for_the_memory() -> None:
+    # 100 cores but for the main one: one worker has a core of its own, and nothing else limits it.
+    theta = replace(ALONE, loading_mcycles=30, loading_stall_mcycles=20, workers=1)
+    assert time_of(theta, 100, 1, 1, 2) == pytest.approx(30 + 10, rel=1e-3)
+
+
+def test_the_training_process_takes_about_one_core_for_itself() -> None:
+    # Measured at loading-bound modes with 2, 4 and 6 cores: 1 : 1/3 : 1/5.
+    theta = replace(ALONE, loading_mcycles=100, main_cores=1)
+    two, four, six = (time_of(theta, cores, 1, 1, 1) for cores in (2, 4, 6))
+    assert four / two == pytest.approx(1 / 3, abs=0.07)
+    assert six / two == pytest.approx(1 / 5, abs=0.07)
+
+
+def test_loading_gains_nothing_from_cores_beyond_its_workers() -> None:
+    theta = replace(ALONE, loading_mcycles=100, main_cores=1, workers=4)
+    assert time_of(theta, 12, 1, 1, 1) == pytest.approx(100 / 4, rel=0.02)
+
+
+def test_the_system_around_takes_a_larger_share_of_slow_cores() -> None:
+    theta = replace(ALONE, main_cores=NOTHING, background_ghz=0.4)
+    slow, fast = loader_cores(theta, np.array([6.0, 6.0]), np.array([0.2, 2.0]))
+    assert slow == pytest.approx(6 - 2, abs=0.1)
+    assert fast == pytest.approx(6 - 0.2, abs=0.1)
+
+
+def test_one_core_at_the_lowest_clock_still_loads() -> None:
+    assert 0 < loader_cores(replace(SOME, background_ghz=1), np.array([1.0]), np.array([0.1152]))[0] < 0.1
+
+
+def test_power_is_a_floor_and_what_each_clock_draws() -> None:
+    theta = replace(ALONE, fixed_ms=1)
+    drawn = replace(NO_POWER, floor_mw=5000, core_clock_mw=100, gpu_clock_mw=1000, mem_clock_mw=300)
+    knobs = mode(4, 2.0, 0.5, 3.0)
+    assert power_mw(drawn, theta, knobs)[0] == pytest.approx(5000 + 4 * 2 * 100 + 0.5 * 1000 + 3 * 300)
+
+
+def test_a_resource_draws_its_busy_power_for_the_share_of_the_step_that_it_works() -> None:
+    half_busy = replace(ALONE, compute_mcycles=10, fixed_ms=10)
+    assert power_mw(replace(NO_POWER, gpu_busy_mw=8000), half_busy, mode(4, 1, 1, 1))[0] == pytest.approx(4000)
+    assert power_mw(replace(NO_POWER, mem_compute_mw=800), half_busy, mode(4, 1, 1, 2))[0] == pytest.approx(800)
+    half_moving = replace(ALONE, traffic_mcycles=20, fixed_ms=10)
+    assert power_mw(replace(NO_POWER, mem_traffic_mw=3000), half_moving, mode(4, 1, 1, 2))[0] == pytest.approx(3000)
+    assert power_mw(replace(NO_POWER, gpu_stall_mw=600), half_moving, mode(4, 1, 0.5, 2))[0] == pytest.approx(150)
+
+
+def test_busy_cores_are_those_that_load_and_the_one_that_launches() -> None:
+    draws = replace(NO_POWER, core_busy_mw=100)
+    launching = replace(ALONE, launch_mcycles=10)
+    assert power_mw(draws, launching, mode(8, 1, 1, 1))[0] == pytest.approx(100)
+    loading = replace(ALONE, loading_mcycles=1000, workers=3)
+    assert power_mw(draws, loading, mode(100, 1, 1, 1))[0] == pytest.approx(300, rel=0.01)
+
+
+def test_voltage_raises_power_above_the_knee_only() -> None:
+    raised = replace(NO_POWER, gpu_clock_mw=1000, gpu_voltage=2, gpu_knee_ghz=0.7)
+    below, above = (power_mw(raised, ALONE, mode(4, 1, gpu, 1))[0] for gpu in (0.3, 1.3))
+    assert below == pytest.approx(300, rel=0.01)
+    assert above == pytest.approx(1300 * (1 + 2 * 0.6**2), rel=0.02)
+
+
+@given(theta=TIMES, board=st.sampled_from(sorted(BOARDS)), scale=st.floats(0.1, 10))
+def test_a_step_takes_no_less_than_any_of_its_parts_and_scales_with_the_work(
+    theta: TimeParameters, board: str, scale: float
+) -> None:
+    modes = BOARDS[board].space.array()[::97]
+    parts = step_parts(theta, modes)
+    for part in (parts.loading_ms, parts.launch_ms, parts.compute_ms, parts.traffic_ms):
+        assert (part > 0).all()
+        assert (parts.step_ms >= part * (1 - 1e-9)).all()
+    work = np.array(astuple(theta))
+    work[:7] *= scale
+    np.testing.assert_allclose(step_time_ms(TimeParameters(*work), modes), scale * parts.step_ms, rtol=1e-9)
+
+
+@given(theta=TIMES, power=POWERS, board=st.sampled_from(sorted(BOARDS)))
+def test_every_mode_of_every_board_has_a_finite_positive_power(
+    theta: TimeParameters, power: PowerParameters, board: str
+) -> None:
+    drawn = power_mw(power, theta, BOARDS[board].space.array()[::97])
+    assert np.isfinite(drawn).all()
+    assert (drawn > power.floor_mw).all()
+
+
+@given(theta=TIMES, board=st.sampled_from(sorted(BOARDS)), knob=st.integers(0, 3))
+def test_raising_one_knob_never_slows_a_step(theta: TimeParameters, board: str, knob: int) -> None:
+    space = BOARDS[board].space
+    shape = [len(values) for values in (space.cores, space.cpu_khz, space.gpu_hz, space.mem_hz)]
+    times: NDArray[np.float64] = step_time_ms(theta, space.array()).reshape(shape)
+    assert (np.diff(times, axis=knob) <= 1e-9 * times.max()).all()
+
+
+@pytest.mark.parametrize("kind", sorted(BOARDS))
+def test_a_whole_mode_space_is_positive_and_finite(kind: str) -> None:
+    modes = BOARDS[kind].space.array()
+    times = step_time_ms(SOME, modes)
+    assert np.isfinite(times).all()
+    assert (times > 0).all()
+
+
+def test_logarithms_are_another_way_to_write_the_parameters() -> None:
+    np.testing.assert_allclose(astuple(TimeParameters.from_log(SOME.log())), astuple(SOME))

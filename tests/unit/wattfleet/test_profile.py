@@ -1,0 +1,231 @@
+"""Profiles, and what is refused of the CSV files that hold them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes.profile import COLUMNS, Measurement, Profile, read_csv, write_csv
+
+HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw"
+ROWS = [
+    "12,2201600,1300500000,3199000000,57.25,36500",
+    "8,1420800,828750000,2133000000,91.5,24750",
+    "4,729600,318750000,665600000,260.75,13200",
+]
+
+
+def csv(directory: Path, *lines: str) -> Path:
+    path = directory / "profile.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(InvalidInputError) as caught:
+        read_csv(path)
+    text = str(caught.value)
+    assert text.startswith(str(path)), "the file is named first"
+    assert "\n" not in text, "a command prints it on one line"
+    return text
+
+
+def test_a_file_is_read_row_by_row(tmp_path: Path) -> None:
+    assert read_csv(csv(tmp_path, HEADER, *ROWS)).measurements() == [
+        Measurement(PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000), 57.25, 36_500),
+        Measurement(PowerMode(8, 1_420_800, 828_750_000, 2_133_000_000), 91.5, 24_750),
+        Measurement(PowerMode(4, 729_600, 318_750_000, 665_600_000), 260.75, 13_200),
+    ]
+
+
+def test_columns_may_stand_in_any_order_beside_others(tmp_path: Path) -> None:
+    path = csv(
+        tmp_path,
+        "power_mw,note,mem_hz,gpu_hz,cpu_khz,cores,minibatch_ms",
+        "36500,warm,3199000000,1300500000,2201600,12,57.25",
+    )
+    assert read_csv(path).measurements() == [
+        Measurement(PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000), 57.25, 36_500)
+    ]
+
+
+@settings(max_examples=25)
+@given(
+    st.dictionaries(
+        st.builds(
+            PowerMode,
+            st.integers(1, 256),
+            st.integers(50_000, 10_000_000),
+            st.integers(50_000_000, 10_000_000_000),
+            st.integers(50_000_000, 20_000_000_000),
+        ),
+        st.tuples(st.floats(0.01, 1e7), st.floats(200, 2e6)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_what_is_written_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, measured: dict[PowerMode, tuple[float, float]]
+) -> None:
+    profile = Profile.of(Measurement(mode, *values) for mode, values in measured.items())
+    path = tmp_path_factory.mktemp("profile") / "profile.csv"
+    write_csv(profile, path)
+    assert path.read_text().splitlines()[0] == HEADER
+    back = read_csv(path)
+    assert np.array_equal(back.modes, profile.modes)
+    assert back.minibatch_ms == pytest.approx(profile.minibatch_ms, rel=1e-12)
+    assert back.power_mw == pytest.approx(profile.power_mw, rel=1e-12)
+
+
+@pytest.mark.parametrize("missing", COLUMNS)
+def test_a_missing_column_is_named(tmp_path: Path, missing: str) -> None:
+    kept = [k for k, name in enumerate(COLUMNS) if name != missing]
+    lines = [",".join(line.split(",")[k] for k in kept) for line in (HEADER, *ROWS)]
+    text = refusal(csv(tmp_path, *lines))
+    assert f"missing columns {missing};" in text
+    assert "needed are " + ", ".join(COLUMNS) in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "unit"),
+    [
+        ("cores", "0", "a number of cores"),
+        ("cpu_khz", "1420.8", "kHz"),  # MHz
+        ("cpu_khz", "1420800000", "kHz"),  # Hz
+        ("gpu_hz", "828.75", "Hz"),  # MHz
+        ("gpu_hz", "828750", "Hz"),  # kHz
+        ("mem_hz", "2133", "Hz"),  # MHz
+        ("minibatch_ms", "-91.5", "milliseconds"),
+        ("minibatch_ms", "0", "milliseconds"),
+        ("power_mw", "24.75", "milliwatts"),  # watts
+        ("power_mw", "-24750", "milliwatts"),
+        ("power_mw", "inf", "milliwatts"),
+    ],
+)
+def test_a_value_out_of_its_units_range_is_refused_with_its_line(
+    tmp_path: Path, column: str, value: str, unit: str
+) -> None:
+    cells = ROWS[1].split(",")
+    cells[COLUMNS.index(column)] = value
+    text = refusal(csv(tmp_path, HEADER, ROWS[0], ",".join(cells), ROWS[2]))
+    assert f", line 3: {column} is {float(value):g}, expected {unit} between" in text
+    assert "correct the value or its unit" in text
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("cores", "2.5"), ("cpu_khz", "1420800.5"), ("gpu_hz", "828750000.25"), ("mem_hz", "2133000000.5")],
+)
+def test_a_mode_that_is_not_in_whole_numbers_is_refused_with_its_line(tmp_path: Path, column: str, value: str) -> None:
+    cells = ROWS[1].split(",")
+    cells[COLUMNS.index(column)] = value
+    text = refusal(csv(tmp_path, HEADER, ROWS[0], ",".join(cells), ROWS[2]))
+    assert f", line 3: {column} is {value}, expected a whole number (1 such rows)" in text
+
+
+def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+    assert read_csv(csv(tmp_path, HEADER, ROWS[0].replace("12,", "12.0,", 1))).modes[0, 0] == 12
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize(("cell", "shown"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
+def test_a_cell_that_is_no_number_is_refused_as_it_stands(tmp_path: Path, column: str, cell: str, shown: str) -> None:
+    cells = ROWS[2].split(",")
+    cells[COLUMNS.index(column)] = f'"{cell}"'
+    text = refusal(csv(tmp_path, HEADER, *ROWS[:2], ",".join(cells)))
+    assert f", line 4: {column} is {shown}, expected " in text
+
+
+def test_lines_are_counted_as_an_editor_counts_them(tmp_path: Path) -> None:
+    text = refusal(csv(tmp_path, HEADER, "", ROWS[0], "", "", ROWS[1].replace("24750", "24.75"), ""))
+    assert ", line 6: power_mw is 24.75" in text
+
+
+def test_how_many_rows_are_wrong_is_said(tmp_path: Path) -> None:
+    watts = [row.rsplit(",", 1)[0] + ",30.5" for row in ROWS]
+    assert "(3 such rows)" in refusal(csv(tmp_path, HEADER, *watts))
+
+
+def test_a_mode_that_stands_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
+    again = ROWS[0].replace("57.25", "58.5")
+    text = refusal(csv(tmp_path, HEADER, *ROWS, again))
+    assert ", line 5: this mode stands twice" in text
+    assert "keep one row a mode" in text
+
+
+def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    assert "holds no rows; a profile needs at least one measured mode" in refusal(csv(tmp_path, HEADER))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(bytes(range(256)) * 4, id="binary"),
+        pytest.param(f"{HEADER}\n{ROWS[0]},1,2\n{ROWS[1]},1,2,3,4\n".encode(), id="ragged"),
+    ],
+)
+def test_what_is_no_csv_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "profile.csv"
+    path.write_bytes(content)
+    assert "cannot be read as CSV" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "rows", [[f"{row}," for row in ROWS], [row.replace(".", ",") for row in ROWS]], ids=["comma at the end", "decimals"]
+)
+def test_rows_longer_than_the_header_are_not_read_one_column_off(tmp_path: Path, rows: list[str]) -> None:
+    assert "more values than the header names columns" in refusal(csv(tmp_path, HEADER, *rows))
+
+
+def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "absent.csv")
+    assert "cannot be read as CSV" in refusal(tmp_path)
+
+
+def profile_of(**changes: np.ndarray) -> Profile:
+    values = {
+        "modes": np.array([[4, 1e6, 1e9, 2e9], [2, 1e6, 1e9, 2e9]]),
+        "minibatch_ms": np.array([50.0, 80.0]),
+        "power_mw": np.array([9_000.0, 7_000.0]),
+    }
+    return Profile(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"power_mw": np.array([9_000.0])}, "n times and powers"),
+        ({"modes": np.ones((2, 3))}, r"\[n, 4\] modes"),
+        ({"modes": np.array([[4, 1e6, 1e9, 2e9]] * 2)}, "each mode once"),
+        ({"modes": np.array([[4, 1e6, 1e9, 2e9], [0, 1e6, 1e9, 2e9]])}, "modes: every value"),
+        ({"minibatch_ms": np.array([50.0, np.nan])}, "minibatch_ms: every value"),
+        ({"power_mw": np.array([np.inf, 1.0])}, "power_mw: every value"),
+        ({"power_mw": np.array([-5.0, 1.0])}, "power_mw: every value"),
+    ],
+)
+def test_a_profile_that_cannot_have_been_measured_is_refused(changes: dict[str, np.ndarray], reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        profile_of(**changes)
+
+
+def test_the_sha256_is_of_the_rows_and_not_of_the_file(tmp_path: Path) -> None:
+    profile = read_csv(csv(tmp_path, HEADER, *ROWS))
+    turned = read_csv(csv(tmp_path, "note," + HEADER, *(f"x,{row.replace('12,', '12.0,')}" for row in ROWS[::-1])))
+    assert turned.sha256() == profile.sha256()
+    write_csv(profile, tmp_path / "again.csv")
+    assert read_csv(tmp_path / "again.csv").sha256() == profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2])).sha256() != profile.sha256()
+    assert read_csv(csv(tmp_path, HEADER, *ROWS[:2], ROWS[2].replace("260.75", "260.76"))).sha256() != profile.sha256()
+
+
+def test_some_rows_of_a_profile_are_a_profile() -> None:
+    profile = profile_of()
+    assert profile.rows(np.array([False, True])).measurements() == profile.measurements()[1:]
+    assert len(Profile.of([])) == 0

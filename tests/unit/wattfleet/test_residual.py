@@ -1,0 +1,119 @@
+"""The processes on the residual, against one-point cases by hand and surfaces that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.prediction.roofline.residual import (
+    MEASUREMENT_SD,
+    Correction,
+    Process,
+    Surface,
+    both_at,
+    expected_process,
+)
+
+Values = NDArray[np.float64]
+
+SPACE = BOARDS["agx-orin"].space.array()
+HERE, FAR = SPACE[-1:], SPACE[:1]
+NO_SLOPE = np.zeros((1, 2))
+PROCESS = Process(amplitude=0.05, nugget_sd=0.03)
+
+
+def one_measurement(residual: float, measurement_var: float) -> Correction:
+    prior = PROCESS.amplitude**2 + PROCESS.nugget_sd**2
+    return Correction(
+        PROCESS,
+        HERE,
+        np.zeros((1, 2)),
+        np.zeros(2),
+        np.array([measurement_var]),
+        np.array([residual / (prior + measurement_var)]),
+    )
+
+
+def bump(modes: ModeArray) -> Values:
+    return np.asarray(0.1 * np.sin(np.log(modes[:, 1] / 1e6)) * np.tanh(np.log(modes[:, 2] / 5e8)))
+
+
+def test_a_measured_mode_takes_its_residual_but_for_the_measurement_noise() -> None:
+    correction = one_measurement(0.1, MEASUREMENT_SD**2)
+    # 0.05^2 + 0.03^2 = 0.0034, and 0.01^2 = 0.0001.
+    assert correction.at(HERE, NO_SLOPE)[0][0] == pytest.approx(0.1 * 0.0034 / 0.0035)
+    variance = 0.0034 - 0.0034**2 / 0.0035 + 0.0001
+    assert correction.at(HERE, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(variance))
+
+
+def test_a_far_mode_takes_nothing_and_keeps_the_whole_uncertainty() -> None:
+    correction = one_measurement(0.1, MEASUREMENT_SD**2)
+    assert correction.at(FAR, NO_SLOPE)[0][0] == pytest.approx(0.0, abs=1e-6)
+    assert correction.at(FAR, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(0.0034 + 0.0001))
+
+
+def test_a_measurement_that_is_not_trusted_moves_nothing() -> None:
+    assert PROCESS.measurement_var(np.array([1.0]))[0] == pytest.approx(0.0001)
+    doubtful = PROCESS.measurement_var(np.array([0.01]))
+    assert doubtful[0] == pytest.approx(0.0001 + 0.0009 * 99)
+    assert one_measurement(0.1, doubtful[0]).at(HERE, NO_SLOPE)[0][0] < 0.005
+
+
+def test_uncertain_parameters_widen_the_prediction_by_what_they_do_to_it() -> None:
+    nothing = Correction.none(2, 0.02)
+    assert nothing.at(FAR, np.ones((1, 2)))[1][0] == pytest.approx(np.hypot(0.02, MEASUREMENT_SD))
+    uncertain = Correction(
+        Process(0.0, 0.02), np.empty((0, 4)), np.empty((0, 2)), np.array([0.3, 0.4]), np.empty(0), np.empty(0)
+    )
+    assert uncertain.at(FAR, np.array([[1.0, 0.5]]))[1][0] == pytest.approx(np.sqrt(0.09 + 0.04 + 0.0004 + 0.0001))
+
+
+def test_covariances_are_those_of_a_real_process() -> None:
+    some = SPACE[:: len(SPACE) // 60]
+    covariance = PROCESS.covariance(some, some)
+    np.testing.assert_allclose(np.diag(covariance), 0.0034)
+    np.testing.assert_allclose(covariance, covariance.T)
+    assert np.linalg.eigvalsh(covariance).min() > 0.0008
+
+
+def test_neighbouring_modes_are_not_taken_for_the_same() -> None:
+    # 2,188,800 and 2,201,600 kHz are the closest steps that a board has.
+    pair = np.array([[12, 2_188_800, 1.3005e9, 3.199e9], [12, 2_201_600, 1.3005e9, 3.199e9]])
+    assert PROCESS.covariance(pair, pair)[0, 1] < PROCESS.amplitude**2
+
+
+def test_a_surface_follows_a_smooth_residual_and_passes_by_rows_that_are_not_trusted() -> None:
+    rng = np.random.default_rng(0)
+    modes = SPACE[rng.permutation(len(SPACE))[:1500]]
+    seen, trusted = bump(modes) + rng.normal(0, 0.01, len(modes)), np.ones(len(modes))
+    seen[::20] += 1.0
+    trusted[::20] = 1e-4
+    surface = Surface.fit(modes, seen, trusted, np.arange(0, 1500, 5))
+    elsewhere = SPACE[::50]
+    assert np.abs(surface.at(elsewhere) - bump(elsewhere)).mean() < 0.01
+
+
+def test_two_surfaces_at_once_are_each_as_alone() -> None:
+    rng = np.random.default_rng(0)
+    modes, elsewhere = SPACE[:: len(SPACE) // 50], SPACE[::99]
+    one, same, other = (Surface(where, rng.normal(size=len(where))) for where in (modes, modes, modes[:7]))
+    for second in (same, other):
+        for surface, found in zip((one, second), both_at(elsewhere, one, second), strict=True):
+            np.testing.assert_allclose(found, surface.at(elsewhere))
+
+
+def test_the_zero_surface_is_zero() -> None:
+    assert Surface.zero().at(SPACE[:5]).tolist() == [0.0] * 5
+
+
+def test_large_residuals_give_an_uncertain_process_and_no_residuals_a_sure_one() -> None:
+    rng = np.random.default_rng(0)
+    modes = SPACE[rng.permutation(len(SPACE))[:30]]
+    calm, none = np.ones(30), np.zeros((30, 30))
+    wild = expected_process(modes, rng.normal(0, 0.08, 30), calm, none)
+    sure = expected_process(modes, np.zeros(30), calm, none)
+    assert sure.nugget_sd < 0.01 < 0.04 < wild.nugget_sd
+    assert sure.amplitude < wild.amplitude

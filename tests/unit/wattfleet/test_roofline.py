@@ -1,0 +1,119 @@
+"""The default predictor where little can be measured: few modes, none, and knobs that a device lacks."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import reference_models
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.boards import board
+from wattfleet.modes.profile import Profile, read_csv
+from wattfleet.prediction.artefact import restore
+from wattfleet.prediction.predictor import Prediction
+from wattfleet.prediction.roofline.predictor import RooflinePredictor
+
+SPACE = board("agx-orin").space.array()
+NOTHING = Profile(np.empty((0, 4)), np.empty(0), np.empty(0))
+
+
+@cache
+def reference() -> RooflinePredictor:
+    found = restore(reference_models.load("agx_orin_resnet18"))
+    assert isinstance(found, RooflinePredictor)
+    return found
+
+
+def measured(modes: np.ndarray, slower: float = 1.0, thirstier: float = 1.0) -> Profile:
+    truth = reference().predict(modes)
+    return Profile(modes, slower * truth.minibatch_ms, thirstier * truth.power_mw)
+
+
+def drawn(count: int, seed: int) -> np.ndarray:
+    return SPACE[np.random.default_rng(seed).choice(len(SPACE), count, replace=False)]
+
+
+def assert_sound(prediction: Prediction) -> None:
+    for values in (prediction.minibatch_ms, prediction.power_mw, prediction.time_log_sd, prediction.power_log_sd):
+        assert np.isfinite(values).all()
+        assert (values > 0).all()
+
+
+def held(prediction: Prediction, truth: Profile) -> tuple[float, float]:
+    """Shares of the times and of the powers within the 90 % interval."""
+    time = (prediction.minibatch_ms_quantile(0.05) <= truth.minibatch_ms) & (
+        truth.minibatch_ms <= prediction.minibatch_ms_quantile(0.95)
+    )
+    power = (prediction.power_mw_quantile(0.05) <= truth.power_mw) & (
+        truth.power_mw <= prediction.power_mw_quantile(0.95)
+    )
+    return float(time.mean()), float(power.mean())
+
+
+def test_from_nothing_measured_the_reference_speaks_with_wide_intervals() -> None:
+    fitted = RooflinePredictor.fit(NOTHING, reference())
+    found, known = fitted.predict(SPACE), reference().predict(SPACE)
+    assert_sound(found)
+    assert np.median(np.abs(np.log(found.minibatch_ms / known.minibatch_ms))) < 0.1
+    assert (found.time_log_sd > 10 * known.time_log_sd).all()
+    assert RooflinePredictor.load(fitted.save()).save() == fitted.save()
+    # Another workload and board: half of the power, three times the time.
+    assert min(held(found, measured(SPACE, slower=3, thirstier=0.5))) > 0.9
+
+
+def test_nothing_at_all_cannot_be_fitted() -> None:
+    with pytest.raises(InvalidInputError, match="at least 5, or give a reference"):
+        RooflinePredictor.fit(NOTHING)
+    with pytest.raises(InvalidInputError, match="at least 5"):
+        RooflinePredictor.fit(measured(drawn(4, 0)))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("target", ["agx_orin_mobilenetv3", "orin_nano_resnet18"])
+def test_intervals_from_nothing_measured_are_honest(corpora: Path, target: str) -> None:
+    profile = read_csv(corpora / f"{target}.csv")
+    assert min(held(RooflinePredictor.fit(NOTHING, reference()).predict(profile.modes), profile)) > 0.9
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_each_measured_mode_narrows_the_intervals(count: int) -> None:
+    truth = measured(drawn(count + 1, 7), slower=2.5, thirstier=0.6)
+    fewer = RooflinePredictor.fit(truth.rows(np.arange(count - 1)), reference()).predict(SPACE)
+    more = RooflinePredictor.fit(truth.rows(np.arange(count)), reference()).predict(SPACE)
+    assert_sound(more)
+    assert np.median(more.time_log_sd) < np.median(fewer.time_log_sd)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("knob", range(4))
+def test_a_knob_that_never_varies_is_no_obstacle(knob: int, known: bool) -> None:
+    held_at = SPACE[-1, knob]
+    space = SPACE[SPACE[:, knob] == held_at]
+    modes = space[np.random.default_rng(knob).choice(len(space), 30, replace=False)]
+    profile = measured(modes, slower=1.5)
+    fitted = RooflinePredictor.fit(profile, reference() if known else None)
+    truth = measured(space, slower=1.5)
+    found = fitted.predict(space)
+    assert_sound(found)
+    assert np.median(np.abs(found.minibatch_ms / truth.minibatch_ms - 1)) < (0.05 if known else 0.3)
+    # Where the knob was never moved the model may be wrong, but says something that can be used.
+    assert_sound(fitted.predict(SPACE))
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [[4.0, 2.4e6, 1e9, 1e9], [16.0, 4.5e6, 2.5e9, 1.05e10]],
+    ids=["raspberry-pi", "workstation"],
+)
+def test_a_device_of_one_mode_is_known_by_measuring_it(mode: list[float]) -> None:
+    only = np.array([mode])
+    fitted = RooflinePredictor.fit(Profile(only, np.array([150.0]), np.array([7_000.0])), reference())
+    found = fitted.predict(only)
+    assert_sound(found)
+    assert found.minibatch_ms[0] == pytest.approx(150, rel=0.05)
+    assert found.power_mw[0] == pytest.approx(7_000, rel=0.05)
+    with pytest.raises(InvalidInputError, match="give a reference"):
+        RooflinePredictor.fit(Profile(only, np.array([150.0]), np.array([7_000.0])))

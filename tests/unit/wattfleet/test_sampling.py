@@ -1,0 +1,186 @@
+"""Which modes are chosen to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wattfleet.choosing.choice import TIE, KnownModes, fastest_within_budget
+from wattfleet.choosing.sampling import SamplingSettings, descending, next_modes, spread_modes
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.boards import BOARDS
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.predictor import Prediction
+
+SPACE = BOARDS["orin-nano"].space
+MODES = SPACE.array()
+
+
+def rows(modes: ModeArray) -> set[tuple[float, ...]]:
+    return {tuple(row) for row in modes.tolist()}
+
+
+@given(count=st.integers(1, 80), seed=st.integers(0, 2**32 - 1))
+def test_spread_modes_are_distinct_modes_of_the_space_with_the_highest(count: int, seed: int) -> None:
+    chosen = spread_modes(MODES, count, seed)
+    assert chosen.shape == (count, 4)
+    assert len(rows(chosen)) == count
+    assert rows(chosen) <= rows(MODES)
+    assert tuple(SPACE.highest) in rows(chosen)
+
+
+def test_the_same_seed_chooses_the_same_modes_another_seed_others() -> None:
+    np.testing.assert_array_equal(spread_modes(MODES, 20, 3), spread_modes(MODES, 20, 3))
+    assert rows(spread_modes(MODES, 20, 3)) != rows(spread_modes(MODES, 20, 4))
+
+
+def test_all_modes_can_be_chosen() -> None:
+    assert rows(spread_modes(MODES, len(MODES), 0)) == rows(MODES)
+
+
+def test_modes_that_differ_in_one_knob_only_are_spread_too() -> None:
+    line = MODES[(MODES[:, 0] == 4) & (MODES[:, 2] == MODES[0, 2]) & (MODES[:, 3] == MODES[0, 3])]
+    clocks = np.sort(np.log(spread_modes(line, 6, 0)[:, 1]))
+    assert clocks[-1] - clocks[0] > 0.6 * np.ptp(np.log(line[:, 1]))
+
+
+def largest_hole(chosen: ModeArray) -> float:
+    """Distance from the mode that is farthest from every chosen one, in shares of each knob's log range."""
+    unit = (np.log(MODES) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
+    taken = (np.log(chosen) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
+    return float(np.linalg.norm(unit[:, None] - taken[None], axis=2).min(axis=1).max())
+
+
+@pytest.mark.parametrize("count", [10, 30])
+def test_spread_modes_leave_smaller_holes_than_modes_drawn_at_random(count: int) -> None:
+    spread = np.mean([largest_hole(spread_modes(MODES, count, seed)) for seed in range(8)])
+    rng = np.random.default_rng(0)
+    drawn = np.mean([largest_hole(MODES[rng.choice(len(MODES), count, replace=False)]) for _ in range(8)])
+    assert spread < drawn
+
+
+@pytest.mark.parametrize("count", [0, -1, len(MODES) + 1])
+def test_numbers_of_modes_that_cannot_be_are_refused(count: int) -> None:
+    with pytest.raises(InvalidInputError, match="cannot be chosen"):
+        spread_modes(MODES, count, 0)
+
+
+def test_spread_modes_come_in_descending_order() -> None:
+    assert in_descending_order(spread_modes(MODES, 25, 0))
+
+
+def in_descending_order(modes: ModeArray) -> bool:
+    keys = [(cpu, gpu, mem, cores) for cores, cpu, gpu, mem in modes.tolist()]
+    return keys == sorted(keys, reverse=True)
+
+
+def test_descending_keeps_the_modes() -> None:
+    some = MODES[::7]
+    assert rows(descending(some)) == rows(some)
+
+
+# A board on which every knob buys time with power, and no two modes are alike.
+TRUE_MS = 1e3 / (MODES / MODES.max(0) @ np.array([1.0, 2.0, 3.0, 1.5]))
+TRUE_MW = 1e3 * (4 + (MODES / MODES.max(0)) ** 2 @ np.array([2.0, 5.0, 6.0, 2.0]))
+
+
+def measured(modes: ModeArray) -> Profile:
+    index = [MODES.tolist().index(row) for row in modes.tolist()]
+    return Profile(MODES[index], TRUE_MS[index], TRUE_MW[index])
+
+
+def vague(profile: Profile) -> Prediction:
+    """The truth, but uncertain."""
+    return Prediction(TRUE_MS, TRUE_MW, np.full(len(MODES), 0.05), np.full(len(MODES), 0.03))
+
+
+def certain(profile: Profile) -> Prediction:
+    return Prediction(TRUE_MS, TRUE_MW, np.zeros(len(MODES)), np.zeros(len(MODES)))
+
+
+def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction], **more: Any) -> list[ModeArray]:
+    """All batches up to the end."""
+    batches: list[ModeArray] = []
+    while True:
+        profile = measured(np.concatenate([np.empty((0, 4)), *batches]))
+        batch = next_modes(profile, MODES, predict, settings, **more)
+        if not len(batch):
+            return batches
+        batches.append(batch)
+
+
+@settings(max_examples=15)
+@given(limit=st.integers(1, 30), spread=st.integers(1, 10), batch=st.integers(1, 7), seed=st.integers(0, 99))
+def test_a_profile_ends_at_its_limit_with_distinct_modes_in_descending_batches(
+    limit: int, spread: int, batch: int, seed: int
+) -> None:
+    wanted = SamplingSettings(limit, spread, batch, tolerance=0, seed=seed)
+    batches = profiled(wanted, vague)
+    assert all(in_descending_order(batch) for batch in batches)
+    assert all(len(later) <= batch for later in batches[1:])
+    assert sum(map(len, batches)) == limit == len(rows(np.concatenate(batches)))
+    np.testing.assert_array_equal(batches[0], spread_modes(MODES, min(limit, spread), seed))
+
+
+def test_an_interrupted_spread_is_made_up_for() -> None:
+    wanted = SamplingSettings(spread=8)
+    spread = spread_modes(MODES, 8, 0)
+    left = next_modes(measured(spread[[1, 4, 6]]), MODES, vague, wanted)
+    assert rows(left) == rows(spread[[0, 2, 3, 5, 7]])
+
+
+def test_excluded_modes_are_never_measured() -> None:
+    excluded = np.concatenate([spread_modes(MODES, 5, 0), MODES[::3]])
+    chosen = np.concatenate(profiled(SamplingSettings(limit=25, tolerance=0), vague, exclude=excluded))
+    assert len(chosen) == 25
+    assert not rows(chosen) & rows(excluded)
+
+
+def test_measurements_go_where_the_budgets_are() -> None:
+    budget_mw = 9e3
+    chosen = profiled(SamplingSettings(limit=25, tolerance=0), vague, budgets_mw=np.array([budget_mw]))
+    power = measured(np.concatenate(chosen[1:])).power_mw
+    assert (np.abs(power / budget_mw - 1) < 0.1).all()
+    best = TRUE_MS[budget_mw >= TRUE_MW].min()
+    found = measured(np.concatenate(chosen))
+    assert found.minibatch_ms[found.power_mw <= budget_mw].min() == best
+
+
+def test_nothing_more_is_measured_where_the_choice_cannot_change() -> None:
+    batches = profiled(SamplingSettings(limit=50), certain, budgets_mw=np.array([9e3, 14e3]))
+    assert len(batches) == 1, "the spread modes and no more"
+    found = measured(np.concatenate(batches))
+    for budget_mw in (9e3, 14e3):
+        chosen = fastest_within_budget(KnownModes.of(MODES, certain(found), found), budget_mw)
+        assert chosen.minibatch_ms == pytest.approx(TRUE_MS[budget_mw >= TRUE_MW].min(), rel=TIE)
+
+
+def test_a_wider_tolerance_stops_earlier() -> None:
+    narrow, wide = (
+        sum(map(len, profiled(SamplingSettings(40, tolerance=tolerance), vague, budgets_mw=np.array([9e3, 14e3]))))
+        for tolerance in (0.0, 0.02)
+    )
+    assert wide < narrow == 40
+
+
+def test_all_modes_of_a_small_device_are_enough() -> None:
+    few = MODES[:4]
+    profile = measured(few)
+    assert not len(next_modes(profile, few, vague, SamplingSettings()))
+
+
+@pytest.mark.parametrize("field", ["limit", "spread", "batch"])
+def test_settings_out_of_range_are_refused(field: str) -> None:
+    with pytest.raises(InvalidInputError, match="at least 1"):
+        SamplingSettings(**{field: 0})
+
+
+def test_budgets_that_are_none_are_refused() -> None:
+    with pytest.raises(InvalidInputError, match="budgets"):
+        next_modes(measured(MODES[:5]), MODES, vague, SamplingSettings(), budgets_mw=np.array([-1.0]))

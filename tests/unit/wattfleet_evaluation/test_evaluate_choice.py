@@ -1,0 +1,63 @@
+"""`wattfleet evaluate choice`: which strategies need a reference, and what is said where one is missing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.boards import board
+from wattfleet.modes.profile import Profile, write_csv
+from wattfleet_evaluation.cli.commands import app
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    modes = board("agx-orin").space.array()
+    modes = modes[np.random.default_rng(0).choice(len(modes), 60, replace=False)]
+    cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
+    path = tmp_path / "target.csv"
+    write_csv(Profile(modes, 80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem, 6e3 + 9e3 * gpu + 2e3 * cpu), path)
+    return path
+
+
+def run(target: Path, *arguments: object):
+    common = ("choice", "--target", target, "--budgets", "12:16", "--runs", 1)
+    return CliRunner().invoke(app, [*map(str, common), *map(str, arguments)])
+
+
+@pytest.mark.parametrize("strategy", ["maxn", "random", "binary-search", "brute-force", "presets"])
+def test_baselines_need_no_reference(target: Path, strategy: str) -> None:
+    result = run(target, "--strategy", strategy, "--modes", 60, "--json")
+    assert result.exit_code == 0, result.output
+    assert "time_penalty_pct" in json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("strategy", ["wattfleet", "roofline", "powertrain"])
+def test_strategies_that_transfer_say_that_they_need_a_reference(target: Path, strategy: str) -> None:
+    result = run(target, "--strategy", strategy)
+    assert isinstance(result.exception, InvalidInputError)
+    assert "give --reference, the CSV of a corpus or one of agx_orin_resnet18" in str(result.exception)
+
+
+@pytest.mark.parametrize("strategy", ["wattfleet", "maxn", "scratch"])
+def test_a_reference_is_checked_whether_it_is_needed_or_not(target: Path, strategy: str) -> None:
+    result = run(target, "--strategy", strategy, "--reference", "nonsense")
+    assert isinstance(result.exception, InvalidInputError)
+    assert "'nonsense' is neither a file nor a reference that ships" in str(result.exception)
+
+
+def test_the_default_chooses_from_a_shipped_reference(target: Path) -> None:
+    result = run(target, "--reference", "agx_orin_resnet18", "--modes", 5)
+    assert result.exit_code == 0, result.output
+    assert "Choice by wattfleet" in result.stdout
+
+
+def test_choosing_by_no_measurement_is_refused_in_words_of_the_command(target: Path) -> None:
+    result = run(target, "--reference", "agx_orin_resnet18", "--modes", 0)
+    assert isinstance(result.exception, InvalidInputError)
+    assert str(result.exception) == "the strategy 'wattfleet' chooses by what it measures: give --modes 1 or more"

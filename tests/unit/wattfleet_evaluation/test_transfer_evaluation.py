@@ -1,0 +1,116 @@
+"""Scores of a transfer, against a predictor whose errors are known."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+
+from reference_models.training import ensure_apart
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.predictor import Prediction
+from wattfleet_evaluation.transfer import evaluate_transfer, quartiles
+
+MODES = np.array([[1 + k, 1e6, 1e9, 2e9] for k in range(10)])
+TARGET = Profile(MODES, np.full(10, 100.0), np.full(10, 10_000.0))
+
+
+class TenPercentOff:
+    """Times 10 % too long with wide intervals, powers 5 % too low with narrow ones."""
+
+    name = "ten-percent-off"
+    seen: list[Profile] = []
+
+    @classmethod
+    def fit(cls, profile, reference=None):
+        cls.seen.append(profile)
+        return cls()
+
+    def predict(self, modes):
+        n = len(modes)
+        return Prediction(np.full(n, 110.0), np.full(n, 9500.0), np.full(n, 0.2), np.full(n, 0.01))
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    TenPercentOff.seen.clear()
+
+
+def evaluate(target=TARGET, modes=4, runs=3, seed=7, **options):
+    ticks = count(step=2.5)
+    return evaluate_transfer(TenPercentOff, None, target, modes, runs, seed, lambda: next(ticks), **options)
+
+
+def test_errors_coverage_and_seconds() -> None:
+    scores = evaluate()
+    np.testing.assert_allclose(scores.time_mape, [10, 10, 10])
+    np.testing.assert_allclose(scores.power_mape, [5, 5, 5])
+    assert scores.time_coverage.tolist() == [100, 100, 100]
+    assert scores.power_coverage.tolist() == [0, 0, 0]
+    assert scores.fit_seconds.tolist() == [2.5, 2.5, 2.5]
+
+
+def test_the_summary_has_the_keys_of_the_command() -> None:
+    summary = evaluate().summary()
+    assert set(summary) == {"time_mape", "power_mape", "coverage_90", "fit_seconds"}
+    assert set(summary["time_mape"]) == {"median", "q1", "q3"}
+    assert summary["coverage_90"] == {"time": 100.0, "power": 0.0}
+
+
+def test_each_run_draws_with_its_own_seed() -> None:
+    evaluate(seed=7)
+    for run, profile in enumerate(TenPercentOff.seen):
+        drawn = np.random.default_rng(7 + run).choice(10, 4, replace=False)
+        np.testing.assert_array_equal(profile.modes, MODES[drawn])
+
+
+def test_only_modes_that_were_not_drawn_are_judged() -> None:
+    # The one row that is not predicted exactly is judged only where it was not drawn.
+    power = np.full(10, 9500.0)
+    time = np.full(10, 110.0)
+    time[3] = 55.0
+    scores = evaluate(Profile(MODES, time, power), runs=20)
+    held_out = [3 not in np.random.default_rng(7 + k).choice(10, 4, replace=False) for k in range(20)]
+    np.testing.assert_allclose(scores.time_mape, [100 / 6 if out else 0 for out in held_out], atol=1e-9)
+    assert 0 < sum(held_out) < 20
+
+
+def test_rows_that_fail_the_audit_are_told_beside() -> None:
+    time = np.full(10, 110.0)
+    time[3] = 55.0
+    scores = evaluate(Profile(MODES, time, TARGET.power_mw), trusted=np.arange(10) != 3)
+    np.testing.assert_allclose(scores.summary()["time_mape_passing"]["median"], 0, atol=1e-9)
+    np.testing.assert_allclose(scores.summary()["power_mape_passing"]["median"], 5)
+    assert scores.time_mape.max() > 1
+
+
+def test_without_passing_rows_to_judge_by_only_the_others_are_told() -> None:
+    scores = evaluate(trusted=np.zeros(10, dtype=bool))
+    assert scores.time_mape_passing is None and scores.power_mape_passing is None
+    np.testing.assert_allclose(scores.time_mape, 10)
+
+
+def test_a_target_that_the_reference_was_trained_on_is_refused() -> None:
+    time = 100.0 + np.arange(10)
+    corpus = Profile(MODES, time, TARGET.power_mw)
+
+    def sharing(rows: int) -> Profile:
+        return Profile(MODES, np.append(time[:rows], time[rows:] + 0.5), TARGET.power_mw)
+
+    ensure_apart(corpus, sharing(3))
+    with pytest.raises(InvalidInputError, match="4 of the target's 10 rows stand in the reference's corpus"):
+        ensure_apart(corpus, sharing(4))
+    with pytest.raises(InvalidInputError, match="2 of the target's 2 rows"):
+        ensure_apart(TARGET, TARGET.rows(np.arange(2)))
+
+
+@pytest.mark.parametrize("wrong", [{"runs": 0}, {"modes": 10}, {"modes": -1}, {"seed": -1}])
+def test_what_cannot_be_evaluated_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(InvalidInputError):
+        evaluate(**wrong)
+
+
+def test_quartiles() -> None:
+    assert quartiles(np.array([4.0, 0, 1, 2, 3])) == {"median": 2, "q1": 1, "q3": 3}

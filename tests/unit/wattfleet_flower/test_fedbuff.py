@@ -1,0 +1,281 @@
+"""Asynchronous training: nobody waits for the slowest, and each update counts what the paper says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
+
+from coordinator.errors import STATUS
+from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, SetClock, StatusError, gone, raised
+from wattfleet.errors import InvalidInputError, NoCandidatesError
+from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
+from wattfleet_flower.server.buffer import Update, step
+from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
+
+A, B, C, D = (2**63 - 1 + k for k in range(4))
+KNOWN = {A: "a", B: "b", C: "c", D: "d"}
+ZERO = ArrayRecord({"w": Array(np.zeros(2))})
+
+
+def adds(value: float) -> Callable[[Message], Message]:
+    """A training that moves every weight by so much."""
+
+    def train(message: Message) -> Message:
+        [arrays] = message.content.array_records.values()
+        moved = ArrayRecord({key: Array(array.numpy() + value) for key, array in arrays.items()})
+        content = {"arrays": moved, "metrics": MetricRecord({"num-examples": 10, "train_loss": value})}
+        return Message(RecordDict(content), reply_to=message)
+
+    return train
+
+
+def grid_of(*nodes: Node) -> GridOfNodes:
+    return GridOfNodes(dict(zip((A, B, C, D), nodes, strict=False)))
+
+
+class Watched:
+    """The weights after every step, and when it was made."""
+
+    def __init__(self, clock: SetClock) -> None:
+        self._clock, self._began_s = clock, clock.at_s
+        self.weights: list[float] = []
+        self.at_s: list[float] = []
+
+    def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        assert server_round == len(self.weights)
+        self.weights.append(float(arrays["w"].numpy()[0]))
+        self.at_s.append(self._clock.at_s - self._began_s)
+        return MetricRecord({"weight": self.weights[-1]})
+
+
+def run(grid: GridOfNodes, steps: int, buffer_size: int, timeout: float = 3600, **options: Any) -> Watched:
+    watched = Watched(grid.clock)
+    strategy = FedBuff(buffer_size, clock=grid.clock, **options)
+    strategy.start(grid, ZERO, num_rounds=steps, timeout=timeout, evaluate_fn=watched)
+    return watched
+
+
+def planned(grid: GridOfNodes, planner: PlannerStub, steps: int, buffer_size: int, **options: Any) -> Watched:
+    watched = Watched(grid.clock)
+    strategy = PowerAware(FedBuff(buffer_size, clock=grid.clock), planner, clock=grid.clock, **options)
+    strategy.start(grid, ZERO, num_rounds=steps, evaluate_fn=watched)
+    return watched
+
+
+# --- what an update counts ----------------------------------------------------------------------------------------
+
+
+def test_a_stale_update_counts_one_over_the_root_of_one_more_than_its_steps() -> None:
+    # The quick node steps at 10 and 20 s. The slow one began from 0 and arrives at 25 s, two steps late.
+    grid = grid_of(Node("quick", adds(1.0), 10.0), Node("slow", adds(10.0), 25.0))
+    watched = run(grid, steps=4, buffer_size=1)
+    assert watched.at_s == [0, 10, 20, 25, 30]
+    assert watched.weights == pytest.approx([0, 1, 2, 2 + 10 / math.sqrt(3), 2 + 10 / math.sqrt(3) + 1 / math.sqrt(2)])
+
+
+def test_a_buffer_is_averaged_and_the_servers_rate_scales_it() -> None:
+    now = {"w": np.array([5.0, 1.0])}
+    base = {"w": np.array([4.0, 1.0])}
+    updates = [Update(now, {"w": np.array([7.0, 1.0])}, 0), Update(base, {"w": np.array([4.0, 3.0])}, 3)]
+    # Half of (2, 0) + (0, 2) / sqrt(4), at a rate of 0.5.
+    assert step(now, updates, 0.5)["w"] == pytest.approx([5.5, 1.25])
+
+
+def test_arrays_keep_their_kind_of_number() -> None:
+    now = {"w": np.zeros(2, np.float32), "batches": np.array(7)}
+    after = step(now, [Update(now, {"w": np.ones(2, np.float32), "batches": np.array(12)}, 1)], 1.0)
+    assert (after["w"].dtype, after["batches"].dtype) == (np.float32, now["batches"].dtype)
+    assert after["batches"] == 7 + round(5 / math.sqrt(2))
+
+
+def test_with_everybodys_update_and_none_stale_it_is_federated_averaging() -> None:
+    nodes = [Node(name, adds(value)) for name, value in (("a", 1.0), ("b", 2.0), ("c", 6.0))]
+    watched = run(grid_of(*nodes), steps=3, buffer_size=3)
+    averaged = FedAvg(fraction_evaluate=0.0).start(grid_of(*nodes), ZERO, num_rounds=3)
+    assert watched.weights[-1] == pytest.approx(9.0)
+    assert averaged.arrays["w"].numpy()[0] == pytest.approx(watched.weights[-1])
+
+
+def test_an_update_that_is_too_stale_is_dropped() -> None:
+    grid = grid_of(Node("quick", adds(1.0), 10.0), Node("slow", adds(100.0), 35.0))
+    assert run(grid, steps=6, buffer_size=1, max_staleness=2).weights == [0, 1, 2, 3, 4, 5, 6]
+
+
+# --- nobody waits -------------------------------------------------------------------------------------------------
+
+
+def test_a_device_ten_times_slower_does_not_hold_the_steps_back() -> None:
+    def fleet() -> GridOfNodes:
+        return grid_of(*(Node(name, adds(1.0), 10.0) for name in "abc"), Node("slow", adds(1.0), 100.0))
+
+    watched = run(fleet(), steps=12, buffer_size=3)
+    assert watched.at_s[-1] <= 130.0
+    waiting = fleet()
+    FedAvg(fraction_evaluate=0.0).start(waiting, ZERO, num_rounds=12)
+    assert waiting.clock.at_s - 1000.0 == 1200.0, "where rounds wait for all"
+
+
+def test_a_buffer_larger_than_the_fleet_fills_from_its_quick_devices() -> None:
+    watched = run(grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 15.0)), steps=2, buffer_size=5)
+    assert len(watched.weights) == 3
+
+
+def test_nodes_that_fail_are_tried_again_later_and_hold_nobody_back() -> None:
+    flaky = Node("flaky", raised, 1.0)
+    grid = grid_of(Node("a", adds(1.0), 10.0), flaky, Node("c", gone, 50.0), Node("silent", adds(1.0), 1e9))
+    watched = run(grid, steps=10, buffer_size=1, timeout=200.0)
+    assert watched.at_s[-1] == 100.0
+    tried = [m for m in grid.trainings() if m.metadata.dst_node_id == B]
+    assert 2 <= len(tried) <= 5, "after 10, 20, 40 s"
+
+
+def test_a_reply_after_its_time_is_an_update_all_the_same() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("late", adds(8.0), 45.0))
+    watched = run(grid, steps=5, buffer_size=1, timeout=40.0)
+    assert watched.at_s[-1] == 45.0
+    assert watched.weights[-1] == pytest.approx(4 + 8 / math.sqrt(5))
+
+
+def test_a_reply_that_is_no_update_is_a_failure() -> None:
+    def other_network(message: Message) -> Message:
+        return Message(RecordDict({"arrays": ArrayRecord({"v": Array(np.zeros(2))})}), reply_to=message)
+
+    assert run(grid_of(Node("a", adds(1.0)), Node("b", other_network)), steps=2, buffer_size=1).weights == [0, 1, 2]
+
+
+def test_a_message_that_flower_does_not_take_holds_nobody_back() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(5.0), 10.0))
+    push = grid.push_messages
+
+    def refuses_b(messages: Any) -> Any:
+        ids = push(messages)
+        return [one if m.metadata.dst_node_id != B else None for one, m in zip(ids, messages, strict=True)]
+
+    grid.push_messages = refuses_b  # type: ignore[method-assign]
+    assert run(grid, steps=3, buffer_size=1).weights == [0, 1, 2, 3]
+
+
+def test_where_nobody_sends_anything_the_run_ends() -> None:
+    with pytest.raises(NoUpdatesError, match="no node has sent an update for 300 s"):
+        run(grid_of(Node("a", raised), Node("b", gone)), steps=1, buffer_size=1, timeout=300.0)
+
+
+# --- planned ------------------------------------------------------------------------------------------------------
+
+
+def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 35.0), Node("c"))
+    planner = PlannerStub(chosen=["a", "b"], nodes=dict(KNOWN))
+    watched = planned(grid, planner, steps=4, buffer_size=1, local_epochs=2)
+    assert watched.at_s == [0, 10, 20, 30, 35]
+    asked = [sorted(request.node_ids) for request in planner.asked("PlanRound")]
+    assert asked == [[A, B, C], [A, C], [A, C], [A, C]], "a node that trains is not free"
+    assert [request.round for request in planner.asked("PlanRound")] == [1, 2, 3, 4], "each plan has its own number"
+    for message in grid.trainings():
+        assignment = RoundAssignment.from_record(message.content[RECORD_KEY])
+        assert assignment.device_id == KNOWN[message.metadata.dst_node_id]
+    told = [
+        (request.plan_id.split("/")[1], [result.device_id for result in request.results])
+        for request in planner.asked("FinishRound")
+    ]
+    # A plan's results are told when all are there; at the end of the run, those that are.
+    assert told == [("2", ["a"]), ("3", ["a"]), ("1", ["a", "b"]), ("4", [])]
+    assert not any(result.failure for results in planner.results() for result in results.values())
+    assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]
+
+
+def test_where_those_that_train_hold_all_watts_the_others_wait_for_them_and_nothing_stalls() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 40.0))
+    planner = PlannerStub(nodes=dict(KNOWN))
+    none_left = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "no watts are left")
+    watched = Watched(grid.clock)
+
+    def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        if server_round == 1:
+            planner.refusals = [none_left]
+        return watched(server_round, arrays)
+
+    PowerAware(FedBuff(1, clock=grid.clock), planner, clock=grid.clock).start(
+        grid, ZERO, num_rounds=2, evaluate_fn=evaluated
+    )
+    assert watched.at_s == [0, 10, 40], "no watts for a until b is done"
+
+
+def test_a_node_that_may_not_be_chosen_is_always_free_and_ends_nothing() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("excluded", adds(1.0), 10.0))
+    planner = PlannerStub(chosen=["a"], nodes=dict(KNOWN))
+    given = planner._plan  # noqa: SLF001
+
+    def plan(request: Any) -> Any:
+        if A not in request.node_ids:
+            raise StatusError(STATUS[NoCandidatesError], "no device may be chosen: b: excluded as id:b")
+        return given(request)
+
+    planner._plan = plan  # type: ignore[method-assign]  # noqa: SLF001
+    watched = planned(grid, planner, steps=3, buffer_size=2)
+    assert watched.weights[-1] > 0 and len(watched.weights) == 4
+
+
+def test_a_device_that_does_not_answer_is_told_after_its_plans_time() -> None:
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("silent", adds(1.0), 1e9))
+    planner = PlannerStub(nodes=dict(KNOWN), deadline_s=20.0)
+    planned(grid, planner, steps=10, buffer_size=1, allowance_s=30.0)
+    [first] = [results for results in planner.results() if len(results) == 2]
+    assert (first["a"].failure, first["b"].failure) == ("", "no reply within 50 s")
+
+
+@pytest.mark.parametrize(("trimmed_s", "failure"), [(60.0, ""), (40.0, "no reply within 90 s")])
+def test_a_training_whose_plan_is_trimmed_meanwhile_is_given_the_longer_time(trimmed_s: float, failure: str) -> None:
+    planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0)
+
+    def train(message: Message) -> Message:
+        planner.duration_s = trimmed_s
+        return adds(1.0)(message)
+
+    grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", train, 100.0), Node("c", train, 100.0))
+    planned(grid, planner, steps=13, buffer_size=1, allowance_s=10.0)
+    [first] = [results for results in planner.results() if len(results) == 3]
+    assert [first[device].failure for device in "abc"] == ["", failure, failure]
+
+
+def test_without_a_coordinator_it_trains_on_every_node() -> None:
+    grid = grid_of(Node("a", adds(1.0)), Node("b", adds(3.0)))
+    assert planned(grid, PlannerStub(away=True), steps=1, buffer_size=2).weights == [0, 2]
+    assert not any(RECORD_KEY in message.content for message in grid.sent)
+
+
+def test_where_nothing_can_be_planned_at_all_the_run_ends_with_the_reason() -> None:
+    low = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "allow at least 15.0 W")
+    planner = PlannerStub(nodes=dict(KNOWN), refusals=[low] * 1000)
+    with pytest.raises(PlanningError, match="allow at least 15.0 W"):
+        planned(grid_of(Node("a")), planner, steps=1, buffer_size=1)
+
+
+# --- bad input ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((0,), "one update or more"),
+        ((2, 0.0), "a rate above 0"),
+        ((2, math.nan), "a rate above 0"),
+        ((2, 1.0, -1), "allow 0 or more"),
+    ],
+)
+def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: str) -> None:
+    with pytest.raises(InvalidInputError, match=reason):
+        FedBuff(*arguments)
+
+
+def test_a_strategy_of_rounds_cannot_drive_it() -> None:
+    wrapped = DifferentialPrivacyServerSideFixedClipping(FedBuff(1), 0.0, 1.0, 1)
+    with pytest.raises(InvalidInputError, match="start it itself, or PowerAware"):
+        wrapped.start(grid_of(Node("a")), ZERO, num_rounds=1)

@@ -1,0 +1,206 @@
+"""The `wattfleet` command as a shell sees it: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import typer
+from click.testing import CliRunner, Result
+
+from wattfleet.errors import (
+    CorruptReferenceError,
+    InfeasibleBudgetError,
+    InvalidInputError,
+    WattfleetError,
+)
+from wattfleet_io import cli
+
+needs_coordinator = pytest.mark.skipif(
+    find_spec("prometheus_client") is None, reason="the extra `coordinator` is not installed"
+)
+GROUPS = ["agent", "coordinator", "evaluate", "reference", "simulate"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.wattfleet, list(arguments), prog_name="wattfleet")
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """The exit code of the whole command, errors included."""
+    monkeypatch.setattr(sys, "argv", ["wattfleet", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return int(end.value.code or 0)
+
+
+def test_help_lists_the_groups_with_what_they_do() -> None:
+    shown = run("--help")
+    assert shown.exit_code == 0
+    listed = [line.split(maxsplit=1) for line in shown.stdout.partition("Commands:\n")[2].splitlines()]
+    assert [name for name, _ in listed] == GROUPS
+    assert all("needs" not in text for _, text in listed), "all of them are installed here"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_group_has_help(group: str) -> None:
+    shown = run(group, "--help")
+    assert shown.exit_code == 0
+    assert f"wattfleet {group}" in shown.stdout
+
+
+def test_the_version_is_the_installed_one() -> None:
+    assert run("--version").stdout.startswith("wattfleet, version 0.")
+
+
+@needs_coordinator
+def test_an_argument_that_is_no_utf_8_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "coordinator", "device", "orin\udcff", "--coordinator", "127.0.0.1:1") == 2
+    assert capsys.readouterr().err == "wattfleet: b'orin\\xff' is no UTF-8: write it otherwise\n"
+
+
+def test_an_unknown_command_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(monkeypatch, "fly") == 2
+    assert "No such command 'fly'" in capsys.readouterr().err
+
+
+class AgentStoppedError(WattfleetError):
+    """Something went wrong on the way; nothing that was given is to blame."""
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidInputError("no such board"), 2),
+        (InfeasibleBudgetError("5 W carry none"), 2),
+        (CorruptReferenceError("digest differs"), 2),
+        (AgentStoppedError("the agent went away"), 1),
+    ],
+)
+def test_errors_end_with_their_code_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: WattfleetError, code: int
+) -> None:
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.InstalledCommands, "invoke", lambda _, ctx: fail(ctx))
+    assert main(monkeypatch, "simulate") == code
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", f"wattfleet: {error}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        pytest.param(["coordinator", "serve", "--site-budget-w", *arguments], named, marks=needs_coordinator)
+        for arguments, named in (
+            (["50", "--policy", "luck"], "unknown policy 'luck'"),
+            (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
+            (["-1"], "a budget must be finite and above zero"),
+            (["50", "--address", "7070"], "'7070' is no address"),
+        )
+    ]
+    + [
+        pytest.param(["coordinator", *arguments], named, marks=needs_coordinator)
+        for arguments, named in (
+            (["devices", "--coordinator", "7070"], "'7070' is no address"),
+            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is no span of time"),
+            (["reference", "publish", "/nowhere"], "/nowhere: no such directory"),
+            (["plan"], "only with --dry-run"),
+        )
+    ]
+    + [
+        (
+            ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
+            "unknown device 'simulated:tx2': choose one of auto, sysfs,",
+        ),
+    ],
+)
+def test_bad_input_of_every_group_ends_with_2_and_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    named: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(monkeypatch, *arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("wattfleet: ") and shown.err.count("\n") == 1
+    assert named in shown.err
+
+
+@needs_coordinator
+def test_a_coordinator_that_is_away_ends_with_1_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "coordinator", "devices", "--coordinator", "127.0.0.1:1") == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("wattfleet: no coordinator answers at 127.0.0.1:1: ") and shown.err.count("\n") == 1
+
+
+@needs_coordinator
+def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [Path(sys.executable).with_name("wattfleet"), "coordinator", "serve", "--site-budget-w=9", "--policy=luck"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert (
+        ended.stderr
+        == "wattfleet: unknown policy 'luck': choose one of fastest-k, all, random, deadline, tiers, oort, fair,"
+        " progress\n"
+    )
+    assert not list(tmp_path.iterdir()), "nothing was begun"
+
+
+# --- a Jetson does not install the coordinator's dependencies -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "module", "extra"),
+    [
+        pytest.param("coordinator serve --site-budget-w 50", "sqlalchemy", "coordinator", marks=needs_coordinator),
+        pytest.param("coordinator devices", "grpc", "coordinator", marks=needs_coordinator),
+        ("agent run --device simulated:orin-nx --device-id a --minibatches-per-epoch 9", "grpc", "agent"),
+        ("simulate --rounds 1", "grpc", "simulation"),
+    ],
+)
+def test_a_missing_dependency_is_named_with_how_to_install_it(
+    tmp_path: Path, arguments: str, module: str, extra: str
+) -> None:
+    without = f"import sys; sys.modules[{module!r}] = None; from wattfleet_io.cli import main; main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", without, *arguments.split()], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == f"Error: {arguments.split()[0]} needs {module}: pip install 'wattfleet[{extra}]'\n"
+
+
+class UninstalledGroup:
+    """An entry point whose package is not there."""
+
+    name = "simulate"
+
+    def load(self) -> typer.Typer:
+        raise ModuleNotFoundError("No module named 'wattfleet_simulation'", name="wattfleet_simulation")
+
+
+def test_help_works_beside_a_group_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "entry_points", lambda group: [UninstalledGroup()])
+    shown = run("--help")
+    assert shown.exit_code == 0
+    assert "pip install 'wattfleet[simulation]'" in shown.stdout
+    called = run("simulate", "--rounds", "3")
+    assert called.exit_code == 1
+    assert called.stderr == "Error: simulate needs wattfleet_simulation: pip install 'wattfleet[simulation]'\n"

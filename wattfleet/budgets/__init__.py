@@ -1,0 +1,1 @@
+"""Power budgets over time, and the tree of supplies that they apply to."""

@@ -1,0 +1,1 @@
+"""Pareto fronts, the choice of a power mode, and which modes to measure for it."""

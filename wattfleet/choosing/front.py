@@ -1,0 +1,172 @@
+"""Fronts: the modes of which none is both slower and hungrier than another."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.prediction.predictor import Prediction
+from wattfleet.prediction.quantiles import standard_quantile
+from wattfleet.prediction.warmup import warmup_s
+
+MAX_POINTS = 64
+"""Points that a reported front holds at most."""
+
+POWER_QUANTILE = 0.95
+"""A mode is planned with the watts that it exceeds with a probability of 5 %."""
+
+Values = NDArray[np.float64]
+
+
+def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
+    """Indices of the points that no other point beats in one measure and matches in the other.
+
+    Args:
+        time: `[n]` times, any unit.
+        power: `[n]` powers, any unit.
+
+    Returns:
+        `[k]` indices by ascending time and strictly descending power; of equal points, the first.
+    """
+    order = np.lexsort((power, time))
+    lowest_before = np.minimum.accumulate(np.concatenate(([np.inf], power[order][:-1])))
+    return np.asarray(order[power[order] < lowest_before])
+
+
+class Front:
+    """The predicted Pareto-optimal modes of one device, by ascending time and descending planned watts.
+
+    Time is that of a training of one epoch, its start included. The epoch alone need not rise from point to point.
+
+    It holds its values packed, since a coordinator keeps the fronts of ten thousand devices.
+    """
+
+    __slots__ = ("_columns", "_knobs", "_places")
+
+    def __init__(
+        self,
+        modes: ModeArray,
+        epoch_s: Values,
+        power_w: Values,
+        epoch_log_sd: Values,
+        power_log_sd: Values,
+        warmup_s: Values,
+    ) -> None:
+        """Take the points.
+
+        Args:
+            modes: `[k, 4]` power modes.
+            epoch_s: `[k]` median seconds per epoch.
+            power_w: `[k]` median watts while training.
+            epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
+            power_log_sd: `[k]` standard deviation of the logarithm of the power.
+            warmup_s: `[k]` seconds that a training takes once, beyond its epochs; 0 where unknown.
+
+        Raises:
+            InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
+        """
+        k = len(modes)
+        if not 1 <= k <= MAX_POINTS:
+            raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
+        columns = (epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s)
+        if modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
+            raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
+        if not all(np.isfinite(values).all() and (values > 0).all() for values in (modes, *columns[:2])):
+            raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
+        if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
+            raise InvalidInputError("a front's standard deviations and starts must be finite and not negative")
+        self._columns = np.array(columns, dtype=np.float64)
+        # A knob has few settings: each is kept once, and the modes as places among them, of which a byte counts 256.
+        self._knobs, places = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
+        self._places = places.reshape(k, 4).astype(np.uint8)
+        self._columns.setflags(write=False)
+        if (np.diff(self.one_epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
+            raise InvalidInputError("a front's times must rise and its planned watts fall from point to point")
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def modes(self) -> ModeArray:
+        """`[k, 4]` power modes."""
+        return np.asarray(self._knobs[self._places])
+
+    @property
+    def epoch_s(self) -> Values:
+        """`[k]` median seconds per epoch."""
+        return self._column(0)
+
+    @property
+    def power_w(self) -> Values:
+        """`[k]` median watts while training."""
+        return self._column(1)
+
+    @property
+    def epoch_log_sd(self) -> Values:
+        """`[k]` standard deviation of the logarithm of the time."""
+        return self._column(2)
+
+    @property
+    def power_log_sd(self) -> Values:
+        """`[k]` standard deviation of the logarithm of the power."""
+        return self._column(3)
+
+    @property
+    def warmup_s(self) -> Values:
+        """`[k]` seconds that a training takes beyond its epochs, once; 0 where none is known."""
+        return self._column(4)
+
+    @property
+    def one_epoch_s(self) -> Values:
+        """`[k]` median seconds of a training of one epoch, by which the points are ordered."""
+        return self.warmup_s + self.epoch_s
+
+    @property
+    def planned_w(self) -> Values:
+        """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
+        return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
+
+    def _column(self, number: int) -> Values:
+        column: Values = self._columns[number]
+        return column
+
+    def equals(self, other: Front) -> bool:
+        """Whether another front says the same of every point."""
+        return np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
+
+    def mode(self, index: int) -> PowerMode:
+        """The power mode of one point."""
+        return as_modes(self._knobs[self._places[index]][None])[0]
+
+
+def predicted_front(
+    modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
+) -> Front:
+    """The front of a whole mode space, thinned to `MAX_POINTS` points evenly spread over its watts.
+
+    Optimality is judged on what a round plan trades: the planned watts, and the median time of a training of one epoch.
+
+    Args:
+        modes: `[n, 4]` modes.
+        prediction: what is predicted for each of them.
+        minibatches_per_epoch: minibatches that make an epoch on the device.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known.
+    """
+    starts_s = warmup_s(modes, prediction.minibatch_ms, first_gcycles)
+    epoch_s = prediction.minibatch_ms * minibatches_per_epoch / 1e3
+    planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
+    front = pareto_front(starts_s + epoch_s, planned_mw)
+    if len(front) > MAX_POINTS:
+        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_POINTS)
+        nearest = np.abs(planned_mw[front][:, None] - wanted_mw[None, :]).argmin(axis=0)
+        front = front[np.unique(nearest)]
+    return Front(
+        modes=modes[front],
+        epoch_s=epoch_s[front],
+        power_w=prediction.power_mw[front] / 1e3,
+        epoch_log_sd=prediction.time_log_sd[front],
+        power_log_sd=prediction.power_log_sd[front],
+        warmup_s=starts_s[front],
+    )

@@ -1,0 +1,209 @@
+"""Which modes to profile: first spread over the mode space, then where they matter for the decision.
+
+The best of thousands of predicted modes is rather one whose power was underestimated, so the modes that would be
+chosen are measured before they are. What a measurement is worth is its expected improvement under a constraint
+(Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
+
+Modes come back in descending order of their frequencies: Jetsons take a sweep downwards more reliably than
+upwards (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.choosing.choice import PROBABILITY, KnownModes
+from wattfleet.choosing.front import pareto_front
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes.profile import Profile
+from wattfleet.prediction.predictor import Prediction
+
+Values = NDArray[np.float64]
+Predict = Callable[[Profile], Prediction]
+"""Fits a predictor to measured modes and predicts the modes that can be chosen."""
+
+# The fractional parts of k times these fill the unit cube in four dimensions evenly for every number of points:
+# negative powers of the root of x^5 = x + 1 (the golden ratio's kin).
+_STRIDES = 1.1673039782614187 ** -np.arange(1, 5)
+
+# Without budgets in force, the decision is thought to be taken at this many, evenly along the predicted front.
+_FRONT_BUDGETS = 32
+# From this many measured modes on, a gain counts for no more than the cap: what is left to gain is then small, and
+# the slow end of the front, where predictions are vaguest, would take most measurements.
+_CAPPED_FROM = 20
+_GAIN_CAP = 0.03
+_LEAST_SD = 1e-9
+
+
+@dataclass(frozen=True)
+class SamplingSettings:
+    """How a device's modes are sampled.
+
+    Attributes:
+        limit: modes to measure in all, at most.
+        spread: modes that are spread over the space before any is chosen by prediction; the highest is the first.
+            Every kind of predictor can be fitted to five; one that transfers a reference may do with fewer.
+        batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often.
+        tolerance: stop once no measurement is expected to shorten the step that would now be chosen under any of the
+            budgets by more than this share; 0 goes on to the limit.
+        seed: of the spread modes.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    limit: int = 50
+    spread: int = 5
+    batch: int = 1
+    tolerance: float = 0.01
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.limit, self.spread, self.batch) < 1 or not 0 <= self.tolerance < 1:
+            raise InvalidInputError(
+                "sampling needs a limit, a spread and a batch of at least 1 mode and a tolerance from 0 to below 1, not"
+                f" {self.limit}, {self.spread}, {self.batch} and {self.tolerance}"
+            )
+
+
+def next_modes(
+    profile: Profile,
+    modes: ModeArray,
+    predict: Predict,
+    settings: SamplingSettings,
+    budgets_mw: Values | None = None,
+    exclude: ModeArray | None = None,
+) -> ModeArray:
+    """The modes to measure next.
+
+    The same arguments give the same modes: an interrupted profile needs nothing but what it measured to go on.
+
+    Args:
+        profile: what was measured so far; may be empty.
+        modes: `[n, 4]` modes that can be chosen.
+        predict: called once there are `settings.spread` measured modes; predicts `modes`.
+        settings: how many, and when to stop.
+        budgets_mw: `[b]` budgets in force, mW; None spreads them evenly along the predicted front.
+        exclude: `[k, 4]` modes never to measure, such as those the device refused.
+
+    Returns:
+        `[m, 4]` distinct unmeasured modes in descending order; none where the profile is complete: the limit is
+        reached, no mode is left, or the choice can no longer change by more than the tolerance.
+
+    Raises:
+        InvalidInputError: a budget is not above zero.
+    """
+    if budgets_mw is not None and not (np.isfinite(budgets_mw) & (budgets_mw > 0)).all():
+        raise InvalidInputError("budgets must be finite and above zero")
+    allowed = modes if exclude is None else modes[~_among(modes, exclude)]
+    free = ~_among(modes, profile.modes)
+    if exclude is not None:
+        free &= ~_among(modes, exclude)
+    left = min(settings.limit - len(profile), int(free.sum()))
+    if left < 1:
+        return np.empty((0, 4))
+    missing = min(settings.spread - len(profile), left)
+    if missing > 0:
+        return _missing_spread(allowed, profile.modes, missing, settings)
+    prediction = predict(profile)
+    if budgets_mw is None:
+        front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
+        budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
+    known = KnownModes.of(modes, prediction, profile)
+    return descending(modes[_worthwhile(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)])
+
+
+def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:
+    """`count` spread modes that were not measured, in descending order."""
+    # Each more of them leaves the earlier ones as they are, so measured ones are made up for.
+    for total in range(count, len(modes) + 1):
+        spread = spread_modes(modes, total, settings.seed)
+        fresh = spread[~_among(spread, already)]
+        if len(fresh) == count:
+            return fresh
+    return np.empty((0, 4))
+
+
+def _worthwhile(
+    known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
+) -> NDArray[np.intp]:
+    """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
+    from scipy.special import ndtr  # here, as with `standard_quantile`
+
+    log_ms = np.log(known.minibatch_ms)
+    feasible = ndtr(known.power_margin(budgets_mw))
+    sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
+    # Below any measured mode's power, the slowest that is thought possible is what a measurement improves on.
+    measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
+    best = np.minimum(measured_ms.min(axis=0), log_ms.max())
+    # What would be chosen now, measured or not: measuring stops when nothing promises to be much better than that.
+    safe = known.safe_power_mw(PROBABILITY)[:, None] <= budgets_mw
+    chosen = np.minimum(best, np.where(safe, log_ms[:, None], np.inf).min(axis=0))
+    free, picks = free.copy(), []
+    cap = known.measured.sum() >= _CAPPED_FROM
+    for _ in range(count):
+        if not (_expected_gain(chosen - log_ms[:, None], sd) * feasible)[free].max(initial=0.0) > tolerance:
+            break
+        gain = _expected_gain(best - log_ms[:, None], sd)
+        if cap:
+            gain = gain - _expected_gain(best - _GAIN_CAP - log_ms[:, None], sd)
+        pick = int(np.where(free, (gain * feasible).sum(axis=1), -1.0).argmax())
+        picks.append(pick)
+        free[pick] = False
+        keeps = known.power_mw[pick] <= budgets_mw
+        best = np.where(keeps, np.minimum(best, log_ms[pick]), best)
+        chosen = np.where(keeps, np.minimum(chosen, log_ms[pick]), chosen)
+    return np.array(picks, dtype=np.intp)
+
+
+def _expected_gain(margin: Values, sd: Values) -> Values:
+    """The expected positive part of a normal variable with mean `margin` and standard deviation `sd`."""
+    from scipy.special import ndtr
+
+    z = margin / sd
+    return np.asarray(margin * ndtr(z) + sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
+
+
+def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
+    """Modes that fill the space evenly in the logarithms of the knobs, the highest among them.
+
+    Args:
+        modes: `[n, 4]` modes to choose from.
+        count: how many; at least 1, at most n.
+        seed: another seed, another choice.
+
+    Returns:
+        `[count, 4]` distinct modes in descending order.
+
+    Raises:
+        InvalidInputError: the count is out of range.
+    """
+    if not 1 <= count <= len(modes):
+        raise InvalidInputError(f"{count} modes cannot be chosen: give a number from 1 to {len(modes)}")
+    logs = np.log(modes)
+    low, span = logs.min(axis=0), np.ptp(logs, axis=0)
+    unit = (logs - low) / np.where(span > 0, span, 1.0)
+    points = (np.random.default_rng(seed).random(4) + np.arange(1, count)[:, None] * _STRIDES) % 1.0
+    free = np.ones(len(modes), dtype=bool)
+    for point in (np.ones(4), *points):
+        distance = ((unit - point) ** 2).sum(axis=1)
+        free[np.where(free, distance, np.inf).argmin()] = False
+    return descending(modes[~free])
+
+
+def descending(modes: ModeArray) -> ModeArray:
+    """Modes ordered from high to low: by CPU, then GPU, then memory frequency, then cores; `[n, 4]`."""
+    cores, cpu, gpu, mem = modes.T
+    order: NDArray[np.intp] = np.lexsort((cores, mem, gpu, cpu))[::-1]
+    return np.asarray(modes[order])
+
+
+def _among(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
+    """`[n]` which of `[n, 4]` modes stand among `[k, 4]` others."""
+    listed = {tuple(row) for row in others.tolist()}
+    return np.array([tuple(row) in listed for row in modes.tolist()], dtype=bool)

@@ -1,0 +1,1 @@
+"""Power modes: the boards that offer them, and measured profiles of a workload over them."""

@@ -1,0 +1,1 @@
+"""The default predictor: a roofline model fitted to measured modes, and a Gaussian process on its residuals."""

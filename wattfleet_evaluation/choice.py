@@ -1,0 +1,162 @@
+"""How good a strategy chooses: judged on a corpus in which every mode was measured.
+
+Each case is one run of a strategy and one budget in whole watts. What was chosen is compared with the best measured
+mode of the corpus within the budget, by the corpus's own times and powers. The figures are those of PowerTrain
+(doi:10.1016/j.future.2024.07.001, section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.choosing.sampling import descending
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes.profile import Profile
+from wattfleet_evaluation.choice_methods.bench import Bench
+from wattfleet_evaluation.choice_methods.choice_method import Strategy
+
+Values = NDArray[np.float64]
+Report = Callable[[int], None]
+"""Told the number of runs that are done."""
+
+
+@dataclass(frozen=True)
+class ChoiceCases:
+    """The cases of an evaluation, `r` runs by `b` budgets that a mode of the corpus can meet.
+
+    Attributes:
+        budgets_w: `[b]` budgets, W.
+        left_out: further budgets, which no mode can meet.
+        penalty_pct: `[r, b]` how much longer a step takes at the chosen mode than at the best one within the budget,
+            %. A mode over the budget may be faster than that: then it counts as 0, neither rewarded nor left out.
+        excess_w: `[r, b]` W by which the chosen mode's measured power exceeds the budget, 0 where it does not.
+        modes_measured: `[r]` modes the strategy measured.
+        penalty_passing_pct: `[r, b]` the penalty against the best of the rows that pass an audit; NaN where the chosen
+            row does not pass, or no row that does meets the budget. None where no audit was made.
+    """
+
+    budgets_w: Values
+    left_out: int
+    penalty_pct: Values
+    excess_w: Values
+    modes_measured: Values
+    penalty_passing_pct: Values | None = None
+
+    def figures(self) -> dict[str, object]:
+        """The figures over all cases, as `evaluate choice --json` prints them.
+
+        `time_penalty_pct` has the median, mean and 90th percentile; `over_budget_pct` and `over_budget_1w_pct` are
+        the shares of cases over the budget, and over it by more than 1 W; `excess_w` is the mean excess over all
+        cases, W; `modes_measured` the mean over the runs; `budgets` how many were evaluated and left out. With an
+        audit, the first three stand once more, as `..._passing`, over the rows that pass it.
+        """
+        found = _figures(self.penalty_pct, self.excess_w)
+        if self.penalty_passing_pct is not None:
+            judged = np.isfinite(self.penalty_passing_pct)
+            if judged.any():
+                passing = _figures(self.penalty_passing_pct[judged], self.excess_w[judged])
+                found |= {f"{name}_passing": value for name, value in passing.items()}
+        return {
+            **found,
+            "excess_w": _rounded(self.excess_w.mean()),
+            "modes_measured": _rounded(self.modes_measured.mean()),
+            "budgets": {"evaluated": len(self.budgets_w), "left_out": self.left_out},
+        }
+
+
+def _figures(penalty_pct: Values, excess_w: Values) -> dict[str, object]:
+    return {
+        "time_penalty_pct": {
+            "median": _rounded(np.median(penalty_pct)),
+            "mean": _rounded(penalty_pct.mean()),
+            "p90": _rounded(np.quantile(penalty_pct, 0.9)),
+        },
+        "over_budget_pct": _rounded(100 * (excess_w > 0).mean()),
+        "over_budget_1w_pct": _rounded(100 * (excess_w > 1).mean()),
+    }
+
+
+def _rounded(value: np.floating) -> float:
+    return round(float(value), 4)
+
+
+def evaluate_choice(
+    corpus: Profile,
+    strategy: Strategy,
+    limit: int,
+    budgets_w: Sequence[float],
+    runs: int,
+    seed: int,
+    report: Report = lambda run: None,
+    trusted: NDArray[np.bool_] | None = None,
+) -> ChoiceCases:
+    """Let a strategy choose from a corpus, again and again.
+
+    One set of measurements serves all budgets of a run, as an agent profiles once for its whole front. Where the
+    strategy knows no mode within the budget, the device is taken to stay in its lowest mode.
+
+    Args:
+        corpus: every mode that can be measured and chosen.
+        strategy: what is judged.
+        limit: modes it may measure in a run, at most; it may go on from what it has seen.
+        budgets_w: budgets in force, W.
+        runs: how often, with the seeds `seed`, `seed + 1` and so on.
+        seed: of the first run.
+        report: told of every run.
+        trusted: rows of the corpus that pass an audit, as many as it has; the strategy is not told.
+
+    Raises:
+        InvalidInputError: no mode of the corpus meets any budget, a number is out of range, or the strategy cannot
+            work with so few measurements.
+    """
+    if runs < 1 or limit < 0 or seed < 0:
+        raise InvalidInputError(f"needs at least 1 run, and modes and a seed from 0 on, not {runs}, {limit} and {seed}")
+    wanted_w = np.array(budgets_w, dtype=np.float64)
+    if not (len(wanted_w) and np.isfinite(wanted_w).all() and (wanted_w > 0).all()):
+        raise InvalidInputError("needs one or more budgets above 0 W")
+    met_w = wanted_w[wanted_w * 1e3 >= corpus.power_mw.min()]
+    if not len(met_w):
+        raise InvalidInputError(
+            f"no mode meets any of the budgets up to {wanted_w.max():g} W: the least any mode draws is"
+            f" {corpus.power_mw.min() / 1e3:.1f} W"
+        )
+    measurements = {measurement.mode: measurement for measurement in corpus.measurements()}
+    lowest = as_modes(descending(corpus.modes)[-1:])[0]
+    best_ms = _best_ms(corpus, met_w, np.ones(len(corpus), dtype=bool))
+    passing = None if trusted is None else dict(zip(as_modes(corpus.modes), trusted.tolist(), strict=True))
+    best_passing_ms = best_ms if trusted is None else _best_ms(corpus, met_w, trusted)
+    penalty_pct, penalty_passing_pct, excess_w = np.empty((3, runs, len(met_w)))
+    measured = np.empty(runs)
+    for run in range(runs):
+        bench = Bench(corpus.modes, measurements.__getitem__, limit)
+        choose = strategy.profile(bench, wanted_w.tolist(), seed + run)
+        chosen = [measurements[choose(budget) or lowest] for budget in met_w.tolist()]
+        step_ms = np.array([measurement.minibatch_ms for measurement in chosen])
+        power_w = np.array([measurement.power_mw for measurement in chosen]) / 1e3
+        penalty_pct[run] = np.maximum(100 * (step_ms / best_ms - 1), 0.0)
+        penalty_passing_pct[run] = np.maximum(100 * (step_ms / best_passing_ms - 1), 0.0)
+        if passing is not None:
+            penalty_passing_pct[run, [not passing[measurement.mode] for measurement in chosen]] = np.nan
+        excess_w[run] = np.maximum(power_w - met_w, 0.0)
+        measured[run] = bench.limit - bench.left
+        report(run + 1)
+    return ChoiceCases(
+        met_w,
+        len(wanted_w) - len(met_w),
+        penalty_pct,
+        excess_w,
+        measured,
+        None if passing is None else penalty_passing_pct,
+    )
+
+
+def _best_ms(corpus: Profile, budgets_w: Values, rows: NDArray[np.bool_]) -> Values:
+    """The least time of some rows within each budget, `[b]` ms; NaN where none meets it."""
+    within = rows & (corpus.power_mw <= 1e3 * budgets_w[:, None])
+    least = np.where(within, corpus.minibatch_ms, np.inf).min(axis=1)
+    return np.asarray(np.where(np.isfinite(least), least, np.nan))

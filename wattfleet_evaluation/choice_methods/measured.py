@@ -1,0 +1,26 @@
+"""Choosing among measured modes only, which never exceeds a budget."""
+
+from __future__ import annotations
+
+from wattfleet.choosing.choice import KnownModes, fastest_within_budget
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes.profile import Profile
+from wattfleet_evaluation.choice_methods.choice_method import Choose
+
+
+def fastest_measured(profile: Profile) -> Choose:
+    """The fastest measured mode within the budget."""
+    return fastest_known(KnownModes.only_measured(profile))
+
+
+def fastest_known(known: KnownModes, probability: float = 0.5) -> Choose:
+    """The fastest mode that keeps the budget with a probability."""
+
+    def choose(budget_w: float) -> PowerMode | None:
+        try:
+            return fastest_within_budget(known, budget_w * 1e3, probability).mode
+        except InfeasibleBudgetError:
+            return None
+
+    return choose

@@ -1,0 +1,57 @@
+"""NVIDIA's preset modes, chosen by the watts in their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array, as_modes
+from wattfleet_evaluation.choice_methods.bench import Bench
+from wattfleet_evaluation.choice_methods.choice_method import Choose
+
+
+@dataclass(frozen=True)
+class Presets:
+    """The preset with the most watts in its name that the budget covers, unmeasured.
+
+    A name such as `30W` caps clocks, not watts, so a preset may draw more or far less. One without watts in its name
+    (`MAXN`) promises nothing and is never chosen.
+
+    Attributes:
+        presets: the board's preset modes by name; one that cannot be set stands for the nearest that can.
+
+    Raises:
+        InvalidInputError: no preset has watts in its name.
+    """
+
+    presets: Mapping[str, PowerMode]
+    name: str = "presets"
+
+    def __post_init__(self) -> None:
+        if not self._labelled():
+            raise InvalidInputError(f"none of the presets {', '.join(self.presets)} names its watts")
+
+    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
+        """Measure nothing."""
+        labelled = {watts: nearest_mode(bench.modes, mode) for watts, mode in self._labelled().items()}
+
+        def choose(budget_w: float) -> PowerMode | None:
+            covered = [watts for watts in labelled if watts <= budget_w]
+            return labelled[max(covered)] if covered else None
+
+        return choose
+
+    def _labelled(self) -> dict[int, PowerMode]:
+        """The presets by the watts in their names, such as 15 for `15W`."""
+        labels = {name: name.removesuffix("W") for name in self.presets}
+        return {int(watts): self.presets[name] for name, watts in labels.items() if watts.isdecimal()}
+
+
+def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
+    """The one of `[n, 4]` modes that differs least from a wanted one, summed over the logarithms of the knobs."""
+    distance = np.abs(np.log(modes) - np.log(as_array([wanted]))).sum(axis=1)
+    (nearest,) = as_modes(modes[[int(distance.argmin())]])
+    return nearest

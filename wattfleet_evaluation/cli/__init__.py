@@ -1,0 +1,1 @@
+"""The `wattfleet evaluate` commands."""

@@ -1,0 +1,1 @@
+"""The published baseline, PowerTrain, and the network that it transfers."""

@@ -1,0 +1,1 @@
+"""The report of an evaluation over a folder of measured profiles."""

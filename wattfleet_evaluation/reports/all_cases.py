@@ -1,0 +1,284 @@
+"""All predictors and strategies over every file of a folder, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from wattfleet.choosing.front import pareto_front
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes.boards import board_offering
+from wattfleet.modes.profile import Profile, read_csv
+from wattfleet.prediction.audit import Mask
+from wattfleet.prediction.kinds import KINDS, kind
+from wattfleet.prediction.predictor import CORPUS_MODES, FEWEST_MODES, Predictor, transferable
+from wattfleet_evaluation.audited_target import AuditedTarget, audited
+from wattfleet_evaluation.choice import evaluate_choice
+from wattfleet_evaluation.choice_methods.random_then_predict import Fit
+from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, NAMES, strategy_named
+from wattfleet_evaluation.transfer import evaluate_transfer
+
+CHOICE_MODES = 50
+"""Modes that strategies may measure, and that the shown fronts are fitted to."""
+
+PUBLISHED_BUDGETS_W = (17, 50)
+"""First and last budget of the published evaluation, on the AGX Orin."""
+
+_DEFAULT_SIZES, _NETWORK_SIZES = (5, 10, 20, 50, 100), (10, 50)
+_SCATTER_POINTS = 1500
+_MOST_BUDGETS = 40
+# Nothing of these is left to chance.
+_CERTAIN = ("maxn", "binary-search", "brute-force", "presets")
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is evaluated.
+
+    Attributes:
+        runs: runs of everything that is quick to fit.
+        network_runs: runs of the published networks, of which a fit takes many seconds; 0 leaves them out.
+        seed: of the first run; the following count up.
+
+    Raises:
+        InvalidInputError: no runs, or a negative number.
+    """
+
+    runs: int = 5
+    network_runs: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.runs < 1 or self.network_runs < 0 or self.seed < 0:
+            raise InvalidInputError("needs 1 run or more; runs of networks and the seed are 0 or more")
+
+    def runs_of(self, name: str) -> int:
+        """Runs of a kind of predictor or a strategy."""
+        if name in KINDS and name != DEFAULT_PREDICTOR:
+            return self.network_runs
+        return 1 if name in _CERTAIN else self.runs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One evaluation.
+
+    Attributes:
+        target: the file that is transferred to or chosen from.
+        reference: the file that is transferred from; None where no reference takes part.
+        name: kind of predictor, or strategy.
+        modes: modes that it fits or may measure.
+        runs: how often.
+    """
+
+    target: str
+    reference: str | None
+    name: str
+    modes: int
+    runs: int
+
+
+def read_folder(folder: Path) -> dict[str, Profile]:
+    """Every CSV file of a folder, by its name without the ending.
+
+    Raises:
+        InvalidInputError: there is none, one is no profile, or there is nothing to transfer from or to.
+    """
+    if not folder.is_dir():
+        raise InvalidInputError(f"{folder}: no such folder")
+    profiles = {path.stem: read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    if not profiles:
+        raise InvalidInputError(f"{folder}: holds no CSV file of measured modes")
+    for stem, profile in profiles.items():
+        if len(profile) <= FEWEST_MODES:
+            raise InvalidInputError(
+                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {FEWEST_MODES + 1} or more"
+            )
+    if not _references(profiles):
+        raise InvalidInputError(
+            f"{folder}: none of {', '.join(profiles)} holds {CORPUS_MODES} modes or more, which a reference needs"
+        )
+    if len(profiles) == 1:
+        raise InvalidInputError(f"{folder}: holds a reference, but no other file to transfer it to")
+    return profiles
+
+
+def build_report(
+    profiles: Mapping[str, Profile], extent: Extent, report: Callable[[str, int, int], None] = lambda *_: None
+) -> Figures:
+    """Evaluate all predictors and strategies; plain data, as `report.json` holds it.
+
+    Args:
+        profiles: measured modes by name; those large enough are references for the others.
+        extent: how much is evaluated.
+        report: told what is being done, and how many runs are done of how many.
+    """
+    transfers, choices = list(transfer_cases(profiles, extent)), list(choice_cases(profiles, extent))
+    total = sum(case.runs for case in (*transfers, *choices))
+    done = 0
+
+    @cache
+    def reference(name: str, stem: str) -> Predictor:
+        report(f"reference {stem}, {name}", done, total)
+        return kind(name).predictor_class().fit(profiles[stem])
+
+    def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
+        if stem is None or not kind(name).transfers:
+            return None
+        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
+
+    def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
+        def after(name: str) -> Fit:
+            before = known(name, stem, target)
+            return lambda profile: kind(name).predictor_class().fit(profile, before)
+
+        return after
+
+    def track(case: Case) -> Callable[[Iterable[int]], Iterator[int]]:
+        def told(runs: Iterable[int]) -> Iterator[int]:
+            nonlocal done
+            for run in runs:
+                report(f"{case.name}, {case.modes} modes, {case.target}", done, total)
+                yield run
+                done += 1
+
+        return told
+
+    def audited_file(stem: str) -> AuditedTarget:
+        helping = next((reference for reference, target in _pairs(profiles) if target == stem), None)
+        return audited(profiles[stem], known(DEFAULT_PREDICTOR, helping, profiles[stem]))
+
+    report("audit", done, total)
+    audits = {stem: audited_file(stem) for stem in profiles}
+    found: Figures = {
+        "wattfleet_version": version("wattfleet"),
+        "settings": asdict(extent),
+        "files": {stem: _about(profile, audits[stem]) for stem, profile in profiles.items()},
+        "transfers": [],
+        "choices": [],
+        "fronts": [],
+    }
+    for case in transfers:
+        fitted, target = kind(case.name).predictor_class(), profiles[case.target]
+        before = known(case.name, case.reference, target)
+        trusted = audits[case.target].trusted
+        scores = evaluate_transfer(
+            fitted, before, target, case.modes, case.runs, extent.seed, perf_counter, trusted, track(case)
+        )
+        found["transfers"].append(asdict(case) | scores.summary())
+    for case in choices:
+        target = profiles[case.target]
+        found["choices"].append(
+            asdict(case) | _choice(case, target, fit_after(case.reference, target), extent, audits[case.target].trusted)
+        )
+        done += case.runs
+        report(f"{case.name}, {case.modes} modes, {case.target}", done, total)
+    for reference_stem, stem in _pairs(profiles):
+        front = _front(profiles[stem], known(DEFAULT_PREDICTOR, reference_stem, profiles[stem]), extent.seed)
+        found["fronts"].append({"target": stem, "reference": reference_stem, **front})
+    return found
+
+
+def _references(profiles: Mapping[str, Profile]) -> list[str]:
+    return [stem for stem, profile in profiles.items() if len(profile) >= CORPUS_MODES]
+
+
+def _pairs(profiles: Mapping[str, Profile]) -> list[tuple[str, str]]:
+    """Every reference with every other file."""
+    return [
+        (reference, target)
+        for reference in reversed(_references(profiles))
+        for target in profiles
+        if target != reference
+    ]
+
+
+def _cases(profiles: Mapping[str, Profile], name: str, modes: int, runs: int, transfers: bool) -> Iterator[Case]:
+    """A case for every target, and for every reference where one takes part."""
+    for reference, target in _pairs(profiles) if transfers else ((None, target) for target in profiles):
+        if runs and modes <= len(profiles[target]):
+            yield Case(target, reference, name, modes, runs)
+
+
+def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
+    """Every kind of predictor, from few modes to many."""
+    for name, each in KINDS.items():
+        for modes in _DEFAULT_SIZES if name == DEFAULT_PREDICTOR else _NETWORK_SIZES:
+            for case in _cases(profiles, name, modes, extent.runs_of(name), each.transfers):
+                if modes < len(profiles[case.target]):
+                    yield case
+
+
+def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
+    """Every strategy; presets where the board is known."""
+    for name in NAMES:
+        transfers = name == "wattfleet" or (name in KINDS and KINDS[name].transfers)
+        for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
+            target = profiles[case.target]
+            modes = len(target) if name == "brute-force" else min(CHOICE_MODES, len(target))
+            if name != "presets" or board_offering(target.modes) is not None:
+                yield Case(case.target, case.reference, name, modes, case.runs)
+
+
+def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: Mask | None) -> Figures:
+    strategy = strategy_named(case.name, fit_of, board_offering(target.modes))
+    cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
+    by_budget = {
+        "budget_w": cases.budgets_w.tolist(),
+        "median_penalty_pct": np.median(cases.penalty_pct, axis=0).round(3).tolist(),
+        "mean_excess_w": cases.excess_w.mean(axis=0).round(4).tolist(),
+    }
+    return {**cases.figures(), "by_budget": by_budget}
+
+
+def budgets_w(target: Profile) -> Sequence[float]:
+    """The published budgets for the board they were published for, otherwise whole watts over the file's range."""
+    board = board_offering(target.modes)
+    if board is not None and board.kind == "agx-orin":
+        first, last = PUBLISHED_BUDGETS_W
+    else:
+        first, last = math.ceil(target.power_mw.min() / 1e3), max(target.power_mw.max() // 1e3, 1)
+    every = max(1, math.ceil((last + 1 - first) / _MOST_BUDGETS))
+    return [float(watts) for watts in range(first, max(int(last), first) + 1, every)]
+
+
+def _about(profile: Profile, audit: AuditedTarget) -> Figures:
+    board = board_offering(profile.modes)
+    return {
+        "modes": len(profile),
+        "suspect_rows": audit.suspect_rows,
+        "no_audit": audit.why_not,
+        "board": None if board is None else board.title,
+        "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
+        "reference": len(profile) >= CORPUS_MODES,
+    }
+
+
+def _front(target: Profile, reference: Predictor | None, seed: int) -> Figures:
+    """The measured front, the one predicted from some modes, and what the modes of that one were measured to need."""
+    draw = np.random.default_rng(seed)
+    drawn = draw.choice(len(target), min(CHOICE_MODES, len(target) - 1), replace=False)
+    predicted = kind(DEFAULT_PREDICTOR).predictor_class().fit(target.rows(drawn), reference).predict(target.modes)
+    best = pareto_front(target.minibatch_ms, target.power_mw)
+    chosen = pareto_front(predicted.minibatch_ms, predicted.power_mw)
+    shown = draw.choice(len(target), min(_SCATTER_POINTS, len(target)), replace=False)
+
+    def points(ms: Any, mw: Any) -> dict[str, list[float]]:
+        return {"minibatch_ms": ms.round(2).tolist(), "power_w": (mw / 1e3).round(3).tolist()}
+
+    return {
+        "measured": points(target.minibatch_ms[shown], target.power_mw[shown]),
+        "measured_front": points(target.minibatch_ms[best], target.power_mw[best]),
+        "predicted_front": points(predicted.minibatch_ms[chosen], predicted.power_mw[chosen]),
+        "predicted_front_measured": points(target.minibatch_ms[chosen], target.power_mw[chosen]),
+    }

@@ -1,0 +1,280 @@
+"""The report of an evaluation as one HTML page that opens anywhere, offline, and asks nothing of any network.
+
+Figures are plain Plotly dictionaries; fonts and colours of a light or a dark page are added by the page's script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from plotly.offline import get_plotlyjs
+
+Report = Mapping[str, Any]
+Figure = dict[str, Any]
+
+_INK = "@ink"  # Becomes what contrasts with the page.
+_GREY = "#8a8f98"
+
+
+class Published(NamedTuple):
+    """A figure of the paper (doi:10.1016/j.future.2024.07.001), transferred from ResNet-18 on the AGX Orin.
+
+    Attributes:
+        target: the file of the same workload and device.
+        method: `powertrain` or `scratch`.
+        modes: how many modes were fitted.
+        time_mape: median MAPE of the time, %; None where the text does not give it.
+        power_mape: that of the power.
+        where: the section.
+    """
+
+    target: str
+    method: str
+    modes: int
+    time_mape: float | None
+    power_mape: float | None
+    where: str
+
+
+REFERENCE = "agx_orin_resnet18"
+PUBLISHED = (
+    Published("agx_orin_mobilenetv3", "powertrain", 10, 26.7, None, "4.2"),
+    Published("agx_orin_mobilenetv3", "powertrain", 20, None, 8.5, "4.2"),
+    Published("agx_orin_mobilenetv3", "powertrain", 50, 15.7, 5.2, "4.2"),
+    Published("agx_orin_mobilenetv3", "powertrain", 100, 11.9, 4.3, "4.2"),
+    Published("agx_orin_mobilenetv3", "scratch", 10, 52.6, None, "4.2"),
+    Published("agx_orin_mobilenetv3", "scratch", 20, None, 12.0, "4.2"),
+    Published("orin_nano_resnet18", "powertrain", 50, 7.85, 5.96, "4.3"),
+)
+
+# Source and section, median time penalty %, over the budget by more than 1 W %; MobileNetV3 but for the last two.
+PUBLISHED_CHOICE = (
+    ("powertrain, paper, 5", "0.7", "25"),
+    ("scratch, paper, 5", "5", "–"),
+    ("powertrain, paper, 1", "1", "26.5"),
+    ("random, paper, 5, its 7 cases", "12 to 28", "0"),
+)
+
+
+class Style(NamedTuple):
+    """How a method looks wherever it appears: told by shape as well as by colour, which not everyone sees."""
+
+    label: str
+    colour: str
+    symbol: str
+    glyph: str
+    dash: str = "solid"
+
+
+STYLES = {
+    "wattfleet": Style("the default, measures what it would choose", "#0072b2", "circle", "●"),
+    "roofline": Style("the default predictor, at random modes", "#009e73", "diamond", "◆"),
+    "powertrain": Style("the published transfer", "#d55e00", "square", "■"),
+    "scratch": Style("its network, on these modes alone", "#cc79a7", "triangle-up", "▲"),
+    "random": Style("the best of as many random modes", "#8f7ae5", "pentagon", "⬟", "dot"),
+    "binary-search": Style("halves the knobs by observed power", "#e69f00", "triangle-down", "▼", "dot"),
+    "presets": Style("NVIDIA's, by their names", "#56b4e9", "star", "★", "dash"),
+    "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
+}
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write a report as a page that holds all it needs.
+
+    Args:
+        report: as `wattfleet_evaluation.reports.all_cases.build_report` makes it.
+        path: the file to write.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader("wattfleet_evaluation"), jinja2.PackageLoader("wattfleet_io")]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=_number)
+    page = environment.get_template("evaluate.html.j2").render(
+        report=report,
+        pairs=_pairs(report),
+        styles=STYLES,
+        published_choice=PUBLISHED_CHOICE,
+        figures=figures(report),
+        plotly=get_plotlyjs(),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """All figures of the page, by the id of the element that each is drawn in."""
+    found: dict[str, Figure] = {}
+    for k, pair in enumerate(_pairs(report)):
+        found[f"time-{k}"] = _errors(pair, "time")
+        found[f"power-{k}"] = _errors(pair, "power")
+        found[f"coverage-{k}"] = _coverage(pair)
+        found[f"penalty-{k}"] = _by_budget(pair, "median_penalty_pct", "median time penalty, %", 40)
+        found[f"excess-{k}"] = _by_budget(pair, "mean_excess_w", "mean W over the budget", 4)
+        found[f"front-{k}"] = _front(pair["front"])
+    return found
+
+
+def _pairs(report: Report) -> list[dict[str, Any]]:
+    """What belongs together: a reference, a target, and everything evaluated there, with or without the reference."""
+    pairs = []
+    for front in report["fronts"]:
+        target, reference = front["target"], front["reference"]
+
+        def here(rows: Iterable[Report], target: str = target, reference: str = reference) -> list[Report]:
+            return [row for row in rows if row["target"] == target and row["reference"] in (None, reference)]
+
+        published = [one for one in PUBLISHED if reference == REFERENCE and one.target == target]
+        transfers, choices = here(report["transfers"]), here(report["choices"])
+        pair = {"target": target, "reference": reference, "front": front, "published": published}
+        pairs.append(pair | {"transfers": transfers, "choices": choices})
+    return pairs
+
+
+def _errors(pair: Report, quantity: str) -> Figure:
+    """Error against the number of modes, from the first to the third quartile of the runs."""
+    data = []
+    for name, rows in _by_name(pair["transfers"]).items():
+        errors = [row[f"{quantity}_mape"] for row in rows]
+        middle = [error["median"] for error in errors]
+        spread = {
+            "array": [error["q3"] - error["median"] for error in errors],
+            "arrayminus": [error["median"] - error["q1"] for error in errors],
+        }
+        words = f"{name}, %{{x}} modes: %{{y:.2f}} %<extra></extra>"
+        bars = {"type": "data", **spread, "color": STYLES[name].colour, "thickness": 1, "width": 3}
+        data.append(_line(name, _column(rows, "modes"), middle, hovertemplate=words, error_y=bars))
+    for method in ("powertrain", "scratch"):
+        known = [
+            (one.modes, error) for one in pair["published"] if one.method == method and (error := _of(one, quantity))
+        ]
+        data.append(
+            _points(
+                *([modes for modes, _ in known], [error for _, error in known]),
+                marker={"symbol": f"{STYLES[method].symbol}-open", "size": 12, "color": _INK, "line": {"width": 2}},
+                hovertemplate=f"{method} as published, %{{x}} modes: %{{y}} %<extra></extra>",
+            )
+        )
+    return {
+        "data": data,
+        "layout": {"xaxis": _size_axis(), "yaxis": _percent_axis(f"{quantity}, MAPE %"), "height": 290},
+    }
+
+
+def _coverage(pair: Report) -> Figure:
+    """Share of unseen modes inside the 90 % interval; the band is what is asked for."""
+    data = []
+    for name, rows in _by_name(pair["transfers"]).items():
+        for quantity, dash in (("time", "solid"), ("power", "dot")):
+            held = [row["coverage_90"][quantity] for row in rows]
+            line = _line(name, _column(rows, "modes"), held)
+            line["line"] = {**line["line"], "dash": dash}
+            data.append(line | {"hovertemplate": f"{name}, {quantity}, %{{x}} modes: %{{y:.1f}} %<extra></extra>"})
+    band = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "y0": 85, "y1": 95, "line": {"width": 0}}
+    shapes = [{**band, "fillcolor": _GREY, "opacity": 0.25, "layer": "below"}]
+    lowest = min((value for trace in data for value in trace["y"]), default=80)
+    axis = _axis("inside the 90 % interval, %", range=[max(0, min(lowest - 3, 77)), 102])
+    return {"data": data, "layout": {"xaxis": _size_axis(), "yaxis": axis, "shapes": shapes, "height": 290}}
+
+
+def _by_budget(pair: Report, quantity: str, title: str, most: float) -> Figure:
+    """A figure of every strategy against the budget; what leaves the plot is in the table."""
+    rows = [row for row in pair["choices"] if row["name"] in STYLES]
+    data = [
+        _line(
+            row["name"],
+            *(row["by_budget"]["budget_w"], row["by_budget"][quantity]),
+            hovertemplate=f"{row['name']}, %{{x:.0f}} W: %{{y:.2f}}<extra></extra>",
+        )
+        for row in sorted(rows, key=lambda row: list(STYLES).index(row["name"]), reverse=True)
+    ]
+    top = max((value for trace in data for value in trace["y"]), default=1.0) or 1.0
+    axis = _axis(title, range=[-0.03 * min(top, most), 1.05 * min(top, most)])
+    return {"data": data, "layout": {"xaxis": _axis("budget, W"), "yaxis": axis, "height": 290}}
+
+
+def _front(front: Report) -> Figure:
+    """The predicted front over the measured modes, as the paper draws it, and where its modes really lie."""
+    hover = "%{x:,.1f} ms, %{y:.1f} W<extra></extra>"
+    blue = STYLES["wattfleet"].colour
+    data = [
+        _points(*_xy(front["measured"]), marker={"size": 3, "color": _GREY, "opacity": 0.45}, hoverinfo="skip"),
+        _points(
+            *_xy(front["measured_front"]),
+            mode="lines",
+            line={"color": _INK, "width": 2},
+            hovertemplate=f"best: {hover}",
+        ),
+        _points(
+            *_xy(front["predicted_front_measured"]),
+            marker={"size": 6, "color": "#d55e00", "symbol": "x-thin", "line": {"color": "#d55e00", "width": 1.5}},
+            hovertemplate=f"predicted front's mode, measured: {hover}",
+        ),
+        _points(
+            *_xy(front["predicted_front"]),
+            mode="lines+markers",
+            line={"color": blue, "width": 1.5},
+            marker={"size": 4, "color": blue},
+            hovertemplate=f"predicted: {hover}",
+        ),
+    ]
+    axis = _axis("ms per minibatch", type="log", dtick="D2", tickformat=",")
+    return {"data": data, "layout": {"xaxis": axis, "yaxis": _axis("watts"), "height": 290}}
+
+
+def _of(one: Published, quantity: str) -> float | None:
+    return one.time_mape if quantity == "time" else one.power_mape
+
+
+def _xy(points: Report) -> tuple[list[float], list[float]]:
+    return points["minibatch_ms"], points["power_w"]
+
+
+def _by_name(rows: Iterable[Report]) -> dict[str, list[Report]]:
+    found: dict[str, list[Report]] = {}
+    for row in rows:
+        found.setdefault(row["name"], []).append(row)
+    return found
+
+
+def _line(name: str, x: Sequence[float], y: Sequence[float], **more: Any) -> Figure:
+    style = STYLES[name]
+    return _points(
+        *(x, y),
+        mode="lines+markers",
+        line={"color": style.colour, "width": 1.8, "dash": style.dash},
+        marker={"size": 6, "color": style.colour, "symbol": style.symbol},
+        **more,
+    )
+
+
+def _points(x: Sequence[float], y: Sequence[float], **more: Any) -> Figure:
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, **more}
+
+
+def _axis(title: str, **more: Any) -> Figure:
+    return {"title": {"text": escape(title, quote=False)}, **more}
+
+
+def _size_axis() -> Figure:
+    return _axis("measured modes", type="log", tickvals=[5, 10, 20, 50, 100], range=[0.62, 2.08])
+
+
+def _percent_axis(title: str) -> Figure:
+    return _axis(title, type="log", tickvals=[1, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100])
+
+
+def _column(rows: Iterable[Report], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"

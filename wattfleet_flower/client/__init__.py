@@ -1,0 +1,1 @@
+"""The ClientApp's side: a mod that trains each round in its assigned power mode."""

@@ -1,0 +1,1 @@
+"""The ServerApp's side: strategies steered by the coordinator's round plans."""

@@ -1,0 +1,45 @@
+"""The server's side. Wattfleet's part is the wrapper around the strategy."""
+
+from __future__ import annotations
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
+
+from wattfleet_flower import PowerAware
+from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
+
+_NODES_WITHIN_S = 45.0
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Train over the fleet, and evaluate the global model on the server after every round."""
+    config = context.run_config
+    torch.manual_seed(int(config["seed"]))
+    strategy = FedAvg(fraction_evaluate=0.0, min_available_nodes=int(config["devices"]))
+    strategy = PowerAware(
+        strategy,
+        coordinator=str(config["coordinator"]),
+        local_epochs=float(config["local-epochs"]),
+        # The plan's seconds are the simulated boards'. How long this machine takes for all of them is another matter.
+        allowance_s=None,
+        # The devices are ready before the run begins, and their budget is what it is: only nodes are waited for.
+        patience_s=_NODES_WITHIN_S,
+    )
+    strategy.start(
+        grid=grid,
+        initial_arrays=ArrayRecord(DigitsNet().state_dict()),
+        num_rounds=int(config["rounds"]),
+        evaluate_fn=_evaluated,
+    )
+
+
+def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    network = DigitsNet()
+    network.load_state_dict(arrays.to_torch_state_dict())
+    loss, accuracy = evaluate(network)
+    return MetricRecord({"loss": loss, "accuracy": accuracy})

@@ -1,0 +1,167 @@
+"""How a run looks in a terminal while it goes on, and when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from coordinator.cli.view_values import state_word
+from wattfleet.modes.power_mode import PowerMode
+from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.run import Snapshot
+
+_STATE_STYLE = {
+    "enrolled": "dim",
+    "profiling": "yellow",
+    "ready": "green",
+    "training": "bold cyan",
+    "degraded": "bold red",
+    "offline": "red",
+}
+
+
+class LiveDisplay:
+    """A table of the fleet that is redrawn as it changes; for terminals."""
+
+    def __init__(self, live: Live) -> None:
+        """Draw into a live display."""
+        self._live = live
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Redraw."""
+        self._live.update(_picture(snapshot))
+
+
+class LineDisplay:
+    """One line for everything that changes; for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        """Print to a console."""
+        self._console = console
+        self._phase = ""
+        self._profiled: dict[str, int] = {}
+        self._rounds_done = 0
+        self._rounds_planned = 0
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print what is new."""
+        stamp = f"[{snapshot.elapsed_s:6.1f} s]"
+        if snapshot.phase != self._phase:
+            self._phase = snapshot.phase
+            self._print(f"{stamp} {snapshot.phase}")
+        for device in snapshot.devices:
+            ready = state_word(device.state) == "ready"
+            if ready and device.device_id not in self._profiled:
+                self._profiled[device.device_id] = device.profiled_modes
+                self._print(
+                    f"{stamp} {device.device_id}: {device.profiled_modes} of {device.mode_count} modes profiled,"
+                    f" a front of {len(device.front.points)}"
+                )
+        for view in snapshot.rounds[self._rounds_planned :]:
+            chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
+            self._print(f"{stamp} round {view.round}: {chosen}; {_watts(view)}")
+            self._rounds_planned += 1
+        for view in snapshot.rounds[self._rounds_done :]:
+            if "accuracy" not in view.metrics:
+                break
+            self._print(f"{stamp} round {view.round} done: {_watts(view)}, accuracy {view.metrics['accuracy']:.1%}")
+            self._rounds_done += 1
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _watts(view: view_pb2.RoundView) -> str:
+    if view.HasField("observed_site_w"):
+        return f"{view.observed_site_w:.1f} of {view.plan.site_budget_w:g} W used, {view.observed_duration_s:.0f} s"
+    return f"{view.plan.planned_w:.1f} of {view.plan.site_budget_w:g} W planned, {view.plan.duration_s:.0f} s"
+
+
+def _picture(snapshot: Snapshot) -> RenderableType:
+    head = Text.assemble(
+        ("Wattfleet ", "bold"), ("simulated fleet  ", "dim"), (snapshot.phase, "bold"), f"  {snapshot.elapsed_s:.0f} s"
+    )
+    fleet = Table(box=None, pad_edge=False)
+    for name in ("device", "state", "modes profiled"):
+        fleet.add_column(name)
+    fleet.add_column("doing", no_wrap=True, overflow="ellipsis")
+    for device in snapshot.devices:
+        word = state_word(device.state)
+        fleet.add_row(
+            device.device_id,
+            Text(word, style=_STATE_STYLE[word]),
+            f"{device.profiled_modes} of {device.mode_count}",
+            device.detail,
+        )
+    parts: list[RenderableType] = [head, Text(), fleet]
+    if snapshot.rounds:
+        parts += [Text(), *(_round_line(view) for view in snapshot.rounds)]
+    return Group(*parts)
+
+
+def _round_line(view: view_pb2.RoundView) -> Text:
+    chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
+    accuracy = f"  accuracy {view.metrics['accuracy']:.1%}" if "accuracy" in view.metrics else ""
+    return Text.assemble((f"round {view.round}  ", "bold"), chosen, f"  {_watts(view)}", (accuracy, "green"))
+
+
+def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
+    """The tables that a run ends with."""
+    devices = Table(title=f"Devices ({report['provenance']})", title_justify="left")
+    for name, justify in (
+        ("device", "left"),
+        ("modes profiled", "right"),
+        ("time MAPE %", "right"),
+        ("power MAPE %", "right"),
+        ("idle W", "right"),
+        ("rounds", "right"),
+    ):
+        devices.add_column(name, justify="right" if justify == "right" else "left")
+    for device_id, device in report["devices"].items():
+        devices.add_row(
+            device_id,
+            f"{device['modes_profiled']} of {device['mode_space']}",
+            f"{device['time_mape_pct']:.1f}",
+            f"{device['power_mape_pct']:.1f}",
+            f"{device['idle_w']:.1f}",
+            str(sum(device_id in one["selected"] for one in report["rounds"])),
+        )
+    rounds = Table(
+        title="Rounds: predicted (plan) and observed (seen); mode: cores, GHz of CPU/GPU/memory", title_justify="left"
+    )
+    rounds.add_column("round")
+    for name in ("device", "mode"):
+        rounds.add_column(name, no_wrap=True)
+    for name in ("epoch s\nplan", "epoch s\nseen", "watts\nplan", "watts\nseen"):
+        rounds.add_column(name, justify="right")
+    for one in report["rounds"]:
+        for k, part in enumerate(one["assignments"]):
+            rounds.add_row(
+                str(one["round"]) if k == 0 else "",
+                part["device"],
+                PowerMode(**part["mode"]).label(),
+                _number(part["predicted_epoch_s"]),
+                _number(part["observed_epoch_s"]),
+                _number(part["predicted_power_w"]),
+                _number(part["observed_power_w"]),
+            )
+        rounds.add_row(
+            "",
+            f"site, of {one['site_budget_w']:g} W",
+            f"accuracy {one['accuracy']:.1%}",
+            *("", ""),
+            _number(one["planned_site_w"]),
+            _number(one["observed_site_w"]),
+            style="bold",
+            end_section=True,
+        )
+    return [devices, rounds]
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f}"

@@ -1,0 +1,177 @@
+"""Flower's real deployment on loopback: a SuperLink, a SuperNode per device, and one run of the app."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from wattfleet_simulation.processes import PartFailedError, Parts, environment, program
+
+HOST = "127.0.0.1"
+APP_DIRECTORY = Path(__file__).parent / "digits_app"
+_CONNECTION = "local"
+_READY_WITHIN_S = 60.0
+_COMMAND_WITHIN_S = 120.0
+_COMPLETED = "finished:completed"
+
+OFFLINE = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    # Every message is a process of its own: threads in each would only get into each other's way.
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """What a SuperNode is told of its device.
+
+    Attributes:
+        device_id: the device.
+        partition: which part of the data it holds.
+        socket: the unix socket of the device's agent.
+    """
+
+    device_id: str
+    partition: int
+    socket: Path
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nothing listens on at this moment, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((HOST, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class FlowerDeployment:
+    """One SuperLink with its SuperNodes, as parts of a run."""
+
+    def __init__(self, parts: Parts, home: Path, nodes: Sequence[Node]) -> None:
+        """Prepare a deployment.
+
+        Args:
+            parts: where its processes belong.
+            home: Flower's home directory for this run.
+            nodes: the devices.
+        """
+        self._parts = parts
+        self._nodes = nodes
+        self._home = home
+        self._port, *self._node_ports = free_ports(1 + len(nodes))
+        self._environment = {**OFFLINE, "FLWR_HOME": str(home)}
+
+    def start(self) -> None:
+        """Start the SuperLink, wait until it is healthy, and start the SuperNodes.
+
+        Raises:
+            PartFailedError: the SuperLink did not come up.
+        """
+        self._home.mkdir(parents=True, exist_ok=True)
+        (self._home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
+            f'[superlink.{_CONNECTION}]\naddress = "{HOST}:{self._port}"\ninsecure = true\n'
+        )
+        superlink = self._parts.start(
+            "superlink",
+            [
+                program("flower-superlink"),
+                "--insecure",
+                *("--host", HOST, "--port", str(self._port)),
+                "--disable-runtime-dependency-installation",
+            ],
+            self._environment,
+        )
+        give_up_s = time.monotonic() + _READY_WITHIN_S
+        while not self._healthy():
+            if failure := superlink.failure():
+                raise failure
+            if time.monotonic() > give_up_s:
+                raise PartFailedError(f"superlink did not answer within {_READY_WITHIN_S:g} s (log: {superlink.log})")
+            time.sleep(0.2)
+        for node, port in zip(self._nodes, self._node_ports, strict=True):
+            self._parts.start(
+                f"supernode-{node.device_id}",
+                [
+                    program("flower-supernode"),
+                    "--insecure",
+                    *("--superlink", f"{HOST}:{self._port}", "--host", HOST, "--port", str(port)),
+                    "--node-config",
+                    f'device-id="{node.device_id}" partition-id={node.partition} agent-socket="{node.socket}"',
+                ],
+                self._environment,
+            )
+
+    def _healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self._port}/health", timeout=1) as response:
+                return bool(response.status == 200)
+        except (urllib.error.URLError, OSError):
+            return False
+
+    def submit(self, app: Path, run_config: Mapping[str, str | int | float]) -> str:
+        """Start a run and return its id.
+
+        Raises:
+            PartFailedError: Flower did not take it.
+        """
+        command = ["run", str(app), _CONNECTION, "--format", "json"]
+        for key, value in run_config.items():
+            command += ["-c", f"{key}={json.dumps(value)}"]
+        answer = self._flwr(command)
+        if "run-id" not in answer:
+            raise PartFailedError(f"flwr run did not start the app: {json.dumps(answer)}")
+        return str(answer["run-id"])
+
+    def status(self, run_id: str) -> str:
+        """The run's status, such as `running` or `finished:completed`."""
+        answer = self._flwr(["list", _CONNECTION, "--run-id", run_id, "--format", "json"])
+        runs = answer.get("runs")
+        if not isinstance(runs, list) or not runs:
+            raise PartFailedError(f"flwr list does not know run {run_id}: {json.dumps(answer)}")
+        return str(runs[0]["status"])
+
+    def completed(self, run_id: str) -> bool:
+        """Whether the run is over and completed.
+
+        Raises:
+            PartFailedError: it is over, but failed or was stopped.
+        """
+        status = self.status(run_id)
+        if status.startswith("finished") and status != _COMPLETED:
+            raise PartFailedError(f"the Flower run ended as {status!r}")
+        return status == _COMPLETED
+
+    def _flwr(self, arguments: Sequence[str]) -> dict[str, object]:
+        """Run the `flwr` command and read the JSON it prints."""
+        try:
+            done = self._run([program("flwr"), *arguments])
+        except subprocess.TimeoutExpired:
+            raise PartFailedError(f"flwr {arguments[0]} did not answer within {_COMMAND_WITHIN_S:g} s") from None
+        try:
+            answer = json.loads(done.stdout[done.stdout.index("{") :])
+        except ValueError:
+            raise PartFailedError(f"flwr {arguments[0]} failed: {(done.stderr or done.stdout).strip()}") from None
+        if not isinstance(answer, dict) or answer.get("success") is False:
+            raise PartFailedError(f"flwr {arguments[0]} failed: {json.dumps(answer)}")
+        return answer
+
+    def _run(self, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command,
+            env=environment(self._environment),
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_WITHIN_S,
+            check=False,
+        )

@@ -1,0 +1,194 @@
+"""The report of a run: every figure that it stands for, as plain data."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.cli.view_values import state_word
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.profiling.profile_state import read_profile
+from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.modes.power_mode import ModeArray
+from wattfleet.planning.allowance import Allowance
+from wattfleet.planning.offers import Offer
+from wattfleet.planning.plan import plan_round
+from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.prediction.artefact import read_directory, restore
+from wattfleet.prediction.predictor import Prediction
+from wattfleet.prediction.warmup import warmup_s
+from wattfleet_proto.convert import front_from_message, mode_from_message
+from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
+
+_DRAWS = 200
+
+
+def build_report(
+    settings: SimulationSettings,
+    last: Snapshot,
+    boards: Mapping[str, VirtualBoard],
+    state_directories: Mapping[str, Path],
+) -> dict[str, Any]:
+    """Everything about a completed run that `report.json` holds.
+
+    Args:
+        settings: what was simulated.
+        last: the run's final snapshot.
+        boards: each device's board, to ask for its truth.
+        state_directories: each agent's state, for its fitted predictor.
+    """
+    offers = {
+        device.device_id: Offer(device.device_id, front_from_message(device.front), device.idle_w)
+        for device in last.devices
+    }
+    kinds = {boards[device.device_id].provenance for device in settings.devices}
+    return {
+        "provenance": "simulated" if "simulated" in kinds else "replayed",
+        "wattfleet_version": version("wattfleet"),
+        "settings": {
+            "devices": {device.device_id: device.spec for device in settings.devices},
+            "rounds": settings.rounds,
+            "site_budget_w": settings.site_budget_w,
+            "modes": settings.profile_modes,
+            "policy": settings.policy,
+            "clients": settings.clients,
+            "local_epochs": LOCAL_EPOCHS,
+            "seed": settings.seed,
+            "reference": settings.reference,
+        },
+        "devices": {
+            device.device_id: _device(
+                device,
+                boards[device.device_id],
+                state_directories[device.device_id],
+                next(d.minibatches_per_epoch for d in settings.devices if d.device_id == device.device_id),
+            )
+            for device in last.devices
+        },
+        "rounds": [_round(view, offers, settings) for view in last.rounds],
+        "initial_accuracy": last.initial_metrics.get("accuracy"),
+        "final_accuracy": last.rounds[-1].metrics["accuracy"],
+        "elapsed_s": round(last.elapsed_s, 1),
+    }
+
+
+def _device(view: view_pb2.DeviceView, board: VirtualBoard, state: Path, minibatches_per_epoch: int) -> dict[str, Any]:
+    """One device: its profile, its front, and how far its predictors are from its truth."""
+    predicted = restore(read_directory(state / PREDICTOR_DIRECTORY)).predict(board.modes)
+    true_ms, true_mw = board.truth(board.modes)
+    profile = read_profile(state)
+    first_gcycles = 0.0 if profile is None else profile.first_gcycles
+    return {
+        "board": view.board,
+        "provenance": board.provenance,
+        "mode_space": view.mode_count,
+        "modes_profiled": view.profiled_modes,
+        "minibatches_per_epoch": minibatches_per_epoch,
+        "idle_w": view.idle_w,
+        "time_mape_pct": 100 * float(np.mean(np.abs(predicted.minibatch_ms / true_ms - 1))),
+        "power_mape_pct": 100 * float(np.mean(np.abs(predicted.power_mw / true_mw - 1))),
+        "state": state_word(view.state),
+        "reference_digest": view.reference_digest,
+        "front": [
+            {
+                "mode": mode_from_message(point.mode)._asdict(),
+                "warmup_s": point.warmup_s,
+                "epoch_s": point.epoch_s,
+                "power_w": point.power_w,
+                "epoch_log_sd": point.epoch_log_sd,
+                "power_log_sd": point.power_log_sd,
+            }
+            for point in view.front.points
+        ],
+        # A thinned cloud of the whole space, so that a plot can show what the front is the edge of.
+        "space_sample": _space_sample(board.modes, predicted, first_gcycles, minibatches_per_epoch),
+    }
+
+
+def _space_sample(
+    modes: ModeArray, predicted: Prediction, first_gcycles: float, minibatches_per_epoch: int
+) -> dict[str, list[float]]:
+    rows = np.random.default_rng(0).choice(len(modes), min(400, len(modes)), replace=False)
+    return {
+        "warmup_s": warmup_s(modes[rows], predicted.minibatch_ms[rows], first_gcycles).round(2).tolist(),
+        "epoch_s": (predicted.minibatch_ms[rows] * minibatches_per_epoch / 1e3).round(2).tolist(),
+        "power_w": (predicted.power_mw[rows] / 1e3).round(3).tolist(),
+    }
+
+
+def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: SimulationSettings) -> dict[str, Any]:
+    """One round: who trained, in which mode, what was predicted and what was seen."""
+    seen = {observation.device_id: observation for observation in view.observations}
+    chosen = [assignment.device_id for assignment in view.plan.assignments]
+    return {
+        "round": view.round,
+        "selected": chosen,
+        "assignments": [
+            {
+                "device": assignment.device_id,
+                "mode": mode_from_message(assignment.mode)._asdict(),
+                "predicted_warmup_s": assignment.warmup_s,
+                "predicted_epoch_s": assignment.epoch_s,
+                "observed_epoch_s": seen[assignment.device_id].epoch_s if assignment.device_id in seen else None,
+                "predicted_power_w": assignment.power_w,
+                "observed_power_w": seen[assignment.device_id].power_w if assignment.device_id in seen else None,
+                "power_limit_w": assignment.power_limit_w,
+            }
+            for assignment in view.plan.assignments
+        ],
+        "decisions": {d.device_id: {"selected": d.selected, "reason": d.reason} for d in view.plan.decisions},
+        "failed": list(view.failed_device_ids),
+        "site_budget_w": view.plan.site_budget_w,
+        "planned_site_w": view.plan.planned_w,
+        "observed_site_w": view.observed_site_w if view.HasField("observed_site_w") else None,
+        "site_budget_held": view.HasField("observed_site_w") and view.observed_site_w <= view.plan.site_budget_w,
+        "predicted_duration_s": view.plan.duration_s,
+        "observed_duration_s": view.observed_duration_s if view.HasField("observed_duration_s") else None,
+        "random_draw": _random_draw(list(offers.values()), chosen, view.plan.site_budget_w, settings.seed),
+        "wall_s": view.wall_s,
+        "accuracy": view.metrics.get("accuracy"),
+        "loss": view.metrics.get("loss"),
+    }
+
+
+def _random_draw(offers: Sequence[Offer], chosen: Sequence[str], site_budget_w: float, seed: int) -> dict[str, Any]:
+    """What a uniform draw of as many devices would have taken under the same watts, over all or many draws.
+
+    Each drawn set gets its own best modes, so that the difference is that of the selection alone.
+    """
+    sets: list[tuple[Offer, ...]] = list(itertools.combinations(offers, len(chosen)))
+    if len(sets) > _DRAWS:
+        sets = random.Random(seed).sample(sets, _DRAWS)
+    idle_w = sum(offer.idle_w for offer in offers)
+    durations_s, infeasible = [], 0
+    for drawn in sets:
+        rest_w = idle_w - sum(offer.idle_w for offer in drawn)
+        try:
+            plan = plan_round(drawn, FastestK(len(drawn)), Allowance.of_site(site_budget_w, rest_w), LOCAL_EPOCHS, 1)
+        except InfeasibleBudgetError:
+            infeasible += 1
+            continue
+        if len(plan.assignments) < len(drawn):
+            infeasible += 1
+        else:
+            durations_s.append(plan.duration_s)
+    return {
+        "draws": len(sets),
+        "over_budget": infeasible,
+        "mean_duration_s": float(np.mean(durations_s)) if durations_s else None,
+        "worst_duration_s": max(durations_s, default=None),
+    }
+
+
+def write_json(report: Mapping[str, Any], path: Path) -> None:
+    """Write the report, refusing NaN, which JSON does not know."""
+    path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,338 @@
+"""The plots of a report, as plain Plotly dictionaries."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from wattfleet.modes.power_mode import PowerMode
+
+Report = Mapping[str, Any]
+Figure = dict[str, Any]
+Points = Sequence[Report] | Mapping[str, Sequence[float]]  # row by row, or column by column
+
+_INK = "@ink"  # Becomes what contrasts with the page.
+_GREY = "#8a8f98"
+_BUDGET = "#d1242f"
+SD_OF_90_PCT = 1.645
+_FEW_ROUNDS = 6
+_WATT_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500]
+_LABEL_CHARS = 18
+
+
+class Style(NamedTuple):
+    """How a device looks wherever it appears: told by shape as well as by colour, which not everyone sees."""
+
+    colour: str
+    symbol: str
+    glyph: str
+
+
+# Okabe and Ito's colours without the two that vanish on a white or a black page, and two more.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8f7ae5", "#999933")
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "cross")
+_GLYPHS = "●■◆▲▼⬟★✚"
+
+
+def device_styles(devices: Iterable[str]) -> dict[str, Style]:
+    """A look for every device, by id: 64 different ones, the first 8 in 8 colours."""
+    return {
+        device: Style(_COLOURS[k % 8], _SYMBOLS[(k + k // 8) % 8], _GLYPHS[(k + k // 8) % 8])
+        for k, device in enumerate(devices)
+    }
+
+
+def figures(report: Report) -> dict[str, Figure]:
+    """All figures of the page, by the id of the element that each is drawn in."""
+    styles = device_styles(report["devices"])
+    return {
+        **{f"front-{k}": _front(report, device, style) for k, (device, style) in enumerate(styles.items())},
+        "seconds": _agreement(report, styles, "epoch_s", "seconds per epoch"),
+        "watts": _agreement(report, styles, "power_w", "watts while training"),
+        "timeline": _timeline(report, styles),
+        "site": _site(report, styles),
+        "accuracy": _accuracy(report),
+    }
+
+
+def _front(report: Report, device: str, style: Style) -> Figure:
+    """One device's mode space, its front and the modes that rounds chose."""
+    cloud, front = report["devices"][device]["space_sample"], report["devices"][device]["front"]
+    rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
+    for one, part in _parts(report, device):
+        seconds = part["predicted_warmup_s"] + part["predicted_epoch_s"]
+        rounds[mode_label(part["mode"]), seconds, part["predicted_power_w"]].append(one["round"])
+    data = [
+        _points(
+            *(_one_epoch_s(cloud), cloud["power_w"]),
+            marker={"size": 3, "color": _GREY, "opacity": 0.4},
+            hoverinfo="skip",
+        ),
+        _points(
+            *(_one_epoch_s(front), _column(front, "power_w")),
+            mode="lines+markers",
+            line={"color": style.colour, "width": 1.5},
+            marker={"size": 3, "color": style.colour},
+            error_x=_interval(_column(front, "epoch_s"), _column(front, "epoch_log_sd"), style.colour),
+            error_y=_interval(_column(front, "power_w"), _column(front, "power_log_sd"), style.colour),
+            customdata=[mode_label(point["mode"]) for point in front],
+            hovertemplate="%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
+        ),
+        _points(
+            *([seconds for _, seconds, _ in rounds], [watts for _, _, watts in rounds]),
+            mode="markers+text",
+            marker={"size": 12, "color": style.colour, "symbol": style.symbol, "line": {"color": _INK, "width": 1.5}},
+            text=[f"<b>{span(chosen)}</b>" for chosen in rounds.values()],
+            textposition="top right",
+            customdata=[label for label, _, _ in rounds],
+            hovertemplate="chosen in %{text}<br>%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
+        ),
+    ]
+    # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
+    shown = [each[kind] for each in report["devices"].values() for kind in ("space_sample", "front")]
+    reach_s = [seconds for points in shown for seconds in _one_epoch_s(points)]
+    reach_w = [watts for points in shown for watts in _column(points, "power_w")]
+    title = "seconds of an epoch, its start included"
+    time_axis = _axis(title, type="log", range=_log_range(reach_s), dtick=1, tickformat=",d")
+    watts_axis = _axis("watts", type="log", range=_log_range(reach_w), tickvals=_WATT_TICKS)
+    return {"data": data, "layout": {"xaxis": time_axis, "yaxis": watts_axis, "height": 270}}
+
+
+def _agreement(report: Report, styles: Mapping[str, Style], quantity: str, title: str) -> Figure:
+    """Predicted against observed; a bar reaches the diagonal where the observation is within the 90 % interval."""
+    data = []
+    for device, style in styles.items():
+        parts = [(one, part) for one, part in _parts(report, device) if part[f"observed_{quantity}"] is not None]
+        predicted = [part[f"predicted_{quantity}"] for _, part in parts]
+        spread = [log_sd(report, part, quantity) or 0.0 for _, part in parts]
+        data.append(
+            _points(
+                *(predicted, [part[f"observed_{quantity}"] for _, part in parts]),
+                marker={"size": 10, "color": style.colour, "symbol": style.symbol, "opacity": 0.85},
+                error_x=_interval(predicted, spread, style.colour),
+                customdata=[f"{_label(device)}, round {one['round']}" for one, _ in parts],
+                hovertemplate="%{customdata}<br>predicted %{x:.1f}, observed %{y:.1f}<extra></extra>",
+            )
+        )
+    values = [value for trace in data for value in _reach(trace)] or [1.0]
+    low, high = 0.97 * min(values), 1.03 * max(values)
+    shapes = [
+        _line((low, high), (low * ratio, high * ratio), _INK, dash) | {"layer": "below"}
+        for ratio, dash in ((0.9, "dot"), (1.0, "solid"), (1.1, "dot"))
+    ]
+    layout = {
+        "xaxis": _axis(f"predicted {title}", range=[low, high], nticks=7),
+        "yaxis": _axis(f"observed {title}", range=[low, high], nticks=7),
+        "shapes": shapes,
+        "height": 400,
+    }
+    return {"data": data, "layout": layout}
+
+
+def _timeline(report: Report, styles: Mapping[str, Style]) -> Figure:
+    """Rounds laid end to end, each as long as its slowest device; what a device does not train, it idles."""
+    epochs, rounds = report["settings"]["local_epochs"], report["rounds"]
+    trained, unseen, idle, expected = (_Spans([], [], [], []) for _ in range(4))
+    shapes, notes, start_s = [], [], 0.0
+    for one in rounds:
+        length_s = one["observed_duration_s"] or one["predicted_duration_s"]
+        parts = {part["device"]: part for part in one["assignments"]}
+        for row, (device, style) in enumerate(styles.items()):
+            busy_s = 0.0
+            if part := parts.get(device):
+                begin_s, observed_s = part["predicted_warmup_s"], part["observed_epoch_s"]
+                predicted_s = begin_s + epochs * part["predicted_epoch_s"]
+                # A start is not observed.
+                busy_s = predicted_s if observed_s is None else begin_s + epochs * observed_s
+                (unseen if observed_s is None else trained).add(row, start_s, busy_s, style.colour)
+                expected.add(row, start_s + predicted_s, predicted_s, _INK)
+            if busy_s < length_s:
+                idle.add(row, start_s + busy_s, length_s - busy_s, _GREY)
+        words = f"round {one['round']}" if len(rounds) <= _FEW_ROUNDS else str(one["round"])
+        notes.append({"x": start_s + length_s / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "text": words})
+        start_s += length_s
+        shapes.append(_line((start_s, start_s), (0, 1), _INK, "dot") | {"yref": "paper"})
+    data = [
+        idle.bars("%{x:.1f} s idle", opacity=0.25),
+        unseen.bars("%{x:.1f} s planned, no report", pattern="/", opacity=0.5),
+        trained.bars("%{x:.1f} s observed", texttemplate="%{x:.0f} s", insidetextanchor="middle"),
+        _points(
+            *(expected.start_s, expected.row),
+            marker={"symbol": "line-ns", "size": 20, "line": {"color": _INK, "width": 2.5}},
+            customdata=expected.length_s,
+            hovertemplate="%{customdata:.1f} s predicted<extra></extra>",
+        ),
+    ]
+    names = {"tickvals": list(range(len(styles))), "ticktext": [_label(device) for device in styles]}
+    layout = {
+        "barmode": "overlay",
+        "xaxis": _axis("seconds since the first round began", rangemode="tozero"),
+        "yaxis": {**names, "range": [len(styles) - 0.5, -0.5], "showgrid": False},
+        "shapes": shapes,
+        "annotations": notes,
+        "height": 110 + 36 * len(styles),
+    }
+    return {"data": data, "layout": layout}
+
+
+class _Spans(NamedTuple):
+    """Horizontal bars, column by column."""
+
+    row: list[Any]
+    start_s: list[Any]
+    length_s: list[Any]
+    colour: list[Any]
+
+    def add(self, *values: Any) -> None:
+        for column, value in zip(self, values, strict=True):
+            column.append(value)
+
+    def bars(self, words: str, pattern: str = "", **more: Any) -> Figure:
+        shape = {"type": "bar", "orientation": "h", "y": self.row, "base": self.start_s, "x": self.length_s}
+        marker = {"color": self.colour, "pattern": {"shape": pattern}}
+        return {**shape, "marker": marker, "hovertemplate": f"{words}<extra></extra>", **more}
+
+
+def _site(report: Report, styles: Mapping[str, Style]) -> Figure:
+    """Two stacks per round, planned and observed; what the chosen devices do not draw, the others idle at."""
+    data: list[Figure] = []
+    budgets = [(one["round"], one["site_budget_w"]) for one in report["rounds"]]
+    top_w = max(watts for _, watts in budgets)
+    for word, offset, part_w, opacity in (
+        ("planned", -0.21, "power_limit_w", 0.5),
+        ("observed", 0.21, "observed_power_w", 1.0),
+    ):
+        known = [one for one in report["rounds"] if one[f"{word}_site_w"] is not None]
+        at, total_w = [one["round"] + offset for one in known], [one[f"{word}_site_w"] for one in known]
+        drawn = [{part["device"]: part[part_w] for part in one["assignments"]} for one in known]
+        idle_w = [total - sum(watts.values()) for total, watts in zip(total_w, drawn, strict=True)]
+        stacks = [("idling devices", _GREY, idle_w)]
+        stacks += [(_label(each), style.colour, [w.get(each, 0.0) for w in drawn]) for each, style in styles.items()]
+        data += [
+            {"type": "bar", "x": at, "y": watts, "width": 0.38, "marker": {"color": colour}, "opacity": opacity}
+            | {"hovertemplate": f"{name}, {word}: %{{y:.1f}} W<extra></extra>"}
+            for name, colour, watts in stacks
+        ]
+        sums = [f"{watts:.1f}" if len(budgets) <= _FEW_ROUNDS else "" for watts in total_w]
+        # Above the budget's line as well as the bar, or the line would strike the numbers out.
+        above_w = [max(one["site_budget_w"], watts) for one, watts in zip(known, total_w, strict=True)]
+        data.append(_points(at, above_w, mode="text", text=sums, textposition="top center", hoverinfo="skip"))
+        top_w = max(top_w, *above_w, 0.0)
+    layout = {
+        "barmode": "stack",
+        "xaxis": _round_axis(report),
+        "yaxis": _axis("watts of the site", range=[0, 1.15 * top_w]),
+        "shapes": [_line((at - 0.5, at + 0.5), (watts, watts), _BUDGET, "solid") for at, watts in budgets],
+        "height": 340,
+    }
+    return {"data": data, "layout": layout}
+
+
+def _accuracy(report: Report) -> Figure:
+    accuracy = [report["initial_accuracy"], *_column(report["rounds"], "accuracy")]
+    few = len(accuracy) <= _FEW_ROUNDS + 1
+    line = _points(
+        *([0, *_column(report["rounds"], "round")], accuracy),
+        mode="lines+markers+text",
+        line={"color": _INK, "width": 2},
+        marker={"size": 8, "color": _INK},
+        text=[percent(value) if few else "" for value in accuracy],
+        textposition="top left",
+        cliponaxis=False,
+        hovertemplate="round %{x}: %{y:.1%}<extra></extra>",
+    )
+    axis = _axis("accuracy on held-out digits", tickformat=".0%", range=[0, 1.12], dtick=0.2)
+    return {"data": [line], "layout": {"xaxis": _round_axis(report, start=-0.9), "yaxis": axis, "height": 340}}
+
+
+def _points(x: Sequence[float], y: Sequence[float], **more: Any) -> Figure:
+    return {"type": "scatter", "mode": "markers", "x": x, "y": y, **more}
+
+
+def _axis(title: str, **more: Any) -> Figure:
+    return {"title": {"text": title}, **more}
+
+
+def _interval(centre: Sequence[float], log_sd: Sequence[float], colour: str) -> Figure:
+    """Error bars of a 90 % interval, log-normal as the predictors are."""
+    up = [at * math.expm1(SD_OF_90_PCT * sd) for at, sd in zip(centre, log_sd, strict=True)]
+    down = [-at * math.expm1(-SD_OF_90_PCT * sd) for at, sd in zip(centre, log_sd, strict=True)]
+    return {"type": "data", "array": up, "arrayminus": down, "color": colour, "thickness": 1, "width": 0}
+
+
+def _reach(trace: Figure) -> Iterator[float]:
+    """Every value that a trace's points and horizontal error bars reach, on either axis."""
+    yield from trace["y"]
+    for at, up, down in zip(trace["x"], trace["error_x"]["array"], trace["error_x"]["arrayminus"], strict=True):
+        yield from (at - down, at + up)
+
+
+def _line(x: tuple[float, float], y: tuple[float, float], colour: str, dash: str) -> Figure:
+    ends = {"x0": x[0], "x1": x[1], "y0": y[0], "y1": y[1]}
+    return {"type": "line", **ends, "line": {"color": colour, "width": 2 if dash == "solid" else 1, "dash": dash}}
+
+
+def _round_axis(report: Report, start: float = 0.4) -> Figure:
+    last = len(report["rounds"])
+    ticks = {"dtick": 1} if last <= 2 * _FEW_ROUNDS else {"nticks": 10}
+    return _axis("round", range=[start, last + 0.6], showgrid=False, **ticks)
+
+
+def _one_epoch_s(points: Points) -> list[float]:
+    """Seconds of trainings of one epoch."""
+    both = zip(_column(points, "warmup_s"), _column(points, "epoch_s"), strict=True)
+    return [warmup_s + epoch_s for warmup_s, epoch_s in both]
+
+
+def _log_range(values: Sequence[float]) -> list[float]:
+    """Ends of a logarithmic axis that holds all values."""
+    return [math.log10(min(values)) - 0.08, math.log10(max(values)) + 0.08]
+
+
+def _parts(report: Report, device: str) -> Iterator[tuple[Report, Report]]:
+    """Every round that chose a device, and the part it was given."""
+    for one in report["rounds"]:
+        for part in one["assignments"]:
+            if part["device"] == device:
+                yield one, part
+
+
+def _column(points: Points, name: str) -> list[Any]:
+    return list(points[name]) if isinstance(points, Mapping) else [point[name] for point in points]
+
+
+def log_sd(report: Report, part: Report, quantity: str) -> float | None:
+    """How sure the prediction behind an assignment was; None where the device's last front lacks the mode."""
+    front = report["devices"][part["device"]]["front"]
+    return next((p[quantity.rpartition("_")[0] + "_log_sd"] for p in front if p["mode"] == part["mode"]), None)
+
+
+def _label(device: str) -> str:
+    """A device's name as a figure shows it: Plotly reads markup, and has no room for long names."""
+    half = _LABEL_CHARS // 2
+    return escape(device if len(device) <= _LABEL_CHARS else f"{device[:half]}…{device[-half:]}", quote=False)
+
+
+def mode_label(mode: Mapping[str, int]) -> str:
+    """A mode as the report holds it, in short."""
+    return PowerMode(**mode).label()
+
+
+def span(rounds: Sequence[int]) -> str:
+    """Rounds in words, such as `round 2` or `rounds 1–3, 5`."""
+    runs: list[list[int]] = []
+    for number in rounds:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"round{'s' if len(rounds) > 1 else ''} {words}"
+
+
+def percent(value: float | None) -> str:
+    """A share in percent, or a dash where it is missing."""
+    return "–" if value is None else f"{value:.1%}"

@@ -1,0 +1,98 @@
+"""The report of a run as one HTML page that opens anywhere, offline, and asks nothing of any network.
+
+Figures are plain Plotly dictionaries; fonts and colours of a light or a dark page are added by the page's script.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import jinja2
+from plotly.offline import get_plotlyjs
+
+from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent, span
+
+Report = Mapping[str, Any]
+Figure = dict[str, Any]
+
+
+def write_html(report: Report, path: Path) -> None:
+    """Write a report as a page that holds all it needs.
+
+    Args:
+        report: as `wattfleet_simulation.report.build_report` makes it.
+        path: the file to write.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader(
+            [jinja2.PackageLoader("wattfleet_simulation"), jinja2.PackageLoader("wattfleet_io")]
+        ),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(number=_number, percent=percent, mean=_mean, mode=mode_label, span=span)
+    page = environment.get_template("report.html.j2").render(
+        report=report,
+        styles=device_styles(report["devices"]),
+        selections=_selections(report),
+        within={quantity: _within_interval(report, quantity) for quantity in ("epoch_s", "power_w")},
+        figures=figures(report),
+        command=repeat_command(report["settings"]),
+        plotly=get_plotlyjs(),
+    )
+    path.write_text(page, encoding="utf-8")
+
+
+def repeat_command(settings: Report) -> str:
+    """The command line that repeats a run."""
+    specs = [spec.split(":", 1) for spec in settings["devices"].values()]
+    boards = Counter(which for kind, which in specs if kind == "simulated")
+    command = ["wattfleet", "simulate", "--devices", ",".join(f"{kind}:{count}" for kind, count in boards.items())]
+    for kind, which in specs:
+        if kind == "replay":
+            command += ["--device-csv", which]
+    for option in ("rounds", "site_budget_w", "modes", "policy", "clients", "seed", "reference"):
+        if (value := settings[option]) is not None:
+            command += [f"--{option.replace('_', '-')}", f"{value:.12g}" if isinstance(value, float) else str(value)]
+    return shlex.join(command)
+
+
+def _within_interval(report: Report, quantity: str) -> tuple[int, int]:
+    """How many observations lay within their 90 % interval, and how many there were."""
+    within = []
+    for part in (part for one in report["rounds"] for part in one["assignments"]):
+        spread, observed = log_sd(report, part, quantity), part[f"observed_{quantity}"]
+        if spread is not None and observed is not None:
+            within.append(abs(math.log(observed / part[f"predicted_{quantity}"])) <= SD_OF_90_PCT * spread)
+    return sum(within), len(within)
+
+
+def _selections(report: Report) -> list[dict[str, Any]]:
+    """What was selected and why, rounds of equal decisions taken together."""
+    groups: list[dict[str, Any]] = []
+    for one in report["rounds"]:
+        alike = next((group for group in groups if group["round"]["decisions"] == one["decisions"]), None)
+        if alike is None:
+            sets = math.comb(len(report["devices"]), len(one["selected"]))
+            groups.append({"rounds": [one["round"]], "round": one, "sets": sets})
+        else:
+            alike["rounds"].append(one["round"])
+    return groups
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    """The mean of what is known."""
+    known = [value for value in values if value is not None]
+    return mean(known) if known else None

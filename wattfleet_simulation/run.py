@@ -1,0 +1,263 @@
+"""One simulated run: every part real but the boards, from the first process to the last report."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+
+from edge_agent.devices.selection import open_virtual_board
+from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.profiling.profiler import Profiler
+from edge_agent.runtime.readiness import IDLE_S, parked_mode
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
+from wattfleet.planning.policies.registry import policy
+from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen, require_trained
+from wattfleet_simulation.devices import SimulatedDevice
+from wattfleet_simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
+from wattfleet_simulation.processes import PartFailedError, Parts, program
+
+_READY_WITHIN_S = 180.0
+_RUN_WITHIN_S = 60.0
+_ROUND_WITHIN_S = 180.0
+_POLL_S = 0.5
+_STATUS_EVERY_S = 10.0
+LOCAL_EPOCHS = 2
+"""Passes over its data that each chosen device makes in a round."""
+
+
+@dataclass(frozen=True)
+class SimulationSettings:
+    """What is simulated.
+
+    Attributes:
+        devices: the fleet.
+        rounds: federated rounds.
+        site_budget_w: watts for the whole fleet.
+        profile_modes: modes that each agent measures at most.
+        policy: who is chosen.
+        clients: devices in a round, for the policies that take a number.
+        seed: of data split, boards, profiles and training.
+        reference: name or directory of the reference predictor.
+        metrics_port: of the coordinator's `/metrics`; 0 takes a free one.
+    """
+
+    devices: Sequence[SimulatedDevice]
+    rounds: int
+    site_budget_w: float
+    profile_modes: int
+    policy: str
+    clients: int | None
+    seed: int
+    reference: str
+    metrics_port: int
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise InvalidInputError(f"a simulation has at least 1 round, not {self.rounds}")
+        if not 5 <= self.profile_modes:
+            raise InvalidInputError(f"--modes needs 5 or more for a predictor, not {self.profile_modes}")
+        policy(self.policy, count=self.clients, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """How far a run is.
+
+    Attributes:
+        phase: what is being done, in words.
+        devices: as the coordinator knows them.
+        rounds: planned so far.
+        initial_metrics: before the first round.
+        elapsed_s: since the start.
+    """
+
+    phase: str
+    devices: Sequence[view_pb2.DeviceView]
+    rounds: Sequence[view_pb2.RoundView]
+    initial_metrics: dict[str, float]
+    elapsed_s: float
+
+
+class Display(Protocol):
+    """Shows a run while it goes on."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how far it is."""
+        ...
+
+
+def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict[str, VirtualBoard]:
+    """The fleet's boards, as each agent will open its own, to ask them for their truth.
+
+    Raises:
+        InvalidInputError: a board cannot be simulated or replayed.
+        InfeasibleBudgetError: the site's watts cannot carry even one training device.
+    """
+    if not 0 < site_budget_w < float("inf"):
+        raise InvalidInputError(f"--site-budget-w needs finite watts above zero, not {site_budget_w:g}")
+    boards = {device.device_id: open_virtual_board(device.spec, device.seed) for device in devices}
+    idle_w, extra_w = 0.0, []
+    for device in devices:
+        # A second board of the same unit: measuring moves a board's clock and noise on.
+        measured = open_virtual_board(device.spec, device.seed)
+        parked_w = Profiler(measured).measure_idle(parked_mode(measured), IDLE_S) / 1e3
+        idle_w += parked_w
+        extra_w.append(float(measured.truth(measured.modes)[1].min()) / 1e3 - parked_w)
+    least_w = idle_w + min(extra_w)
+    if site_budget_w < least_w:
+        raise InfeasibleBudgetError(
+            f"{site_budget_w:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
+            f" allow at least {math.ceil(least_w)} W with --site-budget-w"
+        )
+    return boards
+
+
+class SimulatedRun:
+    """The processes of one run, and how to bring it to its end."""
+
+    def __init__(self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display) -> None:
+        """Prepare a run.
+
+        Args:
+            settings: what is simulated.
+            logs: a directory for the parts' logs.
+            scratch: a directory with a short path, for sockets and state.
+            display: told of every step.
+        """
+        self._settings = settings
+        self._logs = logs
+        self._scratch = scratch
+        self._display = display
+        self._started_s = time.monotonic()
+
+    def state_directory(self, device_id: str) -> Path:
+        """Where the agent of a device keeps its state."""
+        return self._scratch / "agents" / device_id
+
+    def complete(self) -> Snapshot:
+        """Run to the end; no process is left, however it ends.
+
+        Raises:
+            PartFailedError: a part failed or took too long; the text names it.
+        """
+        with Parts(self._logs) as parts:
+            self._show("starting the coordinator", None)
+            address = self._start_coordinator(parts)
+            with CoordinatorView(address) as view:
+                for device in self._settings.devices:
+                    self._start_agent(parts, device, address)
+                nodes = [
+                    Node(device.device_id, device.partition, self._socket(device.device_id))
+                    for device in self._settings.devices
+                ]
+                flower = FlowerDeployment(parts, self._scratch / "flower", nodes)
+                self._show("starting Flower's SuperLink and SuperNodes", view)
+                flower.start()
+                try:
+                    self._await_ready(parts, view)
+                    return self._await_rounds(parts, view, flower, address)
+                except grpc.RpcError as error:
+                    parts.check()
+                    raise PartFailedError(
+                        f"the coordinator does not answer: {error.code().name} (logs: {self._logs})"
+                    ) from None
+
+    def _start_coordinator(self, parts: Parts) -> str:
+        announced = self._scratch / "coordinator.json"
+        settings = self._settings
+        command = [
+            program("wattfleet"),
+            *("coordinator", "serve", "--address", f"{HOST}:0"),
+            *("--metrics-address", f"{HOST}:{settings.metrics_port}"),
+            *("--store", str(self._scratch / "coordinator.db"), "--announce", str(announced)),
+            *("--site-budget-w", str(settings.site_budget_w), "--policy", settings.policy),
+            *("--seed", str(settings.seed), "--profile-modes", str(settings.profile_modes)),
+            *("--reference", settings.reference),
+        ]
+        if settings.clients is not None:
+            command += ["--clients", str(settings.clients)]
+        part = parts.start("coordinator", command, OFFLINE)
+        give_up_s = time.monotonic() + _READY_WITHIN_S
+        while not announced.exists():
+            if failure := part.failure():
+                raise failure
+            if time.monotonic() > give_up_s:
+                raise PartFailedError(f"the coordinator did not come up within {_READY_WITHIN_S:g} s (log: {part.log})")
+            time.sleep(0.1)
+        return str(json.loads(announced.read_text())["address"])
+
+    def _socket(self, device_id: str) -> Path:
+        return self._scratch / f"{device_id}.sock"
+
+    def _start_agent(self, parts: Parts, device: SimulatedDevice, address: str) -> None:
+        parts.start(
+            f"agent-{device.device_id}",
+            [
+                program("wattfleet"),
+                *("agent", "run", "--device", device.spec, "--device-id", device.device_id),
+                *("--seed", str(device.seed), "--coordinator", address),
+                *("--state-dir", str(self.state_directory(device.device_id))),
+                *("--socket", str(self._socket(device.device_id))),
+                *("--minibatches-per-epoch", str(device.minibatches_per_epoch)),
+            ],
+            OFFLINE,
+        )
+
+    def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
+        give_up_s = time.monotonic() + _READY_WITHIN_S
+        while True:
+            snapshot = self._show("profiling and transferring the reference", view)
+            states = [device.state for device in snapshot.devices]
+            if states.count(session_pb2.DEVICE_STATE_READY) == len(self._settings.devices):
+                return
+            parts.check()
+            if time.monotonic() > give_up_s:
+                raise PartFailedError(f"the agents were not ready within {_READY_WITHIN_S:g} s (logs: {self._logs})")
+            time.sleep(_POLL_S)
+
+    def _await_rounds(self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str) -> Snapshot:
+        settings = self._settings
+        self._show("starting the Flower run", view)
+        run_id = flower.submit(
+            APP_DIRECTORY,
+            {
+                "coordinator": address,
+                "devices": len(settings.devices),
+                "rounds": settings.rounds,
+                "local-epochs": LOCAL_EPOCHS,
+                "seed": settings.seed,
+            },
+        )
+        give_up_s = time.monotonic() + _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
+        ask_flower_s = time.monotonic() + _STATUS_EVERY_S
+        while True:
+            self._show("training", view)
+            run = view.newest_run().run
+            if run.error:
+                raise PartFailedError(f"the Flower run failed: {run.error} (log: {self._logs / 'superlink.log'})")
+            if run.finished or time.monotonic() > ask_flower_s:
+                # What flwr itself says counts: its `run` command ends well even where the app did not.
+                if flower.completed(run_id):
+                    require_trained(view.newest_run().rounds)
+                    return self._show("done", view)
+                ask_flower_s = time.monotonic() + _STATUS_EVERY_S
+            parts.check()
+            if time.monotonic() > give_up_s:
+                raise PartFailedError(f"the Flower run did not end in time (logs: {self._logs})")
+            time.sleep(_POLL_S)
+
+    def _show(self, phase: str, view: CoordinatorView | None) -> Snapshot:
+        devices = view.devices() if view else []
+        seen = view.newest_run() if view else RunSeen()
+        elapsed_s = time.monotonic() - self._started_s
+        snapshot = Snapshot(phase, devices, seen.rounds, dict(seen.run.initial_metrics), elapsed_s)
+        self._display.show(snapshot)
+        return snapshot

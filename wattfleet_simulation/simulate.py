@@ -1,0 +1,156 @@
+"""The main job behind `wattfleet simulate`: check, run, report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.live import Live
+
+from coordinator.references import open_reference
+from wattfleet.errors import InvalidInputError
+from wattfleet_simulation.devices import SimulatedDevice, device_specs
+from wattfleet_simulation.digits_app.task import sample_counts
+from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_tables
+from wattfleet_simulation.flower import HOST
+from wattfleet_simulation.report import build_report, write_json
+from wattfleet_simulation.report_html import write_html
+from wattfleet_simulation.run import Display, SimulatedRun, SimulationSettings, open_fleet
+
+REPORT_JSON = "report.json"
+REPORT_HTML = "report.html"
+
+
+def run_simulation(
+    *,
+    kinds: str,
+    csv_files: Sequence[Path],
+    rounds: int,
+    site_budget_w: float,
+    profile_modes: int,
+    policy: str,
+    clients: int | None,
+    seed: int,
+    reference: str,
+    metrics_port: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Check everything that can be checked, run, and write the report in one go.
+
+    Raises:
+        InvalidInputError: something given cannot be used; nothing was started or written.
+        PartFailedError: a part of the run failed; the logs are kept, no report is written.
+    """
+    specs = device_specs(kinds, csv_files)
+    minibatches = _minibatches_per_epoch(len(specs), seed, reference)
+    settings = SimulationSettings(
+        devices=[
+            SimulatedDevice(device_id, spec, 1000 * seed + k, k, minibatches[k])
+            for k, (device_id, spec) in enumerate(specs)
+        ],
+        rounds=rounds,
+        site_budget_w=site_budget_w,
+        profile_modes=profile_modes,
+        policy=policy,
+        clients=clients,
+        seed=seed,
+        reference=reference,
+        metrics_port=metrics_port,
+    )
+    boards = open_fleet(settings.devices, site_budget_w)
+    _require_free(metrics_port)
+    console = Console(stderr=as_json)
+    logs = _prepared(out)
+    with _terminable(), _scratch() as scratch, _display(console) as display:
+        run = SimulatedRun(settings, logs, scratch, display)
+        last = run.complete()
+        states = {device.device_id: run.state_directory(device.device_id) for device in settings.devices}
+        report = build_report(settings, last, boards, states)
+    _write(report, out)
+    if as_json:
+        print((out / REPORT_JSON).read_text(), end="")
+        return
+    for table in closing_tables(report):
+        console.print(table)
+    console.print(f"final accuracy {report['final_accuracy']:.1%}; report: {out / REPORT_HTML}", highlight=False)
+
+
+def _minibatches_per_epoch(devices: int, seed: int, reference: str) -> list[int]:
+    """Each device's share of the reference workload's epoch, as large as its share of the digits.
+
+    The digits are trained for real; the boards pace the reference workload, of which each digit stands for the same
+    number of samples.
+    """
+    epoch = open_reference(reference).artefact.details.workload.minibatches_per_epoch
+    counts = sample_counts(devices, seed)
+    return [max(1, round(epoch * count / sum(counts))) for count in counts]
+
+
+def _require_free(port: int) -> None:
+    with socket.socket() as probe:
+        # As servers do: what lingers of a connection that ended does not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError):
+            raise InvalidInputError(f"port {port} cannot be listened on: choose another --metrics-port") from None
+
+
+def _prepared(out: Path) -> Path:
+    """The directory for logs, below the one for the report."""
+    logs = out / "logs"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(f"--out {out}: cannot be written: {error.strerror}") from None
+    return logs
+
+
+def _write(report: dict[str, Any], out: Path) -> None:
+    """Write both files beside their places, then move them there: no half of a report is ever seen."""
+    files = {REPORT_JSON: write_json, REPORT_HTML: write_html}
+    drafts = {name: out / f".{name}.tmp" for name in files}
+    for name, write in files.items():
+        write(report, drafts[name])
+    for name, draft in drafts.items():
+        os.replace(draft, out / name)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    # Not below --out: the path of a unix socket may have 107 characters at most.
+    with tempfile.TemporaryDirectory(prefix="wattfleet-") as path:
+        yield Path(path)
+
+
+@contextmanager
+def _display(console: Console) -> Iterator[Display]:
+    if console.is_terminal:
+        with Live(console=console, refresh_per_second=4) as live:
+            yield LiveDisplay(live)
+    else:
+        yield LineDisplay(console)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While this lasts, SIGTERM and a closed terminal end the run as Ctrl-C does: with everything that was started."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
