@@ -24,11 +24,9 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray, as_array, as_modes
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.prediction.roofline.physics import power_mw, step_time_ms
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import BOARDS, ModeArray, Profile, as_array, as_modes, read_csv
+from wattfleet.prediction import RooflinePredictor
+from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
 # Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row

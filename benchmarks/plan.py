@@ -32,16 +32,20 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import csr_array, hstack
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from wattfleet.budgets.supplies import Supplies, Supply
-from wattfleet.choosing.front import Front
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, curves_of
-from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.max_utility import most_useful
-from wattfleet.planning.min_makespan import min_makespan
-from wattfleet.planning.offers import SITE, Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.budgets import Supplies, Supply
+from wattfleet.choosing import Front
+from wattfleet.planning import (
+    SITE,
+    Allowance,
+    Curves,
+    Headroom,
+    Offer,
+    curves_of,
+    max_utility,
+    min_makespan,
+    plan_round,
+)
+from wattfleet.planning.policies import FastestK
 
 _RACK = 20
 _RACKS_ON_A_CIRCUIT = 10
@@ -145,7 +149,7 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
         return curves_ms, ms, plan_ms, None
     limit_s = found.limit_s if found is not None else float(curves.time_s.max())
     extra_w, utility = curves.extra_at(curves.steps_within(limit_s)), chance.lognormal(0, 1, devices)
-    _, useful_ms = _least(lambda: most_useful(extra_w, utility, headroom), 1)
+    _, useful_ms = _least(lambda: max_utility(extra_w, utility, headroom), 1)
     return curves_ms, ms, plan_ms, useful_ms
 
 
@@ -184,7 +188,7 @@ def _gaps(seed: int) -> tuple[float, float]:
     duration_gap = found.limit_s / _least_duration_s(curves, headroom, feeds, count) - 1
     extra_w = curves.extra_at(curves.steps_within(found.limit_s * float(chance.uniform(0.8, 1.5))))
     utility = chance.lognormal(0, 1, devices)
-    reached = float(utility[most_useful(extra_w, utility, headroom).chosen].sum())
+    reached = float(utility[max_utility(extra_w, utility, headroom).chosen].sum())
     best = _most_utility(extra_w, utility, headroom, feeds)
     return max(0.0, duration_gap), max(0.0, 1 - reached / best) if best > 0 else 0.0
 

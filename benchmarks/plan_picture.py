@@ -8,12 +8,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from wattfleet.choosing.front import Front
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import curves_of
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.choosing import Front
+from wattfleet.planning import Allowance, Offer, curves_of, plan_round
+from wattfleet.planning.policies import FastestK
 
 _SPARE_W = 22.0
 _IDLE_W = 5.0

@@ -26,7 +26,7 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.productive import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, as_array
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0

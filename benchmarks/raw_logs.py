@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import PowerTrace
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from coordinator.state.records import (
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from wattfleet.choosing.front import MAX_POINTS, Front
-from wattfleet.modes.power_mode import PowerMode, as_array
-from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
+from wattfleet.choosing import MAX_POINTS, Front
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning import Assignment, Decision, RoundPlan
 
 _MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 

@@ -29,14 +29,20 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel  # noqa: E402
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # noqa: E402
 
 from reference_models import load  # noqa: E402
-from wattfleet.choosing.front import predicted_front  # noqa: E402
+from wattfleet.choosing import predicted_front  # noqa: E402
 from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.modes.boards import board  # noqa: E402
-from wattfleet.modes.power_mode import ModeArray  # noqa: E402
-from wattfleet.modes.profile import Profile, read_csv  # noqa: E402
-from wattfleet.prediction.artefact import restore  # noqa: E402
-from wattfleet.prediction.kinds import kind  # noqa: E402
-from wattfleet.prediction.predictor import Prediction, Predictor  # noqa: E402
+from wattfleet.modes import (  # noqa: E402
+    ModeArray,  # noqa: E402
+    Profile,
+    board,  # noqa: E402
+    read_csv,
+)
+from wattfleet.prediction import (  # noqa: E402
+    Prediction,
+    Predictor,
+    predictor_kind,  # noqa: E402
+    restore_predictor,  # noqa: E402
+)
 from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR  # noqa: E402
 
 REFERENCE = "agx_orin_resnet18"
@@ -44,7 +50,7 @@ TARGET = "agx_orin_mobilenetv3"
 _MODES = 50
 _MINIBATCHES_PER_EPOCH = 1443
 _REFERENCE_RUNS = 3
-_DEFAULT = kind(DEFAULT_PREDICTOR).predictor_class()
+_DEFAULT = predictor_kind(DEFAULT_PREDICTOR).predictor_class()
 
 Result = TypeVar("Result")
 
@@ -58,7 +64,7 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
     """
     with threadpool_limits(limits=1):
         space = board("agx-orin").space.array()
-        reference: Predictor = restore(load(REFERENCE))
+        reference: Predictor = restore_predictor(load(REFERENCE))
         target = _stand_in(reference, space) if data is None else read_csv(data / f"{TARGET}.csv")
         fit_s, predict_s, front_s, total_s, yardstick_s = np.median(
             [_steps(target, reference, space, run) for run in range(-1, runs)][1:], axis=0

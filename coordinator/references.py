@@ -10,7 +10,7 @@ import reference_models
 from coordinator.errors import UnknownRecordError
 from coordinator.state.records import PinnedReference, PublishedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.prediction.artefact import Artefact, read_directory, restore
+from wattfleet.prediction import Artefact, read_artefact, restore_predictor
 
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes that the weights of a published reference may have."""
@@ -48,7 +48,7 @@ def open_reference(name: str) -> Reference:
     """
     if name in reference_models.shipped():
         return Reference(name, reference_models.load(name))
-    return Reference(Path(name).name, read_directory(Path(name)))
+    return Reference(Path(name).name, read_artefact(Path(name)))
 
 
 class ReferenceShelf:
@@ -157,7 +157,7 @@ def checked(manifest: bytes, weights: bytes) -> Artefact:
     """
     artefact = Artefact(manifest, weights)
     try:
-        restore(artefact)
+        restore_predictor(artefact)
     except ModuleNotFoundError as error:
         raise InvalidInputError(
             f"a predictor of the kind {artefact.details.predictor!r} cannot be checked here without {error.name}:"

@@ -43,9 +43,8 @@ from coordinator.store.retention import forget_daily
 from coordinator.store.standby import open_store
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.selection import Selection
+from wattfleet.planning import Allowance, Selection
+from wattfleet.planning.policies import Policy
 from wattfleet_io.addresses import split_address
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES

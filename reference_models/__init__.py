@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.prediction.artefact import MANIFEST_FILE, Artefact, read_directory
+from wattfleet.prediction import MANIFEST_FILE, Artefact, read_artefact
 
 
 def shipped() -> tuple[str, ...]:
@@ -25,4 +25,4 @@ def load(name: str) -> Artefact:
     if name not in shipped():
         raise InvalidInputError(f"no reference predictor {name!r} ships: choose one of {', '.join(shipped())}")
     with resources.as_file(resources.files(__name__) / name) as folder:
-        return read_directory(Path(folder))
+        return read_artefact(Path(folder))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wattfleet.prediction.audit import Suspect
+    from wattfleet.prediction import Suspect
 
 app = typer.Typer(no_args_is_help=True, help="Reference predictors, from which devices transfer.")
 
@@ -46,9 +46,8 @@ def train(
 
     from reference_models.training import ensure_offers, model_card
     from reference_models.training import train as train_reference
-    from wattfleet.modes.profile import read_csv
-    from wattfleet.modes.workload import Workload
-    from wattfleet.prediction.artefact import ensure_replaceable, write_directory
+    from wattfleet.modes import Workload, read_csv
+    from wattfleet.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
     trained = Workload(workload, minibatch, minibatches_per_epoch)
@@ -70,7 +69,7 @@ def train(
     options += [f"--minibatch {minibatch}", f"--minibatches-per-epoch {minibatches_per_epoch}"]
     options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))
-    write_directory(artefact, out, card)
+    write_artefact(artefact, out, card)
     if json_:
         print(artefact.manifest.decode(), end="")
     else:
@@ -92,14 +91,12 @@ def audit(
 
     from reference_models import load
     from wattfleet.errors import InvalidInputError
-    from wattfleet.modes.boards import board_offering
-    from wattfleet.modes.profile import read_csv
-    from wattfleet.prediction.artefact import restore
-    from wattfleet.prediction.audit import audit as audit_profile
-    from wattfleet.prediction.roofline.predictor import RooflinePredictor
+    from wattfleet.modes import board_offering, read_csv
+    from wattfleet.prediction import RooflinePredictor, restore_predictor
+    from wattfleet.prediction import audit as audit_profile
 
     profile = read_csv(csv)
-    known = None if reference is None else restore(load(reference), board_offering(profile.modes))
+    known = None if reference is None else restore_predictor(load(reference), board_offering(profile.modes))
     if known is not None and not isinstance(known, RooflinePredictor):
         raise InvalidInputError(f"the reference {reference!r} is of the kind {known.name!r}: an audit needs 'roofline'")
     with Console(stderr=True).status(f"fitting {len(profile)} modes"):

@@ -8,13 +8,8 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS, board_offering
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import Artefact, pack
-from wattfleet.prediction.predictor import CORPUS_MODES, transferable
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import BOARDS, Profile, Workload, as_modes, board_offering
+from wattfleet.prediction import CORPUS_MODES, Artefact, RooflinePredictor, pack_artefact, transferable
 
 CORPUS_SHA256 = "corpus_sha256"
 """Names the SHA-256 of the corpus's rows in a reference's provenance."""
@@ -72,7 +67,7 @@ def train(
         report(f"transferring to {name}")
         start = transferable(predictor, BOARDS.get(board), board_offering(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
-    return pack(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
+    return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
 
 
 def ensure_apart(corpus: Profile, target: Profile) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.audit import Mask, NoAuditError, audit, passing_rows
-from wattfleet.prediction.predictor import CORPUS_MODES, Predictor
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile
+from wattfleet.prediction import CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit, passing_rows
+from wattfleet.prediction.row_audit import Mask
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing.sampling import descending
+from wattfleet.choosing import descending
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import Profile, as_modes
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Strategy
 

@@ -8,11 +8,8 @@ from pathlib import Path
 from reference_models import load, shipped
 from reference_models.training import CORPUS_SHA256, ensure_apart
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import Board, board_offering
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.prediction.artefact import Artefact, restore
-from wattfleet.prediction.kinds import kind
-from wattfleet.prediction.predictor import Predictor, transferable
+from wattfleet.modes import Board, Profile, board_offering, read_csv
+from wattfleet.prediction import Artefact, Predictor, predictor_kind, restore_predictor, transferable
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class Source:
         Raises:
             InvalidInputError: what ships under the name is of another kind, or the corpus is too small to train on.
         """
-        wanted = kind(name)
+        wanted = predictor_kind(name)
         if not wanted.transfers:
             return None
         if isinstance(self.held, Profile):
@@ -48,7 +45,7 @@ class Source:
                 f"the reference {self.name!r} holds a predictor of the kind {self.held.details.predictor!r}, not"
                 f" {name!r}: give the CSV of its corpus, to train one on"
             )
-        return restore(self.held, board)
+        return restore_predictor(self.held, board)
 
 
 def source_of(reference: str, target: Profile) -> Source:

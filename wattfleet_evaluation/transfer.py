@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Predictor
+from wattfleet.modes import Profile
+from wattfleet.prediction import Predictor
 
 Values = NDArray[np.float64]
 Clock = Callable[[], float]

@@ -23,11 +23,8 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual import board_parameters
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.boards import BOARDS, board
-from wattfleet.modes.power_mode import as_array
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.prediction.roofline.estimation import Belief, robust_fit
-from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.modes import BOARDS, Profile, as_array, board, read_csv
+from wattfleet.prediction.roofline import Belief, PowerParameters, TimeParameters, power_mw, robust_fit, step_time_ms
 
 TARGET = Path(board_parameters.__file__).with_name(board_parameters.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"

@@ -17,14 +17,10 @@ from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profile_state import read_profile
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fastest_k import FastestK
-from wattfleet.prediction.artefact import read_directory, restore
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.warmup import warmup_s
+from wattfleet.modes import ModeArray
+from wattfleet.planning import Allowance, Offer, plan_round
+from wattfleet.planning.policies import FastestK
+from wattfleet.prediction import Prediction, read_artefact, restore_predictor, warmup_s
 from wattfleet_proto.convert import front_from_message, mode_from_message
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.run import LOCAL_EPOCHS, SimulationSettings, Snapshot
@@ -83,7 +79,7 @@ def build_report(
 
 def _device(view: view_pb2.DeviceView, board: VirtualBoard, state: Path, minibatches_per_epoch: int) -> dict[str, Any]:
     """One device: its profile, its front, and how far its predictors are from its truth."""
-    predicted = restore(read_directory(state / PREDICTOR_DIRECTORY)).predict(board.modes)
+    predicted = restore_predictor(read_artefact(state / PREDICTOR_DIRECTORY)).predict(board.modes)
     true_ms, true_mw = board.truth(board.modes)
     profile = read_profile(state)
     first_gcycles = 0.0 if profile is None else profile.first_gcycles

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]

@@ -17,7 +17,7 @@ from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.runtime.readiness import IDLE_S, parked_mode
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning.policies.registry import policy
+from wattfleet.planning.policies import policy_named
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen, require_trained
 from wattfleet_simulation.devices import SimulatedDevice
@@ -64,7 +64,7 @@ class SimulationSettings:
             raise InvalidInputError(f"a simulation has at least 1 round, not {self.rounds}")
         if not 5 <= self.profile_modes:
             raise InvalidInputError(f"--modes needs 5 or more for a predictor, not {self.profile_modes}")
-        policy(self.policy, count=self.clients, seed=self.seed)
+        policy_named(self.policy, count=self.clients, seed=self.seed)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from edge_agent.profiling.profiled_workload import virtual_workload
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.readiness import make_ready
 from reference_models import load
-from wattfleet.choosing.front import POWER_QUANTILE, Front, pareto_front, predicted_front
-from wattfleet.modes.boards import board
-from wattfleet.modes.power_mode import ModeArray, as_array
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.choosing import POWER_QUANTILE, Front, pareto_front, predicted_front
+from wattfleet.modes import ModeArray, as_array, board
+from wattfleet.prediction import Prediction
 from wattfleet_evaluation.choice_methods.presets import nearest_mode
 
 REFERENCE = "agx_orin_resnet18"

@@ -18,7 +18,7 @@ from benchmarks.federated.rounds import LOCAL_EPOCHS, Member, run_rounds
 from edge_agent.runtime.readiness import parked_mode
 from reference_models import load
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning.offers import Offer
+from wattfleet.planning import Offer
 
 FLEET: Mapping[str, int] = {"agx-orin": 16, "orin-nano": 16, "orin-nx": 9, "xavier-agx": 9}
 """50 boards in the shares of the fleet that `wattfleet simulate` has unless told otherwise."""

@@ -9,21 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
-from wattfleet.choosing.front import Front, Values
+from wattfleet.choosing import Front
+from wattfleet.choosing.front import Values
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.deadline import Deadline
-from wattfleet.planning.policies.fair import Fair
-from wattfleet.planning.policies.fastest_k import FastestK
-from wattfleet.planning.policies.oort import Oort
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.policies.progress import Progress
-from wattfleet.planning.policies.random_k import RandomK
-from wattfleet.planning.policies.tiers import Tiers
-from wattfleet.planning.round_plan import Assignment
+from wattfleet.planning import Allowance, Assignment, History, Offer, plan_round
+from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
 
 OVERHEAD_S = 10.0
 """Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""

@@ -13,9 +13,8 @@ from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import Method
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.training.training import TrainingWatch
-from wattfleet.modes.power_mode import PowerMode, as_array
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.round_plan import Assignment
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning import Assignment, History, Part
 
 LOCAL_EPOCHS = 2
 """As in `wattfleet simulate`."""

@@ -14,7 +14,7 @@ from benchmarks.fleet.swarm import Swarm
 from benchmarks.fleet.throughput import downloads, reports
 from benchmarks.fleet.use import Use
 from coordinator.state.leases import pace_of
-from wattfleet.prediction.artefact import Artefact, write_directory
+from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_simulation.processes import Parts
 
 
@@ -51,7 +51,7 @@ async def run(count: int, settings: Settings, folder: Path, artefact: Artefact) 
         artefact: what is downloaded.
     """
     reference = folder / "reference"
-    write_directory(artefact, reference)
+    write_artefact(artefact, reference)
     with Parts(folder / "logs") as parts:
         ours, other = coordinator(parts, folder, reference), bare(parts, folder, len(artefact.weights))
         await ours.start()

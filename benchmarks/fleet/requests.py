@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.state.leases import LEASE_S, Pace
-from wattfleet.choosing.front import MAX_POINTS, Front
+from wattfleet.choosing import MAX_POINTS, Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version

@@ -15,7 +15,7 @@ import psutil
 import reference_models
 from benchmarks.fleet import requests
 from coordinator.server import OPTIONS
-from wattfleet.prediction.artefact import WEIGHTS_FILE, Artefact
+from wattfleet.prediction import WEIGHTS_FILE, Artefact
 from wattfleet_simulation.processes import Part, PartFailedError, Parts, program
 
 HOST = "127.0.0.1"

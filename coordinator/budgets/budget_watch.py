@@ -12,7 +12,7 @@ from types import MappingProxyType
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
 from coordinator.errors import BudgetSourceError, UnknownRecordError
-from wattfleet.budgets.budget import InForce, Override, Reading
+from wattfleet.budgets import InForce, Override, Reading
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets.budget import Reading, ReadingRule
+from wattfleet.budgets import Reading, ReadingRule
 from wattfleet.errors import InvalidInputError
 
 TIMEOUT_S = 5.0

@@ -15,11 +15,18 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, Validatio
 from coordinator.budgets.prometheus_budget import PrometheusBudget
 from coordinator.state.names import require_tag
 from coordinator.state.placement import DeviceRules
-from wattfleet.budgets.budget import Budget, ConstantBudget, ReadingRule, require_watts
-from wattfleet.budgets.schedules import DailySchedule, read_plan
-from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.budgets import (
+    Budget,
+    ConstantBudget,
+    DailySchedule,
+    ReadingRule,
+    Supplies,
+    Supply,
+    read_plan,
+    require_watts,
+)
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.offers import SITE
+from wattfleet.planning import SITE
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -10,7 +10,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.orders import Orders
 from coordinator.state.records import Reassignment, RoundRecord
 from coordinator.store.writer import Writer
-from wattfleet.budgets.budget import InForce
+from wattfleet.budgets import InForce
 
 _log = logging.getLogger(__name__)
 

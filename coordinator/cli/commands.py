@@ -113,8 +113,8 @@ def serve(
     from coordinator.server import serve as run_server
     from coordinator.store.database import database_url
     from wattfleet.errors import InvalidInputError
-    from wattfleet.planning.policies.registry import policy as policy_named
-    from wattfleet.planning.selection import Selection
+    from wattfleet.planning import Selection
+    from wattfleet.planning.policies import policy_named as policy_named
 
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is no directory")

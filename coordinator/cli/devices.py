@@ -179,7 +179,7 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
     import numpy as np
 
     from coordinator.cli.layout import columns
-    from wattfleet.modes.power_mode import PowerMode
+    from wattfleet.modes import PowerMode
 
     if front is None:
         console.print("\nno front yet: it is reported when the device is measured", style="dim")

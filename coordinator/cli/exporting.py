@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from coordinator.cli.view_values import Values, device_values, known, round_values, run_values
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.round_plan import Assignment, SupplyUse
+from wattfleet.planning import Assignment, SupplyUse
 from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 

@@ -92,7 +92,7 @@ def _print(content: dict[str, Any]) -> None:
     from rich.text import Text
 
     from coordinator.cli.layout import columns, grouped
-    from wattfleet.modes.power_mode import PowerMode
+    from wattfleet.modes import PowerMode
 
     console = Console(highlight=False)
     run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"

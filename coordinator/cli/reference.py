@@ -13,7 +13,7 @@ from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOpti
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from wattfleet.prediction.artefact import Artefact
+    from wattfleet.prediction import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
 app = typer.Typer(no_args_is_help=True, help="The reference predictors that agents transfer from.")
@@ -45,9 +45,9 @@ def publish(
     """Have the coordinator keep a reference predictor, to be handed out once it is pinned."""
     from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
     from wattfleet.errors import InvalidInputError
-    from wattfleet.prediction.artefact import MANIFEST_FILE, WEIGHTS_FILE, read_directory
+    from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, read_artefact
 
-    artefact = read_directory(directory)
+    artefact = read_artefact(directory)
     for name, content, most in (
         (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
         (WEIGHTS_FILE, artefact.weights, MAX_BYTES),

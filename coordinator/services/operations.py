@@ -14,7 +14,7 @@ from coordinator.state.preview import Trial
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from coordinator.store.archive import recalled_history, recalled_newest
 from coordinator.store.writer import Writer
-from wattfleet.budgets.budget import Override
+from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc

@@ -14,8 +14,8 @@ from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord
 from coordinator.store.archive import rounds_of
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from coordinator.store.writer import Writer
-from wattfleet.choosing.front import Front
-from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.choosing import Front
+from wattfleet.planning import RoundPlan
 from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 

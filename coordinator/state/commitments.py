@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from coordinator.state.records import DeviceState, RoundRecord, RunRecord, run_of
-from wattfleet.planning.round_plan import Assignment
+from wattfleet.planning import Assignment
 
 
 @dataclass(frozen=True)

@@ -34,14 +34,11 @@ from coordinator.state.records import (
 )
 from coordinator.state.round_cache import RoundCache
 from coordinator.state.round_request import RoundRequest
-from wattfleet.budgets.budget import InForce
-from wattfleet.choosing.front import Front
+from wattfleet.budgets import InForce
+from wattfleet.choosing import Front
 from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.selection import Selection
-from wattfleet.planning.trimming import InFlight, trimmed
+from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
+from wattfleet.planning.policies import Policy
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
 _LONGEST_DETAIL = 2_000
@@ -157,7 +154,7 @@ class Fleet:
         ]
         elsewhere_w = self._elsewhere_w({offer.device_id for each in rounds for offer in each.offers})
         changed, told = [], []
-        trims = trimmed(rounds, replace(self.allowance, elsewhere_w=elsewhere_w))
+        trims = trim_rounds(rounds, replace(self.allowance, elsewhere_w=elsewhere_w))
         for plan_id, trim in zip(flying, trims, strict=True):
             if trim is None:
                 continue

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.state.records import ObservedTraining, RoundRecord
-from wattfleet.planning.round_plan import Assignment
+from wattfleet.planning import Assignment
 
 
 @dataclass(frozen=True)

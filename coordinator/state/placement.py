@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from wattfleet.budgets.supplies import Supplies
+from wattfleet.budgets import Supplies
 from wattfleet.errors import InvalidInputError
 
 

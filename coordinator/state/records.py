@@ -7,11 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from wattfleet.budgets.budget import Override
-from wattfleet.choosing.front import Front
+from wattfleet.budgets import Override
+from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.history import Part
-from wattfleet.planning.round_plan import Assignment, RoundPlan
+from wattfleet.planning import Assignment, Part, RoundPlan
 
 
 class DeviceState(str, Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from coordinator.state.records import RoundRecord, parts_of, run_of
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 # What was used last stays: rounds of so many devices that were decided on, and the histories of so many runs. Of 10,000
 # devices that is three rounds, of 100 three hundred.

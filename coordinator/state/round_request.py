@@ -6,12 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coordinator.state.records import RoundRecord, plan_id_of
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.selection import Selection
+from wattfleet.planning import Allowance, History, Offer, Selection, plan_round
+from wattfleet.planning.policies import Policy
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord, run_of
 from coordinator.store.writer import Writer
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 _LOOK_EVERY_S = 1.0
 

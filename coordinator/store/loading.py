@@ -19,7 +19,7 @@ from coordinator.store.tables import (
     ReferencePin,
     Run,
 )
-from wattfleet.budgets.budget import Override
+from wattfleet.budgets import Override
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, selec
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, parts_of
 from coordinator.store import rows
 from coordinator.store.tables import Observation, Round, Run
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 _NEWEST = 3
 """Rounds that are looked at, as by metrics, whoever is waited for."""

@@ -21,8 +21,8 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
 )
-from wattfleet.budgets.budget import Override
-from wattfleet.choosing.front import Front
+from wattfleet.budgets import Override
+from wattfleet.choosing import Front
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.v1 import planning_pb2
 

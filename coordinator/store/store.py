@@ -41,8 +41,8 @@ from coordinator.store.tables import (
     ReferencePin,
 )
 from coordinator.store.times import Times, TimesOf
-from wattfleet.choosing.front import Front
-from wattfleet.planning.history import History
+from wattfleet.choosing import Front
+from wattfleet.planning import History
 
 
 def utc_now() -> datetime:

@@ -25,7 +25,7 @@ from coordinator.state.records import (
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.recalls import Recalls
 from coordinator.store.times import Times, TimesOf
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 _log = logging.getLogger(__name__)
 

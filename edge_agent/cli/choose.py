@@ -14,7 +14,7 @@ from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
 
 if TYPE_CHECKING:
     from edge_agent.profiling.profile_state import FittedDevice
-    from wattfleet.choosing.choice import Chosen
+    from wattfleet.choosing import Chosen
 
 _PROBABILITY = 0.95
 
@@ -63,7 +63,7 @@ def choose(
 def _chosen(
     fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
 ) -> Chosen:
-    from wattfleet.choosing.choice import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
+    from wattfleet.choosing import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
 
     if budget_w is not None:
         return fastest_within_budget(fitted.choosable, budget_w * 1e3, probability)

@@ -27,7 +27,7 @@ def explain(
     from edge_agent.learning.expectation import expectation_of
     from edge_agent.profiling.profile_state import read_fitted
     from wattfleet.errors import InvalidInputError
-    from wattfleet.prediction.roofline.predictor import RooflinePredictor
+    from wattfleet.prediction import RooflinePredictor
 
     board = open_named(device, state_dir)
     wanted = mode_named(board, mode)

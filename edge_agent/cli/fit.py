@@ -52,9 +52,9 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
     import numpy as np
 
     from edge_agent.cli.mode_names import written
-    from wattfleet.choosing.sampling import descending
-    from wattfleet.modes.power_mode import as_modes
-    from wattfleet.prediction.roofline.predictor import RooflinePredictor
+    from wattfleet.choosing import descending
+    from wattfleet.modes import as_modes
+    from wattfleet.prediction import RooflinePredictor
 
     highest = as_modes(descending(board.modes)[:1])[0]
     left_out, explanation = None, None

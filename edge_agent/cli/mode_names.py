@@ -11,8 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.jetson.knob_files import within
 from edge_agent.devices.sysfs import SysfsDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array, as_modes
+from wattfleet.modes import BOARDS, ModeArray, PowerMode, as_array, as_modes
 
 _FORM = "cores,CPU kHz,GPU Hz,memory Hz"
 

@@ -36,7 +36,7 @@ def modes(
 
 
 def _csv_lines(board: Device) -> list[str]:
-    from wattfleet.modes.power_mode import PowerMode
+    from wattfleet.modes import PowerMode
 
     rows = board.modes.astype(int).tolist()
     return [",".join(PowerMode._fields), *(",".join(map(str, row)) for row in rows)]
@@ -44,7 +44,7 @@ def _csv_lines(board: Device) -> list[str]:
 
 def _content(board: Device) -> dict[str, Any]:
     from edge_agent.cli.mode_names import presets_of
-    from wattfleet.modes.power_mode import PowerMode
+    from wattfleet.modes import PowerMode
 
     columns = zip(PowerMode._fields, board.modes.T, strict=True)
     return {
@@ -61,7 +61,7 @@ def _print_tables(content: dict[str, Any]) -> None:
     from rich.table import Table
 
     from edge_agent.cli.mode_names import written
-    from wattfleet.modes.power_mode import PowerMode
+    from wattfleet.modes import PowerMode
 
     console = Console()
     values = Table(title=f"{content['board']}: {content['modes']:,} modes", title_justify="left")

@@ -13,7 +13,7 @@ from edge_agent.devices.power_now import latest_power_mw
 from edge_agent.learning.expectation import Expectation, expectation_of
 from edge_agent.profiling.profile_state import FittedDevice
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.power_mode import PowerMode, as_modes
+from wattfleet.modes import PowerMode, as_modes
 
 _METER_LASTS_S = 300.0
 """A meter keeps every sample, and hands all of them out at every look: a new one begins now and then."""

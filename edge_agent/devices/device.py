@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.power_mode import ModeArray, PowerMode
+from wattfleet.modes import ModeArray, PowerMode
 
 Provenance = Literal["simulated", "replayed", "hardware"]
 """Where a figure comes from; carried by every report."""

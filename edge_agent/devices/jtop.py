@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_agent.devices.device import Clock, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes.power_mode import ModeArray, PowerMode
+from wattfleet.modes import ModeArray, PowerMode
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0

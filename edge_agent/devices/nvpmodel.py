@@ -13,7 +13,7 @@ from edge_agent.devices.jetson.programs import ProgramResult, RunProgram
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 from wattfleet_io.atomic_files import replace_file
 
 CUSTOM_CONF = "nvpmodel.conf"

@@ -19,7 +19,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
+from wattfleet.modes import BOARDS
 
 _THIS_MACHINE = Path("/")
 _SOFT = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")

@@ -21,8 +21,7 @@ from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode
+from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 
 # The Nano is no board that is simulated; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)

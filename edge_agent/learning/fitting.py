@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_agent.learning.transfer import Transfer
-from wattfleet.choosing.sampling import SamplingSettings, next_modes
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import Artefact
-from wattfleet.prediction.predictor import Prediction, Predictor
+from wattfleet.choosing import SamplingSettings, next_modes
+from wattfleet.modes import ModeArray, Profile
+from wattfleet.prediction import Artefact, Prediction, Predictor
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,9 @@ from typing import Any, BinaryIO
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.profiling_plan import StoppedError
-from wattfleet.choosing.sampling import SamplingSettings
+from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import ModeArray, Profile
 from wattfleet_io.child_process import python_process
 
 ANSWERS_WITHIN_S = 600.0

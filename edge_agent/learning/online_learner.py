@@ -17,14 +17,10 @@ from edge_agent.profiling.profiling_plan import BATCH, Progress, StoppedError, p
 from edge_agent.profiling.records import Renewal, RoundRecord
 from edge_agent.training.training import Observed
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing.front import Front, predicted_front
-from wattfleet.choosing.sampling import SamplingSettings
+from wattfleet.choosing import Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array, as_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import Artefact
-from wattfleet.prediction.drift import USUAL_RULE, DriftRule, Residual, drift
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import PowerMode, Profile, as_array, as_modes
+from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +61,7 @@ class OnlineLearner:
         minibatches_per_epoch: int,
         seed: int,
         keep: Callable[[Artefact], None],
-        rule: DriftRule = USUAL_RULE,
+        rule: DriftRule = DEFAULT_DRIFT_RULE,
         tolerance: float = SamplingSettings.tolerance,
     ) -> None:
         self._device = device
@@ -114,7 +110,7 @@ class OnlineLearner:
         predicted = self._predicted(observed.mode)
         self._journal.append(shown)
         self._residuals.append(Residual.of(shown.measurement, predicted))
-        reason = drift(self._residuals, self._rule)
+        reason = detect_drift(self._residuals, self._rule)
         if reason is None:
             self.refit()
         else:

@@ -7,7 +7,7 @@ from pathlib import Path
 from edge_agent.runtime.paths import REFERENCES_DIRECTORY
 from reference_models import load, shipped
 from wattfleet.errors import InvalidInputError
-from wattfleet.prediction.artefact import Artefact, read_directory
+from wattfleet.prediction import Artefact, read_artefact
 
 
 def named_reference(name: str) -> Artefact:
@@ -28,7 +28,7 @@ def named_reference(name: str) -> Artefact:
             f"no reference {name!r}: give one that ships ({', '.join(shipped())}), or the directory of one that"
             " `wattfleet reference train` wrote"
         )
-    return read_directory(directory)
+    return read_artefact(directory)
 
 
 def reference_of(digest: str, state_directory: Path) -> Artefact:
@@ -44,7 +44,7 @@ def reference_of(digest: str, state_directory: Path) -> Artefact:
     """
     kept = state_directory / REFERENCES_DIRECTORY / digest
     if kept.is_dir():
-        return read_directory(kept)
+        return read_artefact(kept)
     for name in shipped():
         if (reference := load(name)).digest == digest:
             return reference

@@ -12,10 +12,8 @@ from edge_agent.learning.reference_choice import named_reference, reference_of
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.profiling.profile_state import MeasuredProfile, read_predictor, read_profile
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_modes
-from wattfleet.prediction.artefact import Artefact
-from wattfleet.prediction.predictor import Predictor
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import PowerMode, as_modes
+from wattfleet.prediction import Artefact, Predictor, RooflinePredictor
 
 
 @dataclass(frozen=True)

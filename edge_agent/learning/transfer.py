@@ -7,10 +7,8 @@ from pathlib import Path
 
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import Artefact, pack, restore, write_directory
-from wattfleet.prediction.predictor import Predictor
+from wattfleet.modes import BOARDS, Workload
+from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_predictor, write_artefact
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,7 @@ class Transfer:
             InvalidInputError: this version does not know the kind of predictor.
             CorruptReferenceError: the reference is damaged.
         """
-        return restore(self.reference, BOARDS.get(self.header.board_kind))
+        return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
 
     def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
         """The device's predictor as it is stored.
@@ -49,7 +47,9 @@ class Transfer:
             "device": self.header.device_id,
             "provenance": self.header.provenance,
         }
-        return pack(predictor, workload, self.header.board_kind, provenance, {"profiled_modes": measured_modes})
+        return pack_artefact(
+            predictor, workload, self.header.board_kind, provenance, {"profiled_modes": measured_modes}
+        )
 
 
 def keep_predictor(artefact: Artefact, state_directory: Path) -> None:
@@ -58,7 +58,7 @@ def keep_predictor(artefact: Artefact, state_directory: Path) -> None:
     Raises:
         InvalidInputError: it cannot be written, or something else is stored there.
     """
-    write_directory(artefact, state_directory / PREDICTOR_DIRECTORY)
+    write_artefact(artefact, state_directory / PREDICTOR_DIRECTORY)
 
 
 def keep_reference(reference: Artefact, state_directory: Path) -> None:
@@ -69,4 +69,4 @@ def keep_reference(reference: Artefact, state_directory: Path) -> None:
     """
     kept = state_directory / REFERENCES_DIRECTORY / reference.digest
     if not kept.is_dir():
-        write_directory(reference, kept)
+        write_artefact(reference, kept)

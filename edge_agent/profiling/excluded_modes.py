@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal
-from wattfleet.modes.power_mode import ModeArray, as_array
+from wattfleet.modes import ModeArray, as_array
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,8 @@ import numpy as np
 from edge_agent.devices.device import Provenance
 from edge_agent.profiling.records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes.power_mode import PowerMode, as_array
-from wattfleet.modes.profile import Measurement
-from wattfleet.prediction.warmup import first_minibatch_gcycles
+from wattfleet.modes import Measurement, PowerMode, as_array
+from wattfleet.prediction import first_minibatch_gcycles
 from wattfleet_io.atomic_files import sync_folder
 
 _FORMAT = 1

@@ -19,7 +19,7 @@ from edge_agent.profiling.profiling_plan import Progress, profile_device
 from edge_agent.profiling.records import Discarded, ModeRecord
 from edge_agent.runtime.paths import PROFILE_FILE
 from wattfleet.errors import InvalidInputError
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.prediction import Artefact
 
 
 @dataclass(frozen=True)

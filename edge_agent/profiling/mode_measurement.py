@@ -13,7 +13,7 @@ from edge_agent.profiling.records import ModeRecord
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 # A meter has a new sample about once a second: looking after every minibatch would only slow training down.
 _LOOK_EVERY_S = 0.5

@@ -14,7 +14,7 @@ from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.records import Discarded
 from edge_agent.workloads.step import StepTimes
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 from wattfleet_io.gpu import wait_for_gpu
 
 _log = logging.getLogger(__name__)

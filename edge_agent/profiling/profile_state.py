@@ -16,12 +16,10 @@ from edge_agent.devices.device import Device
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
-from wattfleet.choosing.choice import KnownModes
-from wattfleet.choosing.front import Front, predicted_front
+from wattfleet.choosing import Front, KnownModes, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import Artefact, read_directory, restore
-from wattfleet.prediction.predictor import Prediction, Predictor
+from wattfleet.modes import Profile
+from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 
 
 @dataclass(frozen=True)
@@ -156,7 +154,7 @@ def read_predictor(state_directory: Path) -> Artefact | None:
     """
     folder = state_directory / PREDICTOR_DIRECTORY
     try:
-        return read_directory(folder) if folder.is_dir() else None
+        return read_artefact(folder) if folder.is_dir() else None
     except CorruptReferenceError as error:
         raise CorruptReferenceError(
             f"{str(error).partition(':')[0]}: the fitted predictor is damaged: remove the folder and restart the"
@@ -183,7 +181,7 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
             " the agent's own directory with --state-dir"
         )
     require_profile_of(device, measured, state_directory)
-    predictor = restore(artefact)
+    predictor = restore_predictor(artefact)
     prediction = predictor.predict(device.modes)
     known = KnownModes.of(device.modes, prediction, measured.profile)
     return FittedDevice(artefact, predictor, measured, prediction, known)

@@ -13,7 +13,7 @@ from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.workload import Workload
+from wattfleet.modes import Workload
 
 
 @dataclass(frozen=True)

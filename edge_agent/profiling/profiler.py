@@ -18,7 +18,7 @@ from edge_agent.profiling.records import Discarded, ModeRecord
 from edge_agent.profiling.settling import level_mw
 from edge_agent.workloads.step import Step
 from wattfleet.errors import WattfleetError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 _log = logging.getLogger(__name__)
 

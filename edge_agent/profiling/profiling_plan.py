@@ -13,9 +13,8 @@ from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.records import Renewal
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing.sampling import SamplingSettings
-from wattfleet.modes.power_mode import ModeArray, as_modes
-from wattfleet.modes.profile import Profile
+from wattfleet.choosing import SamplingSettings
+from wattfleet.modes import ModeArray, Profile, as_modes
 
 BATCH = 3
 """Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.modes.profile import Measurement
+from wattfleet.modes import Measurement, PowerMode
 
 
 def require_above_zero(**figures: float) -> None:

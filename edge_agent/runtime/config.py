@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from wattfleet.choosing.sampling import SamplingSettings
+from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import InvalidInputError
 
 

@@ -18,8 +18,8 @@ from edge_agent.profiling.profiling_plan import Progress, profile_device
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import PROFILE_FILE
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_modes
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.modes import PowerMode, as_modes
+from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
 

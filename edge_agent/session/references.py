@@ -9,7 +9,7 @@ import grpc
 
 from edge_agent.session.connection import Connect
 from wattfleet.errors import CorruptReferenceError, WattfleetError
-from wattfleet.prediction.artefact import Artefact, read_directory, write_directory
+from wattfleet.prediction import Artefact, read_artefact, write_artefact
 from wattfleet_io.backoff import Backoff
 from wattfleet_proto.v1 import session_pb2
 
@@ -41,7 +41,7 @@ async def reference_of_digest(digest: str, cache: Path, connect: Connect) -> Art
     kept = cache / digest
     if kept.is_dir():
         try:
-            return _checked(read_directory(kept), digest)
+            return _checked(read_artefact(kept), digest)
         except CorruptReferenceError as error:
             _log.warning("%s; fetching it anew", error)
     backoff = Backoff()
@@ -61,7 +61,7 @@ async def reference_of_digest(digest: str, cache: Path, connect: Connect) -> Art
             backoff.reset()
         await backoff.pause()
     artefact = _checked(Artefact(bytes(manifest), bytes(weights)), digest)
-    write_directory(artefact, kept)
+    write_artefact(artefact, kept)
     return artefact
 
 

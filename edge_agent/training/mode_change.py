@@ -10,7 +10,7 @@ from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError, Virtua
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, KnobBackupError
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 
 def apply_kept(

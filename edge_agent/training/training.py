@@ -14,8 +14,8 @@ from edge_agent.profiling.records import require_above_zero
 from edge_agent.training.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.prediction.warmup import first_minibatch_s, steady_minibatch_s
+from wattfleet.modes import PowerMode
+from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 RECORD_KEY = "wattfleet"
 """Where the record lies in a message's content."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.choosing.front import MAX_POINTS, Front
+from wattfleet.choosing import MAX_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array
-from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
+from wattfleet.modes import PowerMode, as_array
+from wattfleet.planning import Assignment, Decision, RoundPlan, SupplyUse
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 _TOO_HIGH = 10**12

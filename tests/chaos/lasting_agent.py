@@ -16,7 +16,7 @@ from edge_agent.profiling.profiled_workload import virtual_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 MODE_FILE, LOG_FILE = "mode.json", "board.log"
 

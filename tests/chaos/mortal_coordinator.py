@@ -31,7 +31,7 @@ class MortalCoordinator:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-c", "from wattfleet.cli import main; main()", "coordinator", "serve"),
+                    *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
                     *("--address", self.address, "--metrics-address", "127.0.0.1:0"),
                     *("--store", str(self._folder / "coordinator.db"), "--announce", str(self._announced)),
                     *self._options,

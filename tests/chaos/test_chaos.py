@@ -19,7 +19,7 @@ from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import KEPT_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 
 MODES = 12
 KILLS = int(os.environ.get("CHAOS_KILLS", "4"))

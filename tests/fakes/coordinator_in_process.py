@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 
 import reference_models
-from wattfleet.prediction.artefact import read_directory
+from wattfleet.prediction import read_artefact
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
-REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 _WITHIN_S = 60.0
 
 

@@ -24,7 +24,7 @@ from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
 from tests.fakes.flower_task import be_task
-from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning.policies import Policy
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 

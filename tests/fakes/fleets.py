@@ -11,11 +11,9 @@ from statistics import NormalDist
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import front, seconds_and_starts
-from wattfleet.budgets.supplies import Supplies, Supply
-from wattfleet.choosing.front import Front
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import SITE, Offer
+from wattfleet.budgets import Supplies, Supply
+from wattfleet.choosing import Front
+from wattfleet.planning import SITE, Allowance, History, Offer, Part
 
 WATTS_QUANTILE = NormalDist().inv_cdf(0.95)
 TIME_QUANTILE = NormalDist().inv_cdf(0.9)

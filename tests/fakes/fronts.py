@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 
 
 def front(

@@ -15,7 +15,7 @@ from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from tests.fakes.coordinator_in_process import on_loop, until
 from tests.fakes.flower_task import be_task
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 from wattfleet_flower.client.mod import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 

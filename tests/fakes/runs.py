@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.policy import Policy
+from wattfleet.planning import Allowance, History, Offer, Part, plan_round
+from wattfleet.planning.policies import Policy
 
 
 def run(

@@ -14,7 +14,7 @@ import pytest
 from coordinator.cli.view_values import state_word
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     operator_pb2_grpc,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceState
 from tests.fakes.fronts import front
-from wattfleet.choosing.front import Front
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet.planning.policies.policy import Policy
+from wattfleet.choosing import Front
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import Everyone, Policy
 
 RUN = "4711"
 ORIN_FRONT = front((10, 50), (20, 30), (40, 20))

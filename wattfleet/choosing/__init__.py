@@ -1,1 +1,6 @@
 """Pareto fronts, the choice of a power mode, and which modes to measure for it."""
+
+import lazy_loader
+
+# Names are listed in `__init__.pyi`; each module is imported when a name of it is first used (decision 0008).
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

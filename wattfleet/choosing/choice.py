@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.quantiles import standard_quantile
+from wattfleet.modes import ModeArray, PowerMode, Profile, as_modes
+from wattfleet.prediction import Prediction, standard_quantile
 
 Values = NDArray[np.float64]
 

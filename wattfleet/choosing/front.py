@@ -6,10 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.quantiles import standard_quantile
-from wattfleet.prediction.warmup import warmup_s
+from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.prediction import Prediction, standard_quantile, warmup_s
 
 MAX_POINTS = 64
 """Points that a reported front holds at most."""

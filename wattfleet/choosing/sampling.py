@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from wattfleet.choosing.choice import PROBABILITY, KnownModes
 from wattfleet.choosing.front import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import ModeArray, Profile
+from wattfleet.prediction import Prediction
 
 Values = NDArray[np.float64]
 Predict = Callable[[Profile], Prediction]

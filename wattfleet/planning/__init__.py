@@ -1,1 +1,6 @@
 """Round plans: who trains in which mode, so that every supply's watts hold and the slowest is done soonest."""
+
+import lazy_loader
+
+# Names are listed in `__init__.pyi`; each module is imported when a name of it is first used (decision 0008).
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.budgets import Supplies, Supply
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.offers import SITE, Offer

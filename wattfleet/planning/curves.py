@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing.front import POWER_QUANTILE
+from wattfleet.choosing import POWER_QUANTILE
 from wattfleet.planning.offers import Offer
-from wattfleet.prediction.quantiles import standard_quantile
+from wattfleet.prediction import standard_quantile
 
 TIME_QUANTILE = 0.9
 """A device counts as done at the time that it exceeds with a probability of 10 %."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 
 SITE = "site"

@@ -16,7 +16,7 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
-from wattfleet.planning.min_makespan import min_makespan
+from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import Policy, Situation, Wish
 from wattfleet.planning.reasons import decisions

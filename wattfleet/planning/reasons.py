@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from wattfleet.planning.min_makespan import Allocation
+from wattfleet.planning.makespan import Allocation
 from wattfleet.planning.policies.policy import Situation, Wish
 from wattfleet.planning.round_plan import Decision
 

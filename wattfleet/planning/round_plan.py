@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 
 @dataclass(frozen=True)

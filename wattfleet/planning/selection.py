@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from wattfleet.budgets.supplies import Supplies
+from wattfleet.budgets import Supplies
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer

@@ -9,7 +9,7 @@ import numpy as np
 
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
-from wattfleet.planning.min_makespan import min_makespan
+from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.plan import assigned
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
@@ -46,7 +46,7 @@ class TrimmedPlan:
     ended: tuple[str, ...]
 
 
-def trimmed(rounds: Sequence[InFlight], allowance: Allowance) -> list[TrimmedPlan | None]:
+def trim_rounds(rounds: Sequence[InFlight], allowance: Allowance) -> list[TrimmedPlan | None]:
     """Plan the devices in flight anew, so that as many as can be go on and are done soonest.
 
     How far each has come is not asked: planned to be done together, they have about the same share left. A round of

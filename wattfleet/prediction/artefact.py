@@ -18,10 +18,8 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes.boards import BOARDS, Board
-from wattfleet.modes.power_mode import as_array
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.kinds import KINDS
+from wattfleet.modes import BOARDS, Board, Workload, as_array
+from wattfleet.prediction.kinds import PREDICTOR_KINDS
 from wattfleet.prediction.predictor import Predictor, transferable
 
 FORMAT_VERSION = 1
@@ -70,7 +68,7 @@ class Artefact:
     details: Details = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "details", verify(self.manifest, self.weights))
+        object.__setattr__(self, "details", verify_artefact(self.manifest, self.weights))
 
     @property
     def digest(self) -> str:
@@ -78,7 +76,7 @@ class Artefact:
         return hashlib.sha256(self.manifest).hexdigest()
 
 
-def verify(manifest: bytes, weights: bytes) -> Details:
+def verify_artefact(manifest: bytes, weights: bytes) -> Details:
     """Check that a manifest is whole and that the weights are the ones it pins.
 
     Raises:
@@ -122,7 +120,7 @@ def _what(error: Exception) -> str:
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
-def pack(
+def pack_artefact(
     predictor: Predictor,
     workload: Workload,
     board: str,
@@ -151,7 +149,7 @@ def pack(
     return Artefact((json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), weights)
 
 
-def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
+def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predictor:
     """The predictor that an artefact holds.
 
     Args:
@@ -163,11 +161,11 @@ def restore(artefact: Artefact, board: Board | None = None) -> Predictor:
         InvalidInputError: this version does not know the kind of predictor.
         CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
-    kind = KINDS.get(artefact.details.predictor)
+    kind = PREDICTOR_KINDS.get(artefact.details.predictor)
     if kind is None:
         raise InvalidInputError(
             f"the reference holds a predictor of the kind {artefact.details.predictor!r}, this Wattfleet knows"
-            f" {', '.join(KINDS)}: install the version that wrote it, or train the reference anew"
+            f" {', '.join(PREDICTOR_KINDS)}: install the version that wrote it, or train the reference anew"
         )
     predictor = kind.predictor_class().load(artefact.weights)
     _ensure_sound(predictor)
@@ -192,7 +190,7 @@ def _ensure_sound(predictor: Predictor) -> None:
         raise CorruptReferenceError(f"{WEIGHTS_FILE} predicts what is not finite and positive: {_AGAIN}")
 
 
-def read_directory(directory: Path) -> Artefact:
+def read_artefact(directory: Path) -> Artefact:
     """Read and verify a stored artefact.
 
     Raises:
@@ -209,7 +207,7 @@ def read_directory(directory: Path) -> Artefact:
         raise CorruptReferenceError(f"{directory}: {error}") from None
 
 
-def write_directory(artefact: Artefact, directory: Path, card: str | None = None) -> None:
+def write_artefact(artefact: Artefact, directory: Path, card: str | None = None) -> None:
     """Store an artefact; the directory is complete when it appears, and replaces an older artefact there.
 
     Args:

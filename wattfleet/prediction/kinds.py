@@ -30,19 +30,19 @@ class Kind:
         return found
 
 
-KINDS: Mapping[str, Kind] = {
+PREDICTOR_KINDS: Mapping[str, Kind] = {
     "roofline": Kind("wattfleet.prediction.roofline.predictor", "RooflinePredictor", transfers=True),
     "powertrain": Kind("wattfleet_evaluation.powertrain.predictors", "PowerTrainPredictor", transfers=True),
     "scratch": Kind("wattfleet_evaluation.powertrain.predictors", "ScratchPredictor", transfers=False),
 }
 
 
-def kind(name: str) -> Kind:
+def predictor_kind(name: str) -> Kind:
     """The kind of predictor of a name.
 
     Raises:
         InvalidInputError: no such kind.
     """
-    if name not in KINDS:
-        raise InvalidInputError(f"unknown predictor {name!r}: choose one of {', '.join(KINDS)}")
-    return KINDS[name]
+    if name not in PREDICTOR_KINDS:
+        raise InvalidInputError(f"unknown predictor {name!r}: choose one of {', '.join(PREDICTOR_KINDS)}")
+    return PREDICTOR_KINDS[name]

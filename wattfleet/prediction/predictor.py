@@ -8,9 +8,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes.boards import Board, Hardware
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import Board, Hardware, ModeArray, Profile
 from wattfleet.prediction.quantiles import standard_quantile
 
 Values = NDArray[np.float64]

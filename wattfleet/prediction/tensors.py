@@ -93,7 +93,7 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     """
     # The share of the surface counts as one more parameter.
     k = parameters + 1
-    m, n = size(tensors, f"{prefix}.surface.weights"), size(tensors, f"{prefix}.weights")
+    m, n = tensors_size(tensors, f"{prefix}.surface.weights"), tensors_size(tensors, f"{prefix}.weights")
     process = read_array(tensors, f"{prefix}.process", 2)
     parameter_sd = read_array(tensors, f"{prefix}.parameter_sd", k)
     share, heights = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.surface.weights", m)
@@ -114,7 +114,7 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     return Remainder(float(share[0]), surface, correction)
 
 
-def size(tensors: Tensors, name: str) -> int:
+def tensors_size(tensors: Tensors, name: str) -> int:
     """How many numbers an array holds; 0 where it is missing."""
     return tensors[name].size if name in tensors else 0
 

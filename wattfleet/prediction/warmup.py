@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes.power_mode import ModeArray, PowerMode
+from wattfleet.modes import ModeArray, PowerMode
 
 _CPU_KHZ = PowerMode._fields.index("cpu_khz")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
-from wattfleet.modes.profile import Measurement, Profile
+from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, as_modes
 
 Measure = Callable[[PowerMode], Measurement]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 from wattfleet_evaluation.choice_methods.bench import Bench
 
 Choose = Callable[[float], PowerMode | None]

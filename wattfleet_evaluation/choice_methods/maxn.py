@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wattfleet.choosing.sampling import descending
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.choosing import descending
+from wattfleet.modes import as_modes
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 

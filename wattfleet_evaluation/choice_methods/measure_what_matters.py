@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattfleet.choosing.choice import KnownModes
-from wattfleet.choosing.sampling import SamplingSettings, next_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.choosing import KnownModes, SamplingSettings, next_modes
+from wattfleet.modes import Profile
+from wattfleet.prediction import Prediction
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measured import fastest_known

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from wattfleet.choosing.choice import KnownModes, fastest_within_budget
+from wattfleet.choosing import KnownModes, fastest_within_budget
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import PowerMode, Profile
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 
 

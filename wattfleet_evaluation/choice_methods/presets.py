@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array, as_modes
+from wattfleet.modes import ModeArray, PowerMode, as_array, as_modes
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wattfleet.choosing.choice import KnownModes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Predictor
+from wattfleet.choosing import KnownModes
+from wattfleet.modes import Profile
+from wattfleet.prediction import Predictor
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measured import fastest_known

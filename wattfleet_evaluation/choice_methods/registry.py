@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import Board
-from wattfleet.prediction.kinds import KINDS
+from wattfleet.modes import Board
+from wattfleet.prediction import PREDICTOR_KINDS
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.choice_method import Strategy
@@ -22,7 +22,7 @@ DEFAULT_PREDICTOR = "roofline"
 _UNAIDED: dict[str, Strategy] = {
     strategy.name: strategy for strategy in (Maxn(), RandomBest(), BinarySearch(), BruteForce())
 }
-NAMES = ("wattfleet", *_UNAIDED, "presets", *KINDS)
+NAMES = ("wattfleet", *_UNAIDED, "presets", *PREDICTOR_KINDS)
 """All strategies; the kinds of predictors are strategies of their own."""
 
 
@@ -45,6 +45,6 @@ def strategy_named(name: str, fit_of: Callable[[str], Fit], board: Board | None)
         if board is None:
             raise InvalidInputError("presets: no board that Wattfleet knows has these modes, choose another strategy")
         return Presets(board.presets)
-    if name in KINDS:
+    if name in PREDICTOR_KINDS:
         return RandomThenPredict(name, fit_of(name))
     raise InvalidInputError(f"unknown strategy {name!r}: choose one of {', '.join(NAMES)}")

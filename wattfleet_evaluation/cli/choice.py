@@ -13,7 +13,7 @@ import typer
 from wattfleet.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from wattfleet.modes.boards import Board
+    from wattfleet.modes import Board
     from wattfleet_evaluation.choice_methods.random_then_predict import Fit
     from wattfleet_evaluation.evaluated_reference import Source
 
@@ -47,8 +47,7 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes.boards import board_offering
-    from wattfleet.modes.profile import read_csv
+    from wattfleet.modes import board_offering, read_csv
     from wattfleet_evaluation.audited_target import audited
     from wattfleet_evaluation.choice import evaluate_choice
     from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, strategy_named
@@ -106,9 +105,9 @@ def _fit_after(source: Source | None, target: Board | None, predictor: str) -> F
         InvalidInputError: it names none, or one that does not suit the kind.
     """
     from reference_models import shipped
-    from wattfleet.prediction.kinds import kind
+    from wattfleet.prediction import predictor_kind
 
-    fitted = kind(predictor)
+    fitted = predictor_kind(predictor)
     if fitted.transfers and source is None:
         raise InvalidInputError(
             f"this strategy transfers from a reference: give --reference, the CSV of a corpus or one of"

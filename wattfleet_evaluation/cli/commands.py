@@ -45,14 +45,13 @@ def transfer(
     from rich.console import Console
     from rich.progress import track
 
-    from wattfleet.modes.boards import board_offering
-    from wattfleet.modes.profile import read_csv
-    from wattfleet.prediction.kinds import kind
+    from wattfleet.modes import board_offering, read_csv
+    from wattfleet.prediction import predictor_kind
     from wattfleet_evaluation.audited_target import audited
     from wattfleet_evaluation.evaluated_reference import source_of
     from wattfleet_evaluation.transfer import evaluate_transfer
 
-    fitted = kind(predictor).predictor_class()
+    fitted = predictor_kind(predictor).predictor_class()
     measured = read_csv(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):

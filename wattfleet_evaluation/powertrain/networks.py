@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.prediction.tensors import Tensors, read_array
+from wattfleet.modes import ModeArray
+from wattfleet.prediction import Tensors, read_array
 
 if TYPE_CHECKING:
     import torch

@@ -14,11 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import Hardware
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
-from wattfleet.prediction.tensors import Tensors, read_array, read_tensors, size, write_tensors
+from wattfleet.modes import Hardware, ModeArray, Profile
+from wattfleet.prediction import (
+    CORPUS_MODES,
+    FEWEST_MODES,
+    Prediction,
+    Tensors,
+    read_array,
+    read_tensors,
+    tensors_size,
+    write_tensors,
+)
 from wattfleet_evaluation.powertrain.networks import DenseNetwork, Loss, Schedule, train
 
 Values = NDArray[np.float64]
@@ -140,7 +146,7 @@ class PowerTrainPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        gpu_hz = read_array(tensors, "gpu_hz", size(tensors, "gpu_hz"), positive=True)
+        gpu_hz = read_array(tensors, "gpu_hz", tensors_size(tensors, "gpu_hz"), positive=True)
         return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), gpu_hz)
 
 

@@ -12,7 +12,7 @@ from plotly.offline import get_plotlyjs
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
 from edge_agent.cli.mode_names import written
 from wattfleet.choosing.front import Values
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 
 _PAGE = """<!doctype html>
 <html lang="en">

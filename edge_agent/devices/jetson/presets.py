@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_agent.devices.jetson.knob_files import within
 from edge_agent.devices.jetson.nvpmodel_conf import NvpmodelMode
-from wattfleet.modes.power_mode import ModeSpace, PowerMode
+from wattfleet.modes import ModeSpace, PowerMode
 
 
 def is_cpu_clock(parameter: str) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes.boards import board
-from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
+from wattfleet.modes import board
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
 FILE_NAME = "board_parameters.json"
 """The data file, beside this module."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes import ModeArray
 
 # Deviations stay alike over a factor of e^0.8 in any knob: the correlation of the AGX Orin corpora's residuals
 # falls to a half at 0.5, a third at 1 and a tenth at 2 (in logarithms of a clock, or of the number of cores).

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
-from wattfleet.modes.profile import read_csv
+from wattfleet.modes import ModeArray, PowerMode, as_modes, read_csv
 
 # A profile says nothing of idling; the Orin Nano's logs stand at 0.75 to 0.85 of its lowest training power.
 _IDLE_SHARE = 0.8

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.misfit import MisfitField
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
-from wattfleet.modes.boards import board
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_array
-from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
+from wattfleet.modes import ModeArray, PowerMode, as_array, board
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
 
 # Two boards of a kind differ by a few percent in every parameter.
 _UNIT_LOG_SD = 0.03

@@ -22,7 +22,7 @@ from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.modes import ModeArray, PowerMode, as_modes
 
 if TYPE_CHECKING:
     from typing_extensions import Self

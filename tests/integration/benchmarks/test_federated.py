@@ -20,8 +20,8 @@ from benchmarks.federated.figures import median_figures, run_figures, seconds
 from benchmarks.federated.learning import LEARNING_RATE, Federation
 from benchmarks.federated.rounds import Round
 from benchmarks.federated.tables import tables
-from wattfleet.choosing.front import predicted_front
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.choosing import predicted_front
+from wattfleet.prediction import Prediction
 from wattfleet_simulation.digits_app import task
 
 MODES = 50

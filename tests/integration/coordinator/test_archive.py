@@ -18,7 +18,7 @@ from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 _Read = TypeVar("_Read")
 _WITHIN_S = 20.0

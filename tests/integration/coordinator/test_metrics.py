@@ -15,10 +15,10 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceState, ObservedTraining
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
-from wattfleet.budgets.budget import InForce
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import FastestK
 
 DOCUMENTED = {
     "wattfleet_device_state": {"device", "board", "state"},

@@ -19,8 +19,8 @@ from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import Client, fetch, status, until, with_coordinator
 from tests.fakes.small_fleet import ORIN_FRONT, RUN
-from wattfleet.planning.selection import Selection
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.planning import Selection
+from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
 
 

@@ -17,7 +17,7 @@ from tests.fakes.served import Client
 from tests.fakes.shell import Shell, a_round, asked, rack_and_roof, told
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.prediction.artefact import Artefact, write_directory
+from wattfleet.prediction import Artefact, write_artefact
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 
@@ -238,7 +238,7 @@ def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
 def test_a_reference_is_published_pinned_and_unpinned(
     config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
 ) -> None:
-    write_directory(another, tmp_path / "new")
+    write_artefact(another, tmp_path / "new")
 
     async def story(client: Client, shell: Shell) -> None:
         await client.agent().hello("orin")

@@ -30,7 +30,7 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets.budget import Reading, ReadingRule
+from wattfleet.budgets import Reading, ReadingRule
 from wattfleet.errors import InvalidInputError
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)

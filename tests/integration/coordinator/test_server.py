@@ -23,14 +23,11 @@ from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import READY, Client, fetch, status, with_coordinator
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.budgets.budget import InForce
+from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.planning.policies.deadline import Deadline
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.policies.progress import Progress
-from wattfleet.planning.selection import Selection
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.planning import Selection
+from wattfleet.planning.policies import Deadline, Everyone, FastestK, Policy, Progress
+from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
     planning_pb2,

@@ -32,7 +32,7 @@ from tests.fakes.records_to_store import finished_round, planned_round, rounds_o
 from tests.fakes.served import Client, with_coordinator
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN, small_fleet
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies.fastest_k import Everyone
+from wattfleet.planning.policies import Everyone
 from wattfleet_io import cli
 from wattfleet_proto.v1 import (
     operator_pb2,

@@ -17,7 +17,7 @@ from coordinator.state import leases
 from tests.fakes.served import READY, Agent, Client, status, until, with_coordinator
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.integration.coordinator.test_sessions import INVALID, hello_of
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.prediction import Artefact
 from wattfleet_proto import error_boundary
 from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, session_pb2_grpc
 

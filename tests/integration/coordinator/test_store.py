@@ -42,8 +42,8 @@ from tests.fakes.records_to_store import (
     rounds_of,
 )
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
-from wattfleet.budgets.budget import Override
-from wattfleet.planning.history import History, Part
+from wattfleet.budgets import Override
+from wattfleet.planning import History, Part
 
 
 class Clock:

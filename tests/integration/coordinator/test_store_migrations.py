@@ -23,7 +23,7 @@ from coordinator.store.store import Store
 from coordinator.store.tables import Base
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 
 BEFORE_VERSIONS = Path(__file__).with_name("data") / "store_before_versions.sql"

@@ -24,7 +24,7 @@ from coordinator.state.records import (
 from coordinator.store.store import Store
 from tests.fakes.fronts import fronts
 from tests.fakes.records_to_store import comparable, comparable_devices, planned_round, rounds_of
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 
 PLANNED = dataclasses.replace(planned_round(), plan=dataclasses.replace(planned_round().plan, assignments=()))
 devices = st.sampled_from(["orin", "nano"])

@@ -26,7 +26,7 @@ from coordinator.store.store import Store
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.writer import Writer
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
-from wattfleet.planning.history import History
+from wattfleet.planning import History
 
 _WITHIN_S = 20.0
 _A_MOMENT_S = 0.02

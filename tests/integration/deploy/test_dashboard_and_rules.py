@@ -15,8 +15,8 @@ import yaml
 
 from coordinator.metrics import FleetCollector
 from coordinator.state.fleet import Fleet
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.registry import policy
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import policy_named
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PROMETHEUS = DEPLOY / "prometheus"
@@ -41,7 +41,7 @@ SERVED = {
 
 
 def test_the_list_above_is_what_the_coordinator_serves() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), policy("all"))
+    fleet = Fleet(Allowance.of_site(100.0), policy_named("all"))
     assert {family.name for family in FleetCollector(fleet).collect()} == set(SERVED)
 
 

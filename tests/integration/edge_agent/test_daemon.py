@@ -21,8 +21,8 @@ from tests.fakes.running_agent import (
     new_board,
     ready_agent,
 )
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.prediction.drift import USUAL_RULE
+from wattfleet.modes import as_modes
+from wattfleet.prediction import DEFAULT_DRIFT_RULE
 from wattfleet_flower.client.mod import AgentUnreachableError
 from wattfleet_proto.v1 import session_pb2
 
@@ -212,7 +212,7 @@ def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_
 
     with ready_agent(coordinator, tmp_path, board) as running:
         board.slowdown, board.measuring = 3.0, denied
-        for k in range(USUAL_RULE.outside):
+        for k in range(DEFAULT_DRIFT_RULE.outside):
             assert running.round(f"7/{k}", as_modes(board.modes)[1234 + k])
         until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
         board.measuring = measuring

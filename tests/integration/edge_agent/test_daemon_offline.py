@@ -9,8 +9,8 @@ import pytest
 from edge_agent.runtime.paths import REFERENCES_DIRECTORY, WELCOME_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
 from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.prediction.artefact import pack, restore
+from wattfleet.modes import as_modes
+from wattfleet.prediction import pack_artefact, restore_predictor
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
@@ -39,7 +39,9 @@ def serves(running):
 def other_reference(artefact):
     """One that predicts the same, under another digest."""
     details = replace(artefact.details, provenance={"trained": "anew"})
-    return pack(restore(artefact), details.workload, details.board, details.provenance, details.figures)
+    return pack_artefact(
+        restore_predictor(artefact), details.workload, details.board, details.provenance, details.figures
+    )
 
 
 def test_an_agent_that_starts_without_its_coordinator_serves_rounds_and_reports_them_later(tmp_path, coordinator):

@@ -20,14 +20,13 @@ from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedE
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiling_plan import StoppedError
-from wattfleet.choosing.sampling import SamplingSettings, spread_modes
+from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_array
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import pack, read_directory, restore
+from wattfleet.modes import Profile, as_array
+from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
 from wattfleet_io.child_process import python_process
 
-REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 TRANSFER = Transfer(REFERENCE, HEADER, 100)
 BOARD = SimulatedDevice("orin-nano", 1)
@@ -72,7 +71,7 @@ def test_another_process_fits_the_same():
 
 @pytest.mark.parametrize("opened", [here, elsewhere])
 def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
-    strange = pack(restore(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
+    strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
     object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
     with pytest.raises(InvalidInputError, match="kind 'oracle', this Wattfleet knows roofline"):
         with opened(replace(TRANSFER, reference=strange))() as fitting:
@@ -155,7 +154,7 @@ def test_an_agent_that_is_ready_and_has_learnt_holds_no_scipy(tmp_path):
     program = f"""
 import sys, threading
 from pathlib import Path
-import edge_agent.agent, edge_agent.commands, reference_models
+import edge_agent.runtime.agent, edge_agent.commands, reference_models
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import virtual_workload

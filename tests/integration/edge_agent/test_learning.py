@@ -27,13 +27,10 @@ from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed, TrainingWatch
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_array, as_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import read_directory, restore
-from wattfleet.prediction.drift import DriftRule
-from wattfleet.prediction.warmup import warmup_s
+from wattfleet.modes import Profile, as_array, as_modes
+from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
-REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 PER_EPOCH = 500
 LIMIT = 16
@@ -108,9 +105,9 @@ def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
 def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
     mode = as_modes(bench.device.modes)[1234]
     at = as_array([mode])
-    before = restore(bench.kept[-1]).predict(at)
+    before = restore_predictor(bench.kept[-1]).predict(at)
     bench.round(mode)
-    after = restore(bench.kept[-1]).predict(at)
+    after = restore_predictor(bench.kept[-1]).predict(at)
     true_ms, _ = bench.device.truth(at)
     assert abs(after.minibatch_ms[0] / true_ms[0] - 1) < 0.05
     assert after.time_log_sd[0] < before.time_log_sd[0]
@@ -157,7 +154,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
     assert len(bench.journal.records) == 8
     assert len(bench.kept) == old + 1
     modes = bench.device.modes[::97]
-    predicted, (true_ms, _) = restore(bench.kept[-1]).predict(modes), bench.device.truth(modes)
+    predicted, (true_ms, _) = restore_predictor(bench.kept[-1]).predict(modes), bench.device.truth(modes)
     assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
 
 
@@ -267,7 +264,7 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring
     ready.learner.close()
-    kept = read_directory(tmp_path / "state" / PREDICTOR_DIRECTORY)
+    kept = read_artefact(tmp_path / "state" / PREDICTOR_DIRECTORY)
     assert kept.details.figures["profiled_modes"] == 6
     with pytest.raises(InvalidInputError, match="at least 1 mode"):
         replace(config, modes_first=0)

@@ -15,7 +15,7 @@ import reference_models
 from edge_agent.session.connection import connects_to
 from edge_agent.session.references import reference_of_digest
 from wattfleet.errors import CorruptReferenceError
-from wattfleet.prediction.artefact import Artefact
+from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 
 Away = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone")

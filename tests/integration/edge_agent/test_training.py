@@ -26,7 +26,7 @@ from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array
+from wattfleet.modes import PowerMode, as_array
 
 MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 NAN = float("nan")

@@ -14,7 +14,7 @@ from edge_agent.workloads.process import WorkloadFailedError, workload_steps
 from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.workload import Workload
+from wattfleet.modes import Workload
 
 OWN = """
 import os

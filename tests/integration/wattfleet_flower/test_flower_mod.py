@@ -39,8 +39,8 @@ from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.unix_socket import require_own_socket, serve_socket
 from tests.fakes.flower_task import be_task
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.prediction.artefact import read_directory
+from wattfleet.modes import PowerMode
+from wattfleet.prediction import read_artefact
 from wattfleet_flower.client.mod import AgentUnreachableError, _running, power_mode_mod, profiled, until_deadline
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
@@ -54,7 +54,7 @@ from wattfleet_proto.assignment import (
 from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
-REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 

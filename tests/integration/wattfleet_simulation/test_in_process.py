@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
-from wattfleet.prediction.artefact import read_directory, restore
+from wattfleet.planning.policies import Everyone, FastestK
+from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
 from wattfleet_simulation.digits_app.client_app import app as client_app
@@ -77,7 +77,7 @@ def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
 
         # The front that was reported is that of the predictor that the device keeps.
         front = front_from_message(devices["agx-orin-0"].front)
-        kept = restore(read_directory(tmp_path / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
+        kept = restore_predictor(read_artefact(tmp_path / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
         assert kept.minibatch_ms * 100 / 1e3 == pytest.approx(front.epoch_s)
 
 

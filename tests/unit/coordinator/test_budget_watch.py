@@ -26,8 +26,7 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets.budget import ConstantBudget, InForce, Override, Reading, ReadingRule
-from wattfleet.budgets.schedules import DailySchedule, read_plan
+from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override, Reading, ReadingRule, read_plan
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
 METER = PrometheusBudget("http://127.0.0.1:9090", "meter_watts", 15, ReadingRule(max_age_s=60, fallback_w=40))

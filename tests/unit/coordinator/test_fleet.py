@@ -14,10 +14,10 @@ from coordinator.state.records import DeviceResult, DeviceState, ObservedTrainin
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.fakes.small_fleet import make_ready as make_ready_in
-from wattfleet.choosing.front import Front
+from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import Everyone, FastestK
 
 
 def chosen(record: RoundRecord) -> set[str]:

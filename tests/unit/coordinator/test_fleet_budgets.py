@@ -18,12 +18,10 @@ from tests.fakes.small_fleet import (
     make_ready,
     small_fleet,
 )
-from wattfleet.budgets.budget import ConstantBudget, InForce
-from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet.planning.selection import Selection
+from wattfleet.planning import Allowance, Selection
+from wattfleet.planning.policies import Everyone
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
 SITE = SiteFile(

@@ -13,8 +13,8 @@ from coordinator.state.placement import Placement
 from coordinator.state.records import DeviceResult, DeviceState, ObservedTraining, Reassignment, RoundRecord
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
-from wattfleet.budgets.budget import ConstantBudget, InForce
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.budgets import ConstantBudget, InForce
+from wattfleet.planning.policies import FastestK
 
 OTHER = "another run"
 

@@ -22,13 +22,11 @@ from coordinator.state.records import (
     RunRecord,
 )
 from tests.fakes.fronts import fronts
-from wattfleet.budgets.budget import InForce
-from wattfleet.choosing.front import Front
+from wattfleet.budgets import InForce
+from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.policies.random_k import RandomK
+from wattfleet.planning import Allowance
+from wattfleet.planning.policies import Everyone, FastestK, Policy, RandomK
 
 BUDGET_W = 45.0
 IDS = [f"device-{k}" for k in range(4)]

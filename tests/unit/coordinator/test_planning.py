@@ -16,10 +16,9 @@ from coordinator.state.records import DeviceState, RoundRecord
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
-from wattfleet.budgets.budget import InForce
+from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet.planning.policies.policy import Situation, Wish
+from wattfleet.planning.policies import Everyone, Situation, Wish
 from wattfleet_proto.v1 import planning_pb2
 
 

@@ -11,8 +11,8 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
 from tests.fakes.records_to_store import finished_round, planned_round
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
-from wattfleet.planning.history import History
-from wattfleet.planning.policies.random_k import RandomK
+from wattfleet.planning import History
+from wattfleet.planning.policies import RandomK
 
 TWO_ROUNDS = 4
 

@@ -11,8 +11,7 @@ import pytest
 
 from coordinator.budgets.prometheus_budget import PrometheusBudget
 from coordinator.budgets.site_file import DeviceRules, SiteFile, read_site_file
-from wattfleet.budgets.budget import ConstantBudget, ReadingRule
-from wattfleet.budgets.schedules import DailySchedule, TimedSchedule
+from wattfleet.budgets import ConstantBudget, DailySchedule, ReadingRule, TimedSchedule
 from wattfleet.errors import InvalidInputError
 
 WHOLE = """

@@ -15,7 +15,7 @@ from coordinator.store.errors import StoreFullError
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
-from wattfleet.budgets.budget import InForce
+from wattfleet.budgets import InForce
 
 
 class Told(Orders):

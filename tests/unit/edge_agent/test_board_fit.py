@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import as_array
-from wattfleet.prediction.roofline.physics import power_mw, step_time_ms
+from wattfleet.modes import BOARDS, as_array
+from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_simulation import board_fit
 
 

@@ -10,7 +10,7 @@ from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, safekept
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, FakedJetson, open_sysfs
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 MODE = "4,1036800,408000000,2133000000"
 

@@ -16,8 +16,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes.boards import board
-from wattfleet.modes.power_mode import PowerMode, as_array
+from wattfleet.modes import PowerMode, as_array, board
 
 HIGHEST = "6,1510400,624750000,2133000000"
 

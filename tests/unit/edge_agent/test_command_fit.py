@@ -8,10 +8,8 @@ import pytest
 import reference_models
 from edge_agent.profiling.profile_state import read_profile
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.artefact import read_directory, restore
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import BOARDS, Profile
+from wattfleet.prediction import RooflinePredictor, read_artefact, restore_predictor
 
 REFERENCE = "agx_orin_resnet18"
 
@@ -27,14 +25,14 @@ def fit(agent, state):
 
 
 def test_the_same_journal_gives_the_predictor_of_the_daemon(fit, state):
-    before = read_directory(state / "predictor")
+    before = read_artefact(state / "predictor")
     content = fit("--json").content
-    assert content["predictor"]["digest"] == before.digest == read_directory(state / "predictor").digest
+    assert content["predictor"]["digest"] == before.digest == read_artefact(state / "predictor").digest
     assert content["fitted_to_modes"] == 12
 
 
 def test_a_predictor_that_was_lost_is_made_again(fit, state):
-    before = read_directory(state / "predictor").digest
+    before = read_artefact(state / "predictor").digest
     shutil.rmtree(state / "predictor")
     ended = fit()
     assert ended.code == 2 and "name with --reference what to transfer from" in ended.err
@@ -47,7 +45,7 @@ def test_a_predictor_that_was_lost_is_made_again(fit, state):
 def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):
     profile = read_profile(state).profile
     content = fit("--json").content["left_out"]
-    prior = restore(reference_models.load(REFERENCE), BOARDS["orin-nano"])
+    prior = restore_predictor(reference_models.load(REFERENCE), BOARDS["orin-nano"])
     errors = []
     for left in range(len(profile)):
         rest = np.arange(len(profile)) != left
@@ -84,10 +82,10 @@ def test_what_is_measured_later_joins(fit, agent, state):
     ],
 )
 def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
-    before = read_directory(state / "predictor").digest
+    before = read_artefact(state / "predictor").digest
     ended = fit(*arguments)
     assert ended.code == 2 and said in ended.err
-    assert read_directory(state / "predictor").digest == before
+    assert read_artefact(state / "predictor").digest == before
 
 
 def test_nothing_measured_is_nothing_to_fit(agent, tmp_path):

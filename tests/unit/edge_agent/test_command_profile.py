@@ -17,9 +17,9 @@ from edge_agent.training.knob_backup import KEPT_FILE, safekept
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.choosing.sampling import SamplingSettings
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.prediction.artefact import write_directory
+from wattfleet.choosing import SamplingSettings
+from wattfleet.modes import as_modes
+from wattfleet.prediction import write_artefact
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_the_name_of_a_profile_already_begun_is_kept(profile, agent, state):
 
 def test_a_reference_in_a_directory_is_transferred_and_kept_for_later_fits(profile, tmp_path, state):
     reference = reference_models.load("agx_orin_resnet18")
-    write_directory(reference, tmp_path / "mine")
+    write_artefact(reference, tmp_path / "mine")
     assert profile("--modes", 5, "--reference", tmp_path / "mine").code == 0
     assert [kept.name for kept in (state / "references").iterdir()] == [reference.digest]
 

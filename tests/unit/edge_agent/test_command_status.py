@@ -12,7 +12,7 @@ from edge_agent.training.knob_backup import KEPT_FILE, safekept
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from edge_agent.devices.selection import open_virtual_board
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, AGX_ORIN_JP6, NANO, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_modes
+from wattfleet.modes import PowerMode, as_modes
 
 
 class DeviceContract(ABC):

@@ -9,7 +9,7 @@ from edge_agent.devices.selection import folder_of_device, open_device, open_vir
 from tests.fakes.jetson_boards import ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import FakedJetson
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 
 CHOICES = (
     "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"

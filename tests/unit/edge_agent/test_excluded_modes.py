@@ -14,7 +14,7 @@ from edge_agent.profiling.profile_state import read_fitted
 from edge_agent.profiling.records import Discarded, ModeRecord, Renewal
 from edge_agent.runtime.paths import PROFILE_FILE
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes.power_mode import PowerMode, as_array, as_modes
+from wattfleet.modes import PowerMode, as_array, as_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)

@@ -16,8 +16,7 @@ from edge_agent.devices.rapl import Rapl
 from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_modes
-from wattfleet.modes.profile import Measurement, Profile, read_csv, write_csv
+from wattfleet.modes import Measurement, PowerMode, Profile, as_modes, read_csv, write_csv
 
 CPUS = "sys/devices/system/cpu"
 RAPL = "sys/class/powercap"

@@ -8,7 +8,7 @@ import pytest
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
 from edge_agent.profiling.records import Discarded, ModeRecord, Renewal, RoundRecord
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 HEADER = JournalHeader("jetson-07", "orin-nano", "hardware", "resnet18-imagenet", 16)
 

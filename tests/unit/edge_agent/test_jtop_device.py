@@ -13,7 +13,7 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jtop import JtopDevice, JtopUnavailableError, open_jtop
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_modes
+from wattfleet.modes import as_modes
 
 # What the two generations announce; 7.x has further keys.
 ANNOUNCED = {

@@ -9,7 +9,7 @@ from tests.fakes.faked_nvpmodel import CONF_IN_FORCE, FakedNvpmodel, open_nvpmod
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, AGX_ORIN_JP6, CAP_4_5, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 
 QUIET = PowerMode(3, 1_113_600, 510_000_000, 665_600_000)
 

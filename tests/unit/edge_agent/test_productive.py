@@ -12,8 +12,7 @@ from edge_agent.profiling.disturbance import Limits
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ProfilerSettings
 from edge_agent.profiling.productive import ProductiveProfiler
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import Profile, as_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 ENOUGH = 20_000

@@ -20,10 +20,10 @@ from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import CAP_6, ORIN_NANO
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array, as_modes
-from wattfleet.prediction.artefact import read_directory
+from wattfleet.modes import PowerMode, as_array, as_modes
+from wattfleet.prediction import read_artefact
 
-REFERENCE = read_directory(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
 OTHER = PowerMode(2, 1_036_800, 510_000_000, 2_133_000_000)
 HEADER = JournalHeader("bench", "scripted", "hardware", "resnet18-imagenet", 16)

@@ -3,7 +3,7 @@ import pytest
 
 from edge_agent.devices.virtual.replay import ReplayDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array
+from wattfleet.modes import PowerMode, as_array
 
 HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n"
 ROWS = "2,1036800,306000000,2133000000,352.6876,12928.0\n6,1510400,624750000,2133000000,181.8709,20445.0\n"

@@ -6,10 +6,8 @@ import pytest
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import PowerMode, as_array, as_modes
-from wattfleet.modes.profile import read_csv
-from wattfleet.prediction.roofline.physics import power_mw, step_time_ms
+from wattfleet.modes import BOARDS, PowerMode, as_array, as_modes, read_csv
+from wattfleet.prediction.roofline import power_mw, step_time_ms
 
 EPOCH_MINIBATCHES = 3125
 

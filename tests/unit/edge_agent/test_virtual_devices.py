@@ -11,7 +11,7 @@ from edge_agent.devices.device import VirtualDevice
 from edge_agent.devices.virtual.replay import ReplayDevice
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode, as_array, as_modes
+from wattfleet.modes import PowerMode, as_array, as_modes
 
 
 class SoftDeviceContract(ABC):

@@ -4,7 +4,7 @@ import pytest
 from edge_agent.devices.virtual.misfit import MisfitField
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
-from wattfleet.modes.boards import BOARDS
+from wattfleet.modes import BOARDS
 
 
 def test_virtual_time_passes_only_by_sleeping():

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RoundAssignment
 
 knob = st.integers(1, 2**63 - 1)

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import columns_of, front
-from wattfleet.choosing.front import MAX_POINTS, Front
+from wattfleet.choosing import MAX_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan
+from wattfleet.modes import PowerMode
+from wattfleet.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     front_from_message,
     front_to_message,

@@ -12,10 +12,8 @@ import pytest
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import read_csv
-from wattfleet.prediction.artefact import restore
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import board, read_csv
+from wattfleet.prediction import RooflinePredictor, restore_predictor
 
 
 def text_of(name: str, file: str) -> str:
@@ -30,7 +28,7 @@ def test_the_reference_of_agx_orin_ships() -> None:
 def test_every_shipped_reference_is_whole_and_predicts_its_board(name: str) -> None:
     artefact = reference_models.load(name)
     space = board(artefact.details.board).space
-    prediction = restore(artefact).predict(space.array())
+    prediction = restore_predictor(artefact).predict(space.array())
     assert np.isfinite(prediction.minibatch_ms).all()
     # The highest of all modes is not the last in every column, but it is fast and hungry.
     assert prediction.minibatch_ms[-1] < 2 * prediction.minibatch_ms.min()
@@ -65,7 +63,10 @@ def test_a_name_that_does_not_ship_is_refused_with_those_that_do() -> None:
 def test_what_ships_is_what_its_corpus_gives_and_as_good_as_it_says(corpora: Path) -> None:
     artefact = reference_models.load("agx_orin_resnet18")
     corpus = read_csv(corpora / "agx_orin_resnet18.csv")
-    shipped, anew = restore(artefact).predict(corpus.modes), RooflinePredictor.fit(corpus).predict(corpus.modes)
+    shipped, anew = (
+        restore_predictor(artefact).predict(corpus.modes),
+        RooflinePredictor.fit(corpus).predict(corpus.modes),
+    )
     # Not bit for bit: another numerical library may round otherwise.
     np.testing.assert_allclose(shipped.minibatch_ms, anew.minibatch_ms, rtol=0.01)
     np.testing.assert_allclose(shipped.power_mw, anew.power_mw, rtol=0.01)

@@ -12,12 +12,9 @@ from typer.testing import CliRunner
 from reference_models.commands import app
 from reference_models.training import ensure_offers, model_card, train
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile, write_csv
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import Artefact, read_directory, restore
-from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_csv
+from wattfleet.prediction import Artefact, read_artefact, restore_predictor
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
@@ -49,7 +46,7 @@ def test_a_reference_knows_its_corpus_to_the_noise_and_tells_how_well(trained: A
     for key in ("corpus", "held_out", "transfer_target"):
         assert 0.5 < figures[key]["time_mape_pct"] < 3.5, key
         assert 0.5 < figures[key]["power_mape_pct"] < 3.5, key
-    predicted = restore(trained).predict(CORPUS.modes)
+    predicted = restore_predictor(trained).predict(CORPUS.modes)
     error = 100 * np.mean(np.abs(predicted.minibatch_ms / CORPUS.minibatch_ms - 1))
     assert figures["corpus"]["time_mape_pct"] == pytest.approx(error, abs=0.01)
 
@@ -129,7 +126,7 @@ def test_the_command_stores_a_reference_with_its_card_and_prints_its_manifest(co
     out = tmp_path / "references" / "nano"
     result = CliRunner().invoke(app, [*options(corpus_csv, out, source="made up"), "--json"])
     assert result.exit_code == 0, result.output
-    stored = read_directory(out)
+    stored = read_artefact(out)
     assert json.loads(result.stdout) == json.loads(stored.manifest)
     assert stored.details.workload == WORKLOAD
     assert stored.details.board == "orin-nano"
@@ -142,7 +139,7 @@ def test_without_json_the_command_prints_a_table(corpus_csv: Path, tmp_path: Pat
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path / "nano"))
     assert result.exit_code == 0, result.output
     assert "held out" in result.stdout
-    assert read_directory(tmp_path / "nano").digest[:12] in result.stdout
+    assert read_artefact(tmp_path / "nano").digest[:12] in result.stdout
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.modes.profile import Profile
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import Artefact, pack, read_directory, restore, verify, write_directory
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile, Workload
+from wattfleet.prediction import (
+    Artefact,
+    Prediction,
+    RooflinePredictor,
+    pack_artefact,
+    read_artefact,
+    restore_predictor,
+    verify_artefact,
+    write_artefact,
+)
 
 WORKLOAD = Workload("resnet18-imagenet", 16, 3125)
 MODES = np.array([[4, 1e6 + 1e5 * k, 3e8 + 1e8 * (k % 4), 2.133e9] for k in range(8)])
@@ -26,7 +32,7 @@ PREDICTOR = RooflinePredictor.fit(Profile(MODES, 900 - 50.0 * np.arange(8), 9e3 
 
 
 def made(figure: float = 1.5) -> Artefact:
-    return pack(PREDICTOR, WORKLOAD, "orin-nano", {"measurements": "made up"}, {"held_out": {"time": figure}})
+    return pack_artefact(PREDICTOR, WORKLOAD, "orin-nano", {"measurements": "made up"}, {"held_out": {"time": figure}})
 
 
 ARTEFACT = made()
@@ -37,14 +43,14 @@ def changed(**changes: Any) -> bytes:
 
 
 def test_what_was_packed_comes_back(tmp_path: Path) -> None:
-    write_directory(ARTEFACT, tmp_path / "models" / "nano", card="# nano\n")
-    back = read_directory(tmp_path / "models" / "nano")
+    write_artefact(ARTEFACT, tmp_path / "models" / "nano", card="# nano\n")
+    back = read_artefact(tmp_path / "models" / "nano")
     assert back == ARTEFACT
     assert back.details.workload == WORKLOAD
     assert back.details.board == "orin-nano"
     assert back.details.provenance == {"measurements": "made up"}
     assert back.details.figures == {"held_out": {"time": 1.5}}
-    np.testing.assert_array_equal(restore(back).predict(MODES).power_mw, PREDICTOR.predict(MODES).power_mw)
+    np.testing.assert_array_equal(restore_predictor(back).predict(MODES).power_mw, PREDICTOR.predict(MODES).power_mw)
     assert (tmp_path / "models" / "nano" / "MODEL_CARD.md").read_text() == "# nano\n"
 
 
@@ -69,7 +75,7 @@ def test_any_changed_byte_of_the_weights_is_found(position: int, flipped: int) -
     weights = bytearray(ARTEFACT.weights)
     weights[position] ^= flipped
     with pytest.raises(CorruptReferenceError, match=r"has the SHA-256 .* instead of .*: fetch the reference again"):
-        verify(ARTEFACT.manifest, bytes(weights))
+        verify_artefact(ARTEFACT.manifest, bytes(weights))
 
 
 @given(position=st.integers(0, len(ARTEFACT.manifest) - 1), flipped=st.integers(1, 255))
@@ -135,7 +141,7 @@ def test_another_format_is_refused_with_what_to_do(version: object) -> None:
 
 def test_an_unknown_kind_of_predictor_is_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidInputError, match="'oracle', this Wattfleet knows roofline, powertrain, scratch"):
-        restore(Artefact(changed(predictor="oracle"), ARTEFACT.weights))
+        restore_predictor(Artefact(changed(predictor="oracle"), ARTEFACT.weights))
 
 
 def test_another_kind_of_predictor_can_be_packed() -> None:
@@ -148,30 +154,30 @@ def test_another_kind_of_predictor_can_be_packed() -> None:
         def save(self) -> bytes:
             return b"1"
 
-    assert pack(Constant(), WORKLOAD, "orin-nano", {}, {}).details.predictor == "constant"
+    assert pack_artefact(Constant(), WORKLOAD, "orin-nano", {}, {}).details.predictor == "constant"
 
 
 def test_a_directory_that_is_missing_or_lacks_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no such directory"):
-        read_directory(tmp_path / "nowhere")
-    write_directory(ARTEFACT, tmp_path / "nano")
+        read_artefact(tmp_path / "nowhere")
+    write_artefact(ARTEFACT, tmp_path / "nano")
     (tmp_path / "nano" / "weights.safetensors").unlink()
     with pytest.raises(CorruptReferenceError, match="weights.safetensors; fetch the reference again"):
-        read_directory(tmp_path / "nano")
+        read_artefact(tmp_path / "nano")
 
 
 def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
-    write_directory(ARTEFACT, tmp_path / "nano")
+    write_artefact(ARTEFACT, tmp_path / "nano")
     (tmp_path / "nano" / "weights.safetensors").write_bytes(b"short")
     with pytest.raises(CorruptReferenceError, match="nano: weights.safetensors has 5 bytes"):
-        read_directory(tmp_path / "nano")
+        read_artefact(tmp_path / "nano")
 
 
 def test_an_older_artefact_is_replaced_whole(tmp_path: Path) -> None:
-    write_directory(ARTEFACT, tmp_path / "nano", card="old")
+    write_artefact(ARTEFACT, tmp_path / "nano", card="old")
     newer = made(9.0)
-    write_directory(newer, tmp_path / "nano")
-    assert read_directory(tmp_path / "nano") == newer
+    write_artefact(newer, tmp_path / "nano")
+    assert read_artefact(tmp_path / "nano") == newer
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         "manifest.json",
         "weights.safetensors",
@@ -181,7 +187,7 @@ def test_an_older_artefact_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(InvalidInputError, match="'thesis.tex', which belongs to no reference"):
-        write_directory(ARTEFACT, tmp_path)
+        write_artefact(ARTEFACT, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
@@ -189,14 +195,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InvalidInputError, match="cannot be written"):
-            write_directory(ARTEFACT, place)
+            write_artefact(ARTEFACT, place)
 
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_a_write_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    write_directory(ARTEFACT, tmp_path / "nano")
+    write_artefact(ARTEFACT, tmp_path / "nano")
     moves = 0
     really = os.replace
 
@@ -209,8 +215,8 @@ def test_a_write_that_fails_leaves_what_was_there(
 
     monkeypatch.setattr(os, "replace", replace)
     with pytest.raises(InvalidInputError, match="No space left"):
-        write_directory(made(9.0), tmp_path / "nano")
-    assert read_directory(tmp_path / "nano") == ARTEFACT
+        write_artefact(made(9.0), tmp_path / "nano")
+    assert read_artefact(tmp_path / "nano") == ARTEFACT
     assert [path.name for path in tmp_path.iterdir()] == ["nano"]
 
 
@@ -218,4 +224,4 @@ def test_what_a_manifest_lacks_is_named() -> None:
     for key in ("format_version", "board"):
         content = {name: value for name, value in json.loads(ARTEFACT.manifest).items() if name != key}
         with pytest.raises(CorruptReferenceError, match=rf"manifest.json is damaged \(it lacks '{key}'\)"):
-            verify(json.dumps(content).encode(), ARTEFACT.weights)
+            verify_artefact(json.dumps(content).encode(), ARTEFACT.weights)

@@ -9,25 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import wattfleet.prediction.row_audit as audit_module
 from typer.testing import CliRunner
 
 import reference_models
-import wattfleet.prediction.audit as audit_module
 from reference_models.commands import app
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.modes.profile import Profile, read_csv, write_csv
-from wattfleet.prediction.artefact import restore
-from wattfleet.prediction.audit import NoAuditError, Suspect, audit, passing_rows
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import PowerMode, Profile, board, read_csv, write_csv
+from wattfleet.prediction import NoAuditError, RooflinePredictor, Suspect, audit, passing_rows, restore_predictor
 
 SPACE = board("agx-orin").space.array()
 
 
 @cache
 def reference() -> RooflinePredictor:
-    found = restore(reference_models.load("agx_orin_resnet18"))
+    found = restore_predictor(reference_models.load("agx_orin_resnet18"))
     assert isinstance(found, RooflinePredictor)
     return found
 

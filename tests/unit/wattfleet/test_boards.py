@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS, board
-from wattfleet.modes.power_mode import PowerMode
+from wattfleet.modes import BOARDS, PowerMode, board
 
 MODE_COUNTS = {"agx-orin": 18_096, "xavier-agx": 29_232, "orin-nano": 1_800, "orin-nx": 5_824}
 MAXN = {

@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattfleet.budgets.budget import Budget, ConstantBudget, InForce, Override, Reading, ReadingRule
-from wattfleet.budgets.schedules import DailySchedule, Span, TimedRow, TimedSchedule, read_plan
+from wattfleet.budgets import (
+    Budget,
+    ConstantBudget,
+    DailySchedule,
+    InForce,
+    Override,
+    Reading,
+    ReadingRule,
+    Span,
+    TimedRow,
+    TimedSchedule,
+    read_plan,
+)
 from wattfleet.errors import InvalidInputError
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattfleet.choosing.choice import (
+from wattfleet.choosing import (
     InfeasibleDeadlineError,
     KnownModes,
     fastest_within_budget,
@@ -15,9 +15,8 @@ from wattfleet.choosing.choice import (
     lowest_power_by_deadline,
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import Profile, as_modes
+from wattfleet.prediction import Prediction
 
 MODES = np.array([[cores, 1_000_000, 600_000_000, 2_133_000_000] for cores in (1, 2, 3, 4)], dtype=np.float64)
 ONE, TWO, THREE, FOUR = as_modes(MODES)

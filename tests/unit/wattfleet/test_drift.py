@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.modes.profile import Measurement
-from wattfleet.prediction.drift import DriftRule, Residual, drift
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import Measurement, PowerMode
+from wattfleet.prediction import DriftRule, Prediction, Residual, detect_drift
 
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
 QUIET = Residual(0.3, -0.5)
@@ -31,25 +29,25 @@ def test_a_residual_is_counted_in_standard_deviations_of_the_prediction():
     ],
 )
 def test_four_of_the_last_six_beyond_one_end_are_drift(odd, words):
-    assert words in drift([odd, QUIET, odd, QUIET, odd, odd])
-    assert drift([odd, odd, odd]) is None
-    assert drift([odd, odd, odd, QUIET, QUIET, QUIET, odd]) is None, "the first is no longer among the last six"
+    assert words in detect_drift([odd, QUIET, odd, QUIET, odd, odd])
+    assert detect_drift([odd, odd, odd]) is None
+    assert detect_drift([odd, odd, odd, QUIET, QUIET, QUIET, odd]) is None, "the first is no longer among the last six"
 
 
 def test_both_sides_in_turn_are_noise():
-    assert drift([Residual(1.7, -1.7), Residual(-1.7, 1.7)] * 3) is None
+    assert detect_drift([Residual(1.7, -1.7), Residual(-1.7, 1.7)] * 3) is None
 
 
 def test_just_inside_the_interval_is_inside():
     # The 90 % interval of a normal distribution reaches to 1.645 standard deviations.
-    assert drift([Residual(1.64, 1.64)] * 6) is None
-    assert drift([Residual(1.65, 0)] * 6) is not None
+    assert detect_drift([Residual(1.64, 1.64)] * 6) is None
+    assert detect_drift([Residual(1.65, 0)] * 6) is not None
 
 
 def test_a_predictor_that_is_right_is_called_wrong_in_fewer_than_one_of_a_thousand_rounds():
     rng = np.random.default_rng(0)
     rounds = [Residual(*pair) for pair in rng.standard_normal((40_000, 2))]
-    alarms = sum(drift(rounds[end - 6 : end]) is not None for end in range(6, len(rounds)))
+    alarms = sum(detect_drift(rounds[end - 6 : end]) is not None for end in range(6, len(rounds)))
     assert 0 < alarms / len(rounds) < 1 / 1000
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wattfleet.prediction.roofline.estimation import Belief, generalised_fit, jacobian, robust_fit, trust
+from wattfleet.prediction.roofline import Belief, robust_fit
+from wattfleet.prediction.roofline.estimation import generalised_fit, jacobian, trust
 
 Values = NDArray[np.float64]
 

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 import reference_models
-from wattfleet.modes.boards import board
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.prediction.artefact import restore
-from wattfleet.prediction.roofline.explanation import explain
-from wattfleet.prediction.roofline.physics import TimeParameters, step_shares, step_time_ms
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import PowerMode, board
+from wattfleet.prediction import RooflinePredictor, restore_predictor
+from wattfleet.prediction.roofline import TimeParameters, explain, step_shares, step_time_ms
 
 SPACE = board("agx-orin").space.array()
 BALANCED = TimeParameters(
@@ -81,7 +78,7 @@ def test_names_a_second_resource_that_matters() -> None:
 
 
 def test_the_reference_loads_at_two_slow_cores_and_moves_data_at_a_slow_memory() -> None:
-    reference = restore(reference_models.load("agx_orin_resnet18"))
+    reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
     assert isinstance(reference, RooflinePredictor)
     assert reference.explain(MODE._replace(cores=2, cpu_khz=268_800)).bound == "loading"
     assert reference.explain(MODE._replace(mem_hz=204_000_000)).bound == "memory"

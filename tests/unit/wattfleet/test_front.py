@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import columns_of, front
-from wattfleet.choosing.front import MAX_POINTS, Front, pareto_front, predicted_front
+from wattfleet.choosing import MAX_POINTS, Front, pareto_front, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import ModeArray, PowerMode
+from wattfleet.prediction import Prediction
 
 QUANTILE_95 = NormalDist().inv_cdf(0.95)
 FEW = st.integers(0, 6).map(float)

@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.prediction.roofline.physics import (
+from wattfleet.modes import BOARDS, ModeArray
+from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
     loader_cores,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeSpace, PowerMode, as_array, as_modes
+from wattfleet.modes import ModeSpace, PowerMode, as_array, as_modes
 
 SMALL = ModeSpace(
     cores=(4, 2), cpu_khz=(1_000_000, 500_000, 750_000), gpu_hz=(300_000_000,), mem_hz=(2_133_000_000, 204_000_000)

@@ -11,13 +11,16 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import pack, restore
-from wattfleet.prediction.kinds import KINDS, kind
-from wattfleet.prediction.predictor import Prediction, Predictor
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile, Workload, board, read_csv
+from wattfleet.prediction import (
+    PREDICTOR_KINDS,
+    Prediction,
+    Predictor,
+    RooflinePredictor,
+    pack_artefact,
+    predictor_kind,
+    restore_predictor,
+)
 from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
 from wattfleet_evaluation.transfer import evaluate_transfer
@@ -74,7 +77,7 @@ class PredictorContract:
 
     def test_is_registered_under_its_name(self, fitted: Predictor) -> None:
         assert fitted.name == self.name
-        assert kind(self.name).predictor_class() is type(fitted)
+        assert predictor_kind(self.name).predictor_class() is type(fitted)
 
     def test_is_positive_and_finite_in_the_whole_space(self, fitted: Predictor, reference: Predictor) -> None:
         assert len(SPACE) == 18_096
@@ -125,8 +128,8 @@ class PredictorContract:
         assert loaded.save() == fitted.save()
 
     def test_an_artefact_gives_it_back(self, fitted: Predictor) -> None:
-        artefact = pack(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
-        assert restore(artefact).save() == fitted.save()
+        artefact = pack_artefact(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
+        assert restore_predictor(artefact).save() == fitted.save()
 
     def test_needs_no_adapting_to_the_same_hardware(self, reference: Predictor) -> None:
         hardware = board("agx-orin").hardware
@@ -163,7 +166,7 @@ class TestRoofline(PredictorContract):
     def test_the_90_percent_interval_holds_85_to_95_percent(self, corpora: Path, target: str, modes: int) -> None:
         import reference_models
 
-        reference = restore(reference_models.load("agx_orin_resnet18"))
+        reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
         scores = evaluate_transfer(
             RooflinePredictor, reference, read_csv(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
         )
@@ -182,7 +185,9 @@ class TestRoofline(PredictorContract):
             return 100 * float(np.abs(time - 1).mean()), 100 * float(np.abs(power - 1).mean())
 
         for without, adapted in zip(
-            errors_pct(restore(artefact)), errors_pct(restore(artefact, board("orin-nano"))), strict=True
+            errors_pct(restore_predictor(artefact)),
+            errors_pct(restore_predictor(artefact, board("orin-nano"))),
+            strict=True,
         ):
             assert without > 30
             assert adapted < 15
@@ -237,9 +242,9 @@ class TestScratch(Networks):
 
 
 def test_every_kind_has_a_suite() -> None:
-    assert set(KINDS) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}
+    assert set(PREDICTOR_KINDS) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInputError, match="roofline, powertrain, scratch"):
-        kind("oracle")
+        predictor_kind("oracle")

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import PowerMode
-from wattfleet.modes.profile import COLUMNS, Measurement, Profile, read_csv, write_csv
+from wattfleet.modes import COLUMNS, Measurement, PowerMode, Profile, read_csv, write_csv
 
 HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw"
 ROWS = [

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes import BOARDS, ModeArray
 from wattfleet.prediction.roofline.residual import (
     MEASUREMENT_SD,
     Correction,

@@ -10,11 +10,8 @@ import pytest
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.prediction.artefact import restore
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile, board, read_csv
+from wattfleet.prediction import Prediction, RooflinePredictor, restore_predictor
 
 SPACE = board("agx-orin").space.array()
 NOTHING = Profile(np.empty((0, 4)), np.empty(0), np.empty(0))
@@ -22,7 +19,7 @@ NOTHING = Profile(np.empty((0, 4)), np.empty(0), np.empty(0))
 
 @cache
 def reference() -> RooflinePredictor:
-    found = restore(reference_models.load("agx_orin_resnet18"))
+    found = restore_predictor(reference_models.load("agx_orin_resnet18"))
     assert isinstance(found, RooflinePredictor)
     return found
 

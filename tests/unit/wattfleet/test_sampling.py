@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattfleet.choosing.choice import TIE, KnownModes, fastest_within_budget
-from wattfleet.choosing.sampling import SamplingSettings, descending, next_modes, spread_modes
+from wattfleet.choosing import KnownModes, SamplingSettings, descending, fastest_within_budget, next_modes, spread_modes
+from wattfleet.choosing.choice import TIE
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.power_mode import ModeArray
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import BOARDS, ModeArray, Profile
+from wattfleet.prediction import Prediction
 
 SPACE = BOARDS["orin-nano"].space
 MODES = SPACE.array()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.budgets import Supplies, Supply
 from wattfleet.errors import InvalidInputError
 
 

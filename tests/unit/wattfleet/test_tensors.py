@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from wattfleet.choosing.sampling import spread_modes
+from wattfleet.choosing import spread_modes
 from wattfleet.errors import CorruptReferenceError
-from wattfleet.modes.boards import BOARDS
-from wattfleet.modes.profile import Profile
-from wattfleet.modes.workload import Workload
-from wattfleet.prediction.artefact import pack, restore
-from wattfleet.prediction.kinds import KINDS
-from wattfleet.prediction.predictor import Predictor
-from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters, power_mw, step_time_ms
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import BOARDS, Profile, Workload
+from wattfleet.prediction import PREDICTOR_KINDS, Predictor, RooflinePredictor, pack_artefact, restore_predictor
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
 
@@ -82,10 +77,10 @@ def stored(kind: str) -> bytes:
 
 
 def load_as(kind: str, tensors: dict[str, np.ndarray]) -> Predictor:
-    return KINDS[kind].predictor_class().load(save(tensors))
+    return PREDICTOR_KINDS[kind].predictor_class().load(save(tensors))
 
 
-ARRAYS = [(kind, name) for kind in KINDS for name in sorted(load(stored(kind)))]
+ARRAYS = [(kind, name) for kind in PREDICTOR_KINDS for name in sorted(load(stored(kind)))]
 
 
 @pytest.mark.parametrize(("kind", "name"), ARRAYS)
@@ -150,6 +145,6 @@ def test_a_reference_whose_predictions_overflow_is_not_restored(value: float) ->
     tensors = load(stored("roofline"))
     tensors["time_remainder.weights"][:] = value
     predictor = RooflinePredictor.load(save(tensors))
-    artefact = pack(predictor, Workload("w", 16, 100), "orin-nano", {}, {})
+    artefact = pack_artefact(predictor, Workload("w", 16, 100), "orin-nano", {}, {})
     with pytest.raises(CorruptReferenceError, match="not finite and positive"):
-        restore(artefact)
+        restore_predictor(artefact)

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
-from wattfleet.choosing.front import POWER_QUANTILE, predicted_front
-from wattfleet.modes.power_mode import as_array, as_modes
-from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.warmup import first_minibatch_gcycles, first_minibatch_s, steady_minibatch_s, warmup_s
+from wattfleet.choosing import POWER_QUANTILE, predicted_front
+from wattfleet.modes import as_array, as_modes
+from wattfleet.prediction import Prediction, first_minibatch_gcycles, first_minibatch_s, steady_minibatch_s, warmup_s
 
 
 def modes_at(*cpu_ghz: float) -> np.ndarray:

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import as_modes
-from wattfleet.modes.profile import Profile, read_csv
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile, as_modes, read_csv
+from wattfleet.prediction import RooflinePredictor
 from wattfleet_evaluation.choice import evaluate_choice
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import BOARDS, board_offering
-from wattfleet.modes.power_mode import PowerMode, as_modes
-from wattfleet.modes.profile import Measurement, Profile
-from wattfleet.prediction.roofline.physics import power_mw, step_time_ms
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, as_modes, board_offering
+from wattfleet.prediction import RooflinePredictor
+from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
@@ -22,7 +20,7 @@ BOARD = BOARDS["orin-nano"]
 
 def corpus() -> Profile:
     """The Orin Nano as the usual physics has it, with a little noise."""
-    from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
+    from wattfleet.prediction.roofline import PowerParameters, TimeParameters
     from wattfleet.prediction.roofline.priors import usual_power, usual_time
 
     modes = BOARD.space.array()[::2]

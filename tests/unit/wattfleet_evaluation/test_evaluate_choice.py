@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import Profile, write_csv
+from wattfleet.modes import Profile, board, write_csv
 from wattfleet_evaluation.cli.commands import app
 
 

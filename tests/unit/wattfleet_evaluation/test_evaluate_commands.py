@@ -11,10 +11,8 @@ from typer.testing import CliRunner
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import Profile, write_csv
-from wattfleet.prediction.artefact import Artefact
-from wattfleet.prediction.audit import NoAuditError
+from wattfleet.modes import Profile, board, write_csv
+from wattfleet.prediction import Artefact, NoAuditError
 from wattfleet_evaluation.audited_target import audited
 from wattfleet_evaluation.cli.commands import app
 

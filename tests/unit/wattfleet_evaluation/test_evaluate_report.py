@@ -15,10 +15,8 @@ from plotly.offline import get_plotlyjs
 from typer.testing import CliRunner
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import board
-from wattfleet.modes.profile import Profile, write_csv
-from wattfleet.prediction.audit import NoAuditError, Suspect, audit
-from wattfleet.prediction.roofline.predictor import RooflinePredictor
+from wattfleet.modes import Profile, board, write_csv
+from wattfleet.prediction import NoAuditError, RooflinePredictor, Suspect, audit
 from wattfleet_evaluation.cli.commands import app
 from wattfleet_evaluation.reports.all_cases import (
     Extent,

@@ -9,8 +9,8 @@ import pytest
 
 from reference_models.training import ensure_apart
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.profile import Profile
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.modes import Profile
+from wattfleet.prediction import Prediction
 from wattfleet_evaluation.transfer import evaluate_transfer, quartiles
 
 MODES = np.array([[1 + k, 1e6, 1e9, 2e9] for k in range(10)])

@@ -11,12 +11,7 @@ import pytest
 import typer
 from click.testing import CliRunner, Result
 
-from wattfleet.errors import (
-    CorruptReferenceError,
-    InfeasibleBudgetError,
-    InvalidInputError,
-    WattfleetError,
-)
+from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_io import cli
 
 needs_coordinator = pytest.mark.skipif(

@@ -10,9 +10,9 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.curves import Mask, Values
-from wattfleet.planning.max_utility import most_useful
-from wattfleet.planning.min_makespan import min_makespan
+from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only
+from wattfleet.planning.utility import max_utility
 
 UTILITIES = ("equal", "loss")
 
@@ -92,4 +92,4 @@ class Deadline:
         utility = [situation.history.statistical_utility(offer.device_id) for offer in situation.offers]
         most = max((value for value in utility if value is not None), default=1.0) or 1.0
         worth = np.array([most if value is None else value for value in utility])
-        return most_useful(extra_w, worth, situation.headroom).chosen
+        return max_utility(extra_w, worth, situation.headroom).chosen

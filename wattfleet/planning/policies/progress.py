@@ -11,8 +11,8 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.curves import Mask, Values
 from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.max_utility import by_utility, by_utility_per_watt
 from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only, require_count
+from wattfleet.planning.utility import by_utility, by_utility_per_watt
 
 _LIMITS = 32
 

@@ -28,7 +28,7 @@ _POLICIES: Mapping[str, Callable[..., Policy]] = {
 POLICIES = tuple(_POLICIES)
 
 
-def policy(name: str, **options: object) -> Policy:
+def policy_named(name: str, **options: object) -> Policy:
     """The policy of a name.
 
     Args:

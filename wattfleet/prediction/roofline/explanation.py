@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.modes import ModeArray, PowerMode, as_modes
 from wattfleet.prediction.roofline.physics import StepShares, TimeParameters, step_shares
 
 _WHAT: Mapping[str, tuple[str, str]] = {

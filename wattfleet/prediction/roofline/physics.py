@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes import ModeArray
 
 if TYPE_CHECKING:
     from typing_extensions import Self

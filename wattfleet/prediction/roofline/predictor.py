@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.boards import Hardware
-from wattfleet.modes.power_mode import ModeArray, PowerMode
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import Hardware, ModeArray, PowerMode, Profile
 from wattfleet.prediction.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
 from wattfleet.prediction.roofline.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
 from wattfleet.prediction.roofline.explanation import Explanation, explain

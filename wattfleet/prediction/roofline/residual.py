@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import softmax
 
-from wattfleet.modes.power_mode import ModeArray
+from wattfleet.modes import ModeArray
 
 Values = NDArray[np.float64]
 

@@ -9,8 +9,8 @@ import pytest
 from tests.fakes.fleets import tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.allowance import Allowance, SupplyUse
-from wattfleet.planning.offers import Offer
+from wattfleet.planning import Allowance, Offer
+from wattfleet.planning.allowance import SupplyUse
 
 HOUSE = tree(house=None, shed="house", bench="shed", barn=None)
 BUDGET_W = {"house": 100.0, "shed": 60.0, "bench": 20.0, "barn": 40.0}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.fleets import history_of
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.history import History, Part
+from wattfleet.planning import History, Part
 
 FAILED = Part(failed=True)
 HISTORY = history_of(

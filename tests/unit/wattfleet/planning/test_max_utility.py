@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.max_utility import by_utility, most_useful
+from wattfleet.planning import Headroom, max_utility
+from wattfleet.planning.utility import by_utility
 
 Case = tuple[np.ndarray, np.ndarray, Headroom]
 
@@ -51,7 +51,7 @@ def knapsacks(draw: st.DrawFn) -> Case:
 @settings(max_examples=80)
 @given(knapsacks())
 def test_it_is_within_a_thousandth_of_the_best_of_all_sets_and_says_how_near(case: Case) -> None:
-    found = most_useful(*case)
+    found = max_utility(*case)
     assert fits(case, found.chosen)
     best, reached = best_of_all(case), float(case[1][found.chosen].sum())
     assert reached >= best * (1 - 1e-3)
@@ -82,7 +82,7 @@ def test_it_is_within_a_thousandth_of_what_a_mixed_integer_program_finds(seed: i
         options={"mip_rel_gap": 0.0},
     )
     assert best.status == 0
-    found = most_useful(*case)
+    found = max_utility(*case)
     reached = float(utility[found.chosen].sum())
     assert fits(case, found.chosen)
     assert reached >= -best.fun * (1 - 1e-3)
@@ -92,7 +92,7 @@ def test_it_is_within_a_thousandth_of_what_a_mixed_integer_program_finds(seed: i
 def test_one_large_device_is_taken_where_the_small_ones_with_more_utility_per_watt_leave_no_room_for_it() -> None:
     # By utility per watt the two small ones come first, and then the large one no longer fits.
     case = np.array([10.0, 1.0, 1.0]), np.array([10.0, 1.1, 1.1]), Headroom(np.array([10.0]), np.zeros((1, 3), np.intp))
-    assert most_useful(*case).chosen.tolist() == [True, False, False]
+    assert max_utility(*case).chosen.tolist() == [True, False, False]
 
 
 @settings(max_examples=80)
@@ -112,6 +112,6 @@ def test_by_utility_the_most_useful_device_that_fits_is_taken_and_others_as_far_
 def test_nobody_is_useful_where_nothing_can_be_learnt_or_nobody_can_be_taken() -> None:
     headroom = Headroom(np.array([10.0]), np.zeros((1, 2), np.intp))
     for extra_w, utility in (([1.0, 2.0], [0.0, 0.0]), ([np.inf, np.inf], [1.0, 2.0])):
-        found = most_useful(np.array(extra_w), np.array(utility), headroom)
+        found = max_utility(np.array(extra_w), np.array(utility), headroom)
         assert not found.chosen.any()
         assert found.gap == 0.0

@@ -11,10 +11,7 @@ from scipy.sparse import coo_array, csr_array
 
 from tests.fakes.fleets import TREES, Fleet, best, done_s, fleets, holds, modes_within_limit, planned_w
 from tests.fakes.fronts import front
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import curves_of
-from wattfleet.planning.min_makespan import min_makespan
-from wattfleet.planning.offers import Offer
+from wattfleet.planning import Allowance, Offer, curves_of, min_makespan
 
 
 def found(

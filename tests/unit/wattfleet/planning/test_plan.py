@@ -29,23 +29,11 @@ from tests.fakes.fleets import (
     tree,
 )
 from tests.fakes.fronts import front
-from wattfleet.choosing.front import predicted_front
+from wattfleet.choosing import predicted_front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.deadline import Deadline
-from wattfleet.planning.policies.fair import Fair
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
-from wattfleet.planning.policies.oort import Oort
-from wattfleet.planning.policies.policy import Policy
-from wattfleet.planning.policies.progress import Progress
-from wattfleet.planning.policies.random_k import RandomK
-from wattfleet.planning.policies.tiers import Tiers
-from wattfleet.planning.round_plan import RoundPlan
-from wattfleet.planning.selection import Selection
-from wattfleet.prediction.predictor import Prediction
+from wattfleet.planning import Allowance, History, Offer, Part, RoundPlan, Selection, plan_round
+from wattfleet.planning.policies import Deadline, Everyone, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
+from wattfleet.prediction import Prediction
 
 sizes = st.none() | st.integers(1, 5)
 seeds = st.integers(0, 9)

@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from tests.fakes.fleets import Fleet, fleets, history_of, many, modes_within_limit, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import curves_of
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.policy import Policy, Situation
-from wattfleet.planning.policies.registry import POLICIES, policy
-from wattfleet.planning.selection import Selection
+from wattfleet.planning import Allowance, History, Offer, Part, Selection, curves_of, plan_round
+from wattfleet.planning.policies import POLICIES, Policy, Situation, policy_named
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
 # Those that take the number they are given, or half; `progress` takes no more than that.
@@ -35,7 +29,7 @@ histories = st.lists(
 
 
 def made(name: str, **options: object) -> Policy:
-    return policy(name, **MUST_HAVE.get(name, {}), **options)
+    return policy_named(name, **MUST_HAVE.get(name, {}), **options)
 
 
 def situation_of(fleet: Fleet, history: History, server_round: int) -> Situation:
@@ -150,24 +144,24 @@ def test_a_policy_is_found_by_the_name_that_it_shows(name: str) -> None:
 
 def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
     with pytest.raises(InvalidInputError, match="unknown policy 'best': choose one of fastest-k, all, random, "):
-        policy("best")
+        policy_named("best")
 
 
 def test_an_option_that_a_policy_does_not_take_is_refused_with_those_it_does() -> None:
     with pytest.raises(InvalidInputError, match="policy 'all' takes no count$"):
-        policy("all", count=2)
+        policy_named("all", count=2)
     with pytest.raises(InvalidInputError, match="policy 'fair' takes no quantile, only count, floor"):
-        policy("fair", quantile=0.5)
+        policy_named("fair", quantile=0.5)
 
 
 def test_options_left_open_and_seeds_for_policies_without_chance_do_no_harm() -> None:
-    assert policy("fastest-k", count=None, seed=7) == policy("fastest-k")
-    assert policy("random", seed=7) != policy("random", seed=8)
+    assert policy_named("fastest-k", count=None, seed=7) == policy_named("fastest-k")
+    assert policy_named("random", seed=7) != policy_named("random", seed=8)
 
 
 def test_a_deadline_policy_needs_its_deadline() -> None:
     with pytest.raises(InvalidInputError, match="needs a deadline in seconds"):
-        policy("deadline", deadline_s=None)
+        policy_named("deadline", deadline_s=None)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +189,7 @@ def test_a_deadline_policy_needs_its_deadline() -> None:
 )
 def test_options_outside_their_range_are_refused(name: str, options: dict[str, object]) -> None:
     with pytest.raises(InvalidInputError):
-        policy(name, **options)
+        policy_named(name, **options)
 
 
 @every_policy

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from tests.fakes.fleets import Fleet, every_plan, fleets, history_of, many, modes_within_limit
 from tests.fakes.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.deadline import Deadline
+from wattfleet.planning import Allowance, Offer, Part, plan_round
+from wattfleet.planning.policies import Deadline
 
 
 @settings(max_examples=40)

@@ -9,12 +9,8 @@ import pytest
 from tests.fakes.fleets import many
 from tests.fakes.fronts import front
 from tests.fakes.runs import run
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fair import Fair
-from wattfleet.planning.policies.fastest_k import FastestK
+from wattfleet.planning import Allowance, Offer, Part, plan_round
+from wattfleet.planning.policies import Fair, FastestK
 
 
 @pytest.mark.parametrize(("n", "count", "floor"), [(9, 3, None), (10, 4, 0.1), (7, 3, 0.4), (12, 6, 0.5), (5, 5, 1.0)])

@@ -7,12 +7,8 @@ from collections import Counter
 from tests.fakes.fleets import history_of, many
 from tests.fakes.fronts import front
 from tests.fakes.runs import run
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.oort import Oort
-from wattfleet.planning.round_plan import RoundPlan
+from wattfleet.planning import Allowance, History, Offer, Part, RoundPlan, plan_round
+from wattfleet.planning.policies import Oort
 
 ALIKE = [Offer(f"device-{k:02}", front((10, 30)), 2.0) for k in range(12)]
 

@@ -10,14 +10,8 @@ import pytest
 from tests.fakes.fleets import Fleet, history_of, many, tree
 from tests.fakes.fronts import front
 from tests.fakes.runs import run
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import curves_of
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.progress import Progress
-from wattfleet.planning.round_plan import RoundPlan
-from wattfleet.planning.selection import Selection
+from wattfleet.planning import Allowance, History, Offer, Part, RoundPlan, Selection, curves_of, plan_round
+from wattfleet.planning.policies import Progress
 
 PLENTY_W = 1_000.0
 

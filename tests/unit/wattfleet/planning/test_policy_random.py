@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tests.fakes.fleets import many
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.random_k import RandomK
+from wattfleet.planning import Allowance, plan_round
+from wattfleet.planning.policies import RandomK
 
 MANY = many(12)
 

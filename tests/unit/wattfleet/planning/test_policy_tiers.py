@@ -6,10 +6,8 @@ import re
 
 from tests.fakes.fleets import history_of, many
 from tests.fakes.runs import run
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import History, Part
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.tiers import Tiers
+from wattfleet.planning import Allowance, History, Part, plan_round
+from wattfleet.planning.policies import Tiers
 
 OFFERS = many(12)
 TIERS = [{offer.device_id for offer in OFFERS[3 * tier : 3 * tier + 3]} for tier in range(4)]

@@ -9,12 +9,9 @@ import pytest
 from tests.fakes.fleets import history_of, many, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError, NoCandidatesError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.history import Part
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet.planning.selection import Selection, resting
+from wattfleet.planning import Allowance, Offer, Part, Selection, plan_round
+from wattfleet.planning.policies import Everyone
+from wattfleet.planning.selection import resting
 
 SUPPLIES = tree(house=None, shed="house", barn="house")
 FLEET = [

@@ -9,14 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import front, fronts
-from wattfleet.budgets.supplies import Supplies, Supply
+from wattfleet.budgets import Supplies, Supply
 from wattfleet.errors import InfeasibleBudgetError
-from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import plan_round
-from wattfleet.planning.policies.fastest_k import Everyone
-from wattfleet.planning.round_plan import RoundPlan
-from wattfleet.planning.trimming import InFlight, TrimmedPlan, trimmed
+from wattfleet.planning import Allowance, InFlight, Offer, RoundPlan, TrimmedPlan, plan_round, trim_rounds
+from wattfleet.planning.policies import Everyone
 
 ORIN = Offer("orin", front((10, 50), (20, 30), (40, 20)), 5.0, "rack")
 NANO = Offer("nano", front((15, 25), (35, 15), (60, 10)), 3.0, "roof")
@@ -32,7 +28,7 @@ def planned(site_w: float) -> RoundPlan:
 
 
 def trimmed_alone(plan: RoundPlan, offers: Sequence[Offer], allowance: Allowance, epochs: float) -> TrimmedPlan | None:
-    [trim] = trimmed([InFlight(plan, epochs, offers)], allowance)
+    [trim] = trim_rounds([InFlight(plan, epochs, offers)], allowance)
     return trim
 
 
@@ -112,7 +108,7 @@ def apart(epochs: tuple[float, float] = (2.0, 2.0)) -> list[InFlight]:
 
 
 def test_a_round_that_does_not_hang_behind_what_fell_stays() -> None:
-    orin, nano = trimmed(apart(), allowed(75.0, roof_w=12.0))
+    orin, nano = trim_rounds(apart(), allowed(75.0, roof_w=12.0))
     assert orin is None
     assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
     # With the Orin's 50 W.
@@ -120,7 +116,7 @@ def test_a_round_that_does_not_hang_behind_what_fell_stays() -> None:
 
 
 def test_all_rounds_behind_what_fell_pay_for_it() -> None:
-    orin, nano = trimmed(apart(), allowed(47.0))
+    orin, nano = trim_rounds(apart(), allowed(47.0))
     assert orin is not None and nano is not None
     assert (modes_of(orin.plan), modes_of(nano.plan)) == ({"orin": (20, 30)}, {"nano": (35, 15)})
     assert (orin.plan.duration_s, nano.plan.duration_s) == (40.0, 70.0)
@@ -129,14 +125,14 @@ def test_all_rounds_behind_what_fell_pay_for_it() -> None:
 
 def test_rounds_of_more_epochs_are_longer() -> None:
     # Eight of the Orin's epochs last as long as two of the Nano's do in its thriftiest mode and more.
-    orin, nano = trimmed(apart((8.0, 2.0)), allowed(60.0))
+    orin, nano = trim_rounds(apart((8.0, 2.0)), allowed(60.0))
     assert orin is None or modes_of(orin.plan) == {"orin": (10, 50)}
     assert nano is not None and modes_of(nano.plan) == {"nano": (60, 10)}
 
 
 def test_a_device_of_a_round_that_cannot_be_told_keeps_what_it_has() -> None:
     plan = planned(75.0)
-    [trim] = trimmed([InFlight(plan, 2.0, [NANO])], replace(allowed(75.0, roof_w=12.0), elsewhere_w={"rack": 50.0}))
+    [trim] = trim_rounds([InFlight(plan, 2.0, [NANO])], replace(allowed(75.0, roof_w=12.0), elsewhere_w={"rack": 50.0}))
     assert trim is not None
     assert modes_of(trim.plan) == {"orin": (10, 50), "nano": (60, 10)}
     assert (trim.changed, trim.ended, trim.plan.planned_w) == (("nano",), (), 60.0)

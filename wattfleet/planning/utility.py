@@ -33,7 +33,7 @@ class UsefulSet:
     gap: float
 
 
-def most_useful(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulSet:
+def max_utility(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulSet:
     """The set of devices with the most utility that the supplies can carry.
 
     Args:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
-from wattfleet.modes.profile import Profile
+from wattfleet.modes import ModeArray, PowerMode, Profile, as_modes
 from wattfleet.prediction.predictor import FEWEST_MODES, Prediction
 from wattfleet.prediction.roofline.predictor import RooflinePredictor
 

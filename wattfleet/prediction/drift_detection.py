@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.profile import Measurement
+from wattfleet.modes import Measurement
 from wattfleet.prediction.predictor import Prediction
 from wattfleet.prediction.quantiles import standard_quantile
 
@@ -48,7 +48,7 @@ class DriftRule:
             )
 
 
-USUAL_RULE = DriftRule()
+DEFAULT_DRIFT_RULE = DriftRule()
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Residual:
         )
 
 
-def drift(residuals: Sequence[Residual], rule: DriftRule = USUAL_RULE) -> str | None:
+def detect_drift(residuals: Sequence[Residual], rule: DriftRule = DEFAULT_DRIFT_RULE) -> str | None:
     """What has drifted, in words; None while the predictor may still be right.
 
     Args:

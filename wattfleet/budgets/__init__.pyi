@@ -1,0 +1,14 @@
+from .budget import Budget as Budget
+from .budget import ConstantBudget as ConstantBudget
+from .budget import InForce as InForce
+from .budget import Override as Override
+from .budget import Reading as Reading
+from .budget import ReadingRule as ReadingRule
+from .budget import require_watts as require_watts
+from .schedules import DailySchedule as DailySchedule
+from .schedules import Span as Span
+from .schedules import TimedRow as TimedRow
+from .schedules import TimedSchedule as TimedSchedule
+from .schedules import read_plan as read_plan
+from .supplies import Supplies as Supplies
+from .supplies import Supply as Supply

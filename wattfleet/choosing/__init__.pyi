@@ -1,0 +1,15 @@
+from .choice import Chosen as Chosen
+from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
+from .choice import KnownModes as KnownModes
+from .choice import fastest_within_budget as fastest_within_budget
+from .choice import least_energy_by_deadline as least_energy_by_deadline
+from .choice import lowest_power_by_deadline as lowest_power_by_deadline
+from .front import MAX_POINTS as MAX_POINTS
+from .front import POWER_QUANTILE as POWER_QUANTILE
+from .front import Front as Front
+from .front import pareto_front as pareto_front
+from .front import predicted_front as predicted_front
+from .sampling import SamplingSettings as SamplingSettings
+from .sampling import descending as descending
+from .sampling import next_modes as next_modes
+from .sampling import spread_modes as spread_modes

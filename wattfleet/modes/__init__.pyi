@@ -1,0 +1,16 @@
+from .boards import BOARDS as BOARDS
+from .boards import Board as Board
+from .boards import Hardware as Hardware
+from .boards import board as board
+from .boards import board_offering as board_offering
+from .power_mode import ModeArray as ModeArray
+from .power_mode import ModeSpace as ModeSpace
+from .power_mode import PowerMode as PowerMode
+from .power_mode import as_array as as_array
+from .power_mode import as_modes as as_modes
+from .profile import COLUMNS as COLUMNS
+from .profile import Measurement as Measurement
+from .profile import Profile as Profile
+from .profile import read_csv as read_csv
+from .profile import write_csv as write_csv
+from .workload import Workload as Workload

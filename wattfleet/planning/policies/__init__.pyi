@@ -1,0 +1,13 @@
+from .deadline import Deadline as Deadline
+from .fair import Fair as Fair
+from .fastest_k import Everyone as Everyone
+from .fastest_k import FastestK as FastestK
+from .oort import Oort as Oort
+from .policy import Policy as Policy
+from .policy import Situation as Situation
+from .policy import Wish as Wish
+from .progress import Progress as Progress
+from .random_k import RandomK as RandomK
+from .registry import POLICIES as POLICIES
+from .registry import policy_named as policy_named
+from .tiers import Tiers as Tiers
