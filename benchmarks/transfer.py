@@ -31,26 +31,21 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # n
 from reference_models import load  # noqa: E402
 from wattfleet.choosing import predicted_front  # noqa: E402
 from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.modes import (  # noqa: E402
-    ModeArray,  # noqa: E402
-    Profile,
-    board,  # noqa: E402
-    read_csv,
-)
+from wattfleet.modes import ModeArray, Profile, board, read_csv  # noqa: E402
 from wattfleet.prediction import (  # noqa: E402
+    DEFAULT_PREDICTOR,
     Prediction,
     Predictor,
-    predictor_kind,  # noqa: E402
-    restore_predictor,  # noqa: E402
+    predictor_class,
+    restore_predictor,
 )
-from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR  # noqa: E402
 
 REFERENCE = "agx_orin_resnet18"
 TARGET = "agx_orin_mobilenetv3"
 _MODES = 50
 _MINIBATCHES_PER_EPOCH = 1443
 _REFERENCE_RUNS = 3
-_DEFAULT = predictor_kind(DEFAULT_PREDICTOR).predictor_class()
+_DEFAULT = predictor_class(DEFAULT_PREDICTOR)
 
 Result = TypeVar("Result")
 

@@ -9,7 +9,7 @@ from reference_models import load, shipped
 from reference_models.training import CORPUS_SHA256, ensure_apart
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Board, Profile, board_offering, read_csv
-from wattfleet.prediction import Artefact, Predictor, predictor_kind, restore_predictor, transferable
+from wattfleet.prediction import Artefact, Predictor, predictor_class, restore_predictor, transferable
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Source:
         Raises:
             InvalidInputError: what ships under the name is of another kind, or the corpus is too small to train on.
         """
-        wanted = predictor_kind(name)
+        wanted = predictor_class(name)
         if not wanted.transfers:
             return None
         if isinstance(self.held, Profile):
-            trained = wanted.predictor_class().fit(self.held)
+            trained = wanted.fit(self.held)
             return transferable(trained, board_offering(self.held.modes), board)
         if self.held.details.predictor != name:
             raise InvalidInputError(

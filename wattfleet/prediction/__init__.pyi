@@ -11,8 +11,9 @@ from .drift_detection import DEFAULT_DRIFT_RULE as DEFAULT_DRIFT_RULE
 from .drift_detection import DriftRule as DriftRule
 from .drift_detection import Residual as Residual
 from .drift_detection import detect_drift as detect_drift
-from .kinds import PREDICTOR_KINDS as PREDICTOR_KINDS
-from .kinds import predictor_kind as predictor_kind
+from .kinds import DEFAULT_PREDICTOR as DEFAULT_PREDICTOR
+from .kinds import predictor_class as predictor_class
+from .kinds import predictor_names as predictor_names
 from .predictor import CORPUS_MODES as CORPUS_MODES
 from .predictor import FEWEST_MODES as FEWEST_MODES
 from .predictor import Prediction as Prediction

@@ -19,7 +19,7 @@ import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import BOARDS, Board, Workload, as_array
-from wattfleet.prediction.kinds import PREDICTOR_KINDS
+from wattfleet.prediction.kinds import predictor_class
 from wattfleet.prediction.predictor import Predictor, transferable
 
 FORMAT_VERSION = 1
@@ -161,13 +161,13 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
         InvalidInputError: this version does not know the kind of predictor.
         CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
-    kind = PREDICTOR_KINDS.get(artefact.details.predictor)
-    if kind is None:
+    try:
+        kind = predictor_class(artefact.details.predictor)
+    except InvalidInputError as error:
         raise InvalidInputError(
-            f"the reference holds a predictor of the kind {artefact.details.predictor!r}, this Wattfleet knows"
-            f" {', '.join(PREDICTOR_KINDS)}: install the version that wrote it, or train the reference anew"
-        )
-    predictor = kind.predictor_class().load(artefact.weights)
+            f"cannot read the reference: {error}. Install the version of Wattfleet that wrote it, or train it again"
+        ) from None
+    predictor = kind.load(artefact.weights)
     _ensure_sound(predictor)
     return transferable(predictor, BOARDS.get(artefact.details.board), board)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,12 @@ class Predictor(Protocol):
     """A fitted predictor of one workload on one device.
 
     Classes may take further options where they are fitted; none is needed.
+
+    Attributes:
+        transfers: whether a reference changes what this kind of predictor predicts.
     """
+
+    transfers: ClassVar[bool]
 
     @property
     def name(self) -> str:

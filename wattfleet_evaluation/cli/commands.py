@@ -46,12 +46,12 @@ def transfer(
     from rich.progress import track
 
     from wattfleet.modes import board_offering, read_csv
-    from wattfleet.prediction import predictor_kind
+    from wattfleet.prediction import predictor_class
     from wattfleet_evaluation.audited_target import audited
     from wattfleet_evaluation.evaluated_reference import source_of
     from wattfleet_evaluation.transfer import evaluate_transfer
 
-    fitted = predictor_kind(predictor).predictor_class()
+    fitted = predictor_class(predictor)
     measured = read_csv(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):

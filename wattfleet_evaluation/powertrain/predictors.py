@@ -99,6 +99,7 @@ class PowerTrainPredictor:
     """
 
     name: ClassVar[str] = "powertrain"
+    transfers: ClassVar[bool] = True
 
     time: Quantity
     power: Quantity
@@ -160,6 +161,7 @@ class ScratchPredictor:
     """
 
     name: ClassVar[str] = "scratch"
+    transfers: ClassVar[bool] = False
 
     time: Quantity
     power: Quantity

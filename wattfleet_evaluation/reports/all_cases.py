@@ -16,12 +16,20 @@ import numpy as np
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, board_offering, read_csv
-from wattfleet.prediction import CORPUS_MODES, FEWEST_MODES, PREDICTOR_KINDS, Predictor, predictor_kind, transferable
+from wattfleet.prediction import (
+    CORPUS_MODES,
+    DEFAULT_PREDICTOR,
+    FEWEST_MODES,
+    Predictor,
+    predictor_class,
+    predictor_names,
+    transferable,
+)
 from wattfleet.prediction.row_audit import Mask
 from wattfleet_evaluation.audited_target import AuditedTarget, audited
 from wattfleet_evaluation.choice import evaluate_choice
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit
-from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, NAMES, strategy_named
+from wattfleet_evaluation.choice_methods.registry import NAMES, strategy_named
 from wattfleet_evaluation.transfer import evaluate_transfer
 
 CHOICE_MODES = 50
@@ -62,7 +70,7 @@ class Extent:
 
     def runs_of(self, name: str) -> int:
         """Runs of a kind of predictor or a strategy."""
-        if name in PREDICTOR_KINDS and name != DEFAULT_PREDICTOR:
+        if name in predictor_names() and name != DEFAULT_PREDICTOR:
             return self.network_runs
         return 1 if name in _CERTAIN else self.runs
 
@@ -128,17 +136,17 @@ def build_report(
     @cache
     def reference(name: str, stem: str) -> Predictor:
         report(f"reference {stem}, {name}", done, total)
-        return predictor_kind(name).predictor_class().fit(profiles[stem])
+        return predictor_class(name).fit(profiles[stem])
 
     def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
-        if stem is None or not predictor_kind(name).transfers:
+        if stem is None or not predictor_class(name).transfers:
             return None
         return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
 
     def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
         def after(name: str) -> Fit:
             before = known(name, stem, target)
-            return lambda profile: predictor_kind(name).predictor_class().fit(profile, before)
+            return lambda profile: predictor_class(name).fit(profile, before)
 
         return after
 
@@ -167,7 +175,7 @@ def build_report(
         "fronts": [],
     }
     for case in transfers:
-        fitted, target = predictor_kind(case.name).predictor_class(), profiles[case.target]
+        fitted, target = predictor_class(case.name), profiles[case.target]
         before = known(case.name, case.reference, target)
         trusted = audits[case.target].trusted
         scores = evaluate_transfer(
@@ -210,9 +218,9 @@ def _cases(profiles: Mapping[str, Profile], name: str, modes: int, runs: int, tr
 
 def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """Every kind of predictor, from few modes to many."""
-    for name, each in PREDICTOR_KINDS.items():
+    for name in predictor_names():
         for modes in _DEFAULT_SIZES if name == DEFAULT_PREDICTOR else _NETWORK_SIZES:
-            for case in _cases(profiles, name, modes, extent.runs_of(name), each.transfers):
+            for case in _cases(profiles, name, modes, extent.runs_of(name), predictor_class(name).transfers):
                 if modes < len(profiles[case.target]):
                     yield case
 
@@ -220,7 +228,7 @@ def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[
 def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """Every strategy; presets where the board is known."""
     for name in NAMES:
-        transfers = name == "wattfleet" or (name in PREDICTOR_KINDS and PREDICTOR_KINDS[name].transfers)
+        transfers = name == "wattfleet" or (name in predictor_names() and predictor_class(name).transfers)
         for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
             target = profiles[case.target]
             modes = len(target) if name == "brute-force" else min(CHOICE_MODES, len(target))
@@ -266,9 +274,7 @@ def _front(target: Profile, reference: Predictor | None, seed: int) -> Figures:
     """The measured front, the one predicted from some modes, and what the modes of that one were measured to need."""
     draw = np.random.default_rng(seed)
     drawn = draw.choice(len(target), min(CHOICE_MODES, len(target) - 1), replace=False)
-    predicted = (
-        predictor_kind(DEFAULT_PREDICTOR).predictor_class().fit(target.rows(drawn), reference).predict(target.modes)
-    )
+    predicted = predictor_class(DEFAULT_PREDICTOR).fit(target.rows(drawn), reference).predict(target.modes)
     best = pareto_front(target.minibatch_ms, target.power_mw)
     chosen = pareto_front(predicted.minibatch_ms, predicted.power_mw)
     shown = draw.choice(len(target), min(_SCATTER_POINTS, len(target)), replace=False)

@@ -13,12 +13,12 @@ import pytest
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import Profile, Workload, board, read_csv
 from wattfleet.prediction import (
-    PREDICTOR_KINDS,
     Prediction,
     Predictor,
     RooflinePredictor,
     pack_artefact,
-    predictor_kind,
+    predictor_class,
+    predictor_names,
     restore_predictor,
 )
 from wattfleet_evaluation.powertrain.networks import Schedule
@@ -77,7 +77,7 @@ class PredictorContract:
 
     def test_is_registered_under_its_name(self, fitted: Predictor) -> None:
         assert fitted.name == self.name
-        assert predictor_kind(self.name).predictor_class() is type(fitted)
+        assert predictor_class(self.name) is type(fitted)
 
     def test_is_positive_and_finite_in_the_whole_space(self, fitted: Predictor, reference: Predictor) -> None:
         assert len(SPACE) == 18_096
@@ -242,9 +242,4 @@ class TestScratch(Networks):
 
 
 def test_every_kind_has_a_suite() -> None:
-    assert set(PREDICTOR_KINDS) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInputError, match="roofline, powertrain, scratch"):
-        predictor_kind("oracle")
+    assert set(predictor_names()) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}

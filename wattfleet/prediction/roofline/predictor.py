@@ -64,6 +64,7 @@ class RooflinePredictor:
     """
 
     name: ClassVar[str] = "roofline"
+    transfers: ClassVar[bool] = True
 
     time: TimeParameters
     power: PowerParameters
