@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wattfleet.modes import Profile
 from wattfleet.prediction import CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit, passing_rows
-from wattfleet.prediction.row_audit import Mask
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class AuditedTarget:
         why_not: why it cannot be, for people; None where it was.
     """
 
-    trusted: Mask | None
+    trusted: NDArray[np.bool_] | None
     why_not: str | None = None
 
     @property

@@ -20,7 +20,7 @@ from .predictor import Prediction as Prediction
 from .predictor import Predictor as Predictor
 from .predictor import transferable as transferable
 from .quantiles import standard_quantile as standard_quantile
-from .roofline.predictor import RooflinePredictor as RooflinePredictor
+from .roofline import RooflinePredictor as RooflinePredictor
 from .row_audit import NoAuditError as NoAuditError
 from .row_audit import Suspect as Suspect
 from .row_audit import audit as audit

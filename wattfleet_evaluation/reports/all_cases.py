@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
@@ -25,7 +26,6 @@ from wattfleet.prediction import (
     predictor_names,
     transferable,
 )
-from wattfleet.prediction.row_audit import Mask
 from wattfleet_evaluation.audited_target import AuditedTarget, audited
 from wattfleet_evaluation.choice import evaluate_choice
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit
@@ -236,7 +236,9 @@ def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Ca
                 yield Case(case.target, case.reference, name, modes, case.runs)
 
 
-def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: Mask | None) -> Figures:
+def _choice(
+    case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: NDArray[np.bool_] | None
+) -> Figures:
     strategy = strategy_named(case.name, fit_of, board_offering(target.modes))
     cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
     by_budget = {

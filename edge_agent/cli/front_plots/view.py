@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from edge_agent.cli.mode_names import written
 from edge_agent.learning.expectation import INTERVAL
 from edge_agent.profiling.profile_state import FittedDevice
 from wattfleet.choosing import Front
-from wattfleet.choosing.front import Values
 from wattfleet.modes import ModeArray, as_modes
 from wattfleet.prediction import warmup_s
+
+Values = NDArray[np.float64]
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
 """Okabe and Ito's blue and vermilion, told apart by whoever sees fewer colours."""

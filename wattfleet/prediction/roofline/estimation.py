@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import least_squares
 
+from wattfleet.prediction.tensors import LARGEST_LOG
+
 Values = NDArray[np.float64]
 Model = Callable[[Values], Values]
 """From `[k]` parameters to the `[n]` logarithms that they predict."""
-
-LARGEST_LOG = 30.0
-"""Of any parameter: a search may try some whose exponentials overflow, and far inside this the model is absurd."""
 
 _STEP = 1e-5
 # Further starts are drawn this far around the first: work is then 1.5 times more or less.

@@ -35,14 +35,8 @@ from wattfleet.prediction.roofline.priors import (
     usual_time,
 )
 from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface, both_at, expected_process
-from wattfleet.prediction.tensors import (
-    Tensors,
-    read_parameters,
-    read_remainder,
-    read_tensors,
-    remainder_tensors,
-    write_tensors,
-)
+from wattfleet.prediction.roofline.serialization import read_remainder, remainder_tensors
+from wattfleet.prediction.tensors import Tensors, read_parameters, read_tensors, write_tensors
 
 Values = NDArray[np.float64]
 _INDUCING = 400
