@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-MOST_NAMED = 10
+MAX_LISTED = 10
 """Things of which an error's text names each; of more it names as many and counts the others."""
 
 
-def few_of(texts: Sequence[str], separator: str = ", ") -> str:
+def first_few(texts: Sequence[str], separator: str = ", ") -> str:
     """The first few of many texts, and how many more there are."""
-    more = len(texts) - MOST_NAMED
-    return separator.join([*texts[:MOST_NAMED], *([f"and {more:,} more"] if more > 0 else [])])
+    more = len(texts) - MAX_LISTED
+    return separator.join([*texts[:MAX_LISTED], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 class WattfleetError(Exception):

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, as_modes
-from wattfleet.prediction import Prediction, standard_quantile
+from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
+from wattfleet.prediction import Prediction, normal_quantile
 
 Values = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ class InfeasibleDeadlineError(InvalidInputError):
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenMode:
     """A chosen mode and what is expected of it.
 
     Attributes:
@@ -122,19 +122,21 @@ class KnownModes:
         """`[n]` ms that each mode keeps with a probability; a measured mode keeps what it was measured to take."""
         return np.asarray(self.minibatch_ms * np.exp(_deviations(probability) * self.time_log_sd))
 
-    def chosen(self, index: int) -> Chosen:
+    def chosen(self, index: int) -> ChosenMode:
         """One of the modes as a choice."""
-        (mode,) = as_modes(self.modes[index : index + 1])
-        return Chosen(mode, float(self.minibatch_ms[index]), float(self.power_mw[index]), bool(self.measured[index]))
+        (mode,) = array_to_modes(self.modes[index : index + 1])
+        return ChosenMode(
+            mode, float(self.minibatch_ms[index]), float(self.power_mw[index]), bool(self.measured[index])
+        )
 
 
 def _deviations(probability: float) -> float:
     if not 0 < probability < 1:
         raise InvalidInputError(f"a probability lies between 0 and 1, not at {probability}")
-    return standard_quantile(probability)
+    return normal_quantile(probability)
 
 
-def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> Chosen:
+def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> ChosenMode:
     """The mode with the least time of those whose power keeps a budget.
 
     Of predicted times that cannot be told apart, the one whose power most surely keeps it; of equals, the one that
@@ -163,7 +165,7 @@ def fastest_within_budget(known: KnownModes, budget_mw: float, probability: floa
     return known.chosen(int(near[best]))
 
 
-def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> Chosen:
+def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> ChosenMode:
     """The mode that needs the least energy per minibatch of those that take at most `deadline_ms` for one.
 
     Args:
@@ -180,7 +182,7 @@ def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability:
     return known.chosen(int(in_time[energy.argmin()]))
 
 
-def lowest_power_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> Chosen:
+def lowest_power_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> ChosenMode:
     """The mode that draws the least power of those that take at most `deadline_ms` for a minibatch.
 
     Args:

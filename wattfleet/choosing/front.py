@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_modes
-from wattfleet.prediction import Prediction, standard_quantile, warmup_s
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet.prediction import Prediction, normal_quantile, warmup_s
 
-MAX_POINTS = 64
+MAX_FRONT_POINTS = 64
 """Points that a reported front holds at most."""
 
 POWER_QUANTILE = 0.95
@@ -66,8 +66,8 @@ class Front:
             InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
         """
         k = len(modes)
-        if not 1 <= k <= MAX_POINTS:
-            raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
+        if not 1 <= k <= MAX_FRONT_POINTS:
+            raise InvalidInputError(f"a front holds 1 to {MAX_FRONT_POINTS} points, not {k}")
         columns = (epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s)
         if modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
             raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
@@ -124,7 +124,7 @@ class Front:
     @property
     def planned_w(self) -> Values:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
-        return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
+        return np.asarray(self.power_w * np.exp(normal_quantile(POWER_QUANTILE) * self.power_log_sd))
 
     def _column(self, number: int) -> Values:
         column: Values = self._columns[number]
@@ -136,13 +136,13 @@ class Front:
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
-        return as_modes(self._knobs[self._places[index]][None])[0]
+        return array_to_modes(self._knobs[self._places[index]][None])[0]
 
 
 def predicted_front(
     modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
 ) -> Front:
-    """The front of a whole mode space, thinned to `MAX_POINTS` points evenly spread over its watts.
+    """The front of a whole mode space, thinned to `MAX_FRONT_POINTS` points evenly spread over its watts.
 
     Optimality is judged on what a round plan trades: the planned watts, and the median time of a training of one epoch.
 
@@ -156,8 +156,8 @@ def predicted_front(
     epoch_s = prediction.minibatch_ms * minibatches_per_epoch / 1e3
     planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
     front = pareto_front(starts_s + epoch_s, planned_mw)
-    if len(front) > MAX_POINTS:
-        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_POINTS)
+    if len(front) > MAX_FRONT_POINTS:
+        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_FRONT_POINTS)
         nearest = np.abs(planned_mw[front][:, None] - wanted_mw[None, :]).argmin(axis=0)
         front = front[np.unique(nearest)]
     return Front(

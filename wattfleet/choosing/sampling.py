@@ -114,7 +114,7 @@ def next_modes(
         front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
         budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
     known = KnownModes.of(modes, prediction, profile)
-    return descending(modes[_worthwhile(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)])
+    return descending_modes(modes[_worthwhile(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)])
 
 
 def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:
@@ -132,7 +132,7 @@ def _worthwhile(
     known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
 ) -> NDArray[np.intp]:
     """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
-    from scipy.special import ndtr  # here, as with `standard_quantile`
+    from scipy.special import ndtr  # here, as with `normal_quantile`
 
     log_ms = np.log(known.minibatch_ms)
     feasible = ndtr(known.power_margin(budgets_mw))
@@ -192,10 +192,10 @@ def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
     for point in (np.ones(4), *points):
         distance = ((unit - point) ** 2).sum(axis=1)
         free[np.where(free, distance, np.inf).argmin()] = False
-    return descending(modes[~free])
+    return descending_modes(modes[~free])
 
 
-def descending(modes: ModeArray) -> ModeArray:
+def descending_modes(modes: ModeArray) -> ModeArray:
     """Modes ordered from high to low: by CPU, then GPU, then memory frequency, then cores; `[n, 4]`."""
     cores, cpu, gpu, mem = modes.T
     order: NDArray[np.intp] = np.lexsort((cores, mem, gpu, cpu))[::-1]

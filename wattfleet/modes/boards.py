@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode, as_modes
+from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode, array_to_modes
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Hardware:
     Attributes:
         gpu_cores: CUDA cores.
         mem_bus_bits: width of the memory bus, bits.
-        least_preset_w: watts of the lowest of NVIDIA's presets: the scale of what a board draws at its least.
+        lowest_preset_w: watts of the lowest of NVIDIA's presets: the scale of what a board draws at its least.
     """
 
     gpu_cores: int
     mem_bus_bits: int
-    least_preset_w: float
+    lowest_preset_w: float
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ BOARDS: Mapping[str, Board] = {
 }
 
 
-def board(kind: str) -> Board:
+def board_named(kind: str) -> Board:
     """The board of a kind.
 
     Raises:
@@ -146,8 +146,8 @@ def board(kind: str) -> Board:
     return BOARDS[kind]
 
 
-def board_offering(modes: ModeArray) -> Board | None:
+def board_with_modes(modes: ModeArray) -> Board | None:
     """The board with the fewest modes that offers all of `[n, 4]` modes; None where no known board does."""
-    wanted = as_modes(modes)
+    wanted = array_to_modes(modes)
     offering = [known for known in BOARDS.values() if all(mode in known.space for mode in wanted)]
     return min(offering, key=lambda known: len(known.space), default=None)

@@ -36,12 +36,12 @@ class PowerMode(NamedTuple):
         return f"{self.cores}c {self.cpu_khz / 1e6:.2f}/{self.gpu_hz / 1e9:.2f}/{self.mem_hz / 1e9:.2f}"
 
 
-def as_array(modes: Iterable[PowerMode]) -> ModeArray:
+def modes_to_array(modes: Iterable[PowerMode]) -> ModeArray:
     """Stack modes into a `[n, 4]` array."""
     return np.array(list(modes), dtype=np.float64).reshape(-1, 4)
 
 
-def as_modes(array: ModeArray) -> list[PowerMode]:
+def array_to_modes(array: ModeArray) -> list[PowerMode]:
     """The rows of a `[n, 4]` array as modes."""
     return [PowerMode(*(round(value) for value in row)) for row in array.tolist()]
 

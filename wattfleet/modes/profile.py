@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.modes.power_mode import ModeArray, PowerMode, array_to_modes
 
-COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
+PROFILE_COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
 
 # What a value in the right unit can be; a file in MHz or in watts falls far outside.
 _PLAUSIBLE = {
@@ -99,12 +99,12 @@ class Profile:
         """The rows one by one."""
         return [
             Measurement(mode, float(t), float(p))
-            for mode, t, p in zip(as_modes(self.modes), self.minibatch_ms, self.power_mw, strict=True)
+            for mode, t, p in zip(array_to_modes(self.modes), self.minibatch_ms, self.power_mw, strict=True)
         ]
 
 
-def read_csv(path: Path) -> Profile:
-    """Read a profile from a CSV file with the columns `COLUMNS`; further columns are left out.
+def read_profile(path: Path) -> Profile:
+    """Read a profile from a CSV file with the columns `PROFILE_COLUMNS`; further columns are left out.
 
     Raises:
         InvalidInputError: the file is missing, empty or unreadable, lacks a column, holds a value that is not a
@@ -127,12 +127,14 @@ def read_csv(path: Path) -> Profile:
             " their end"
         )
     table = table.dropna(how="all")
-    missing = [name for name in COLUMNS if name not in table.columns]
+    missing = [name for name in PROFILE_COLUMNS if name not in table.columns]
     if missing:
-        raise InvalidInputError(f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
+        raise InvalidInputError(
+            f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(PROFILE_COLUMNS)}"
+        )
     if table.empty:
         raise InvalidInputError(f"{path}: holds no rows; a profile needs at least one measured mode")
-    cells = table.loc[:, list(COLUMNS)]
+    cells = table.loc[:, list(PROFILE_COLUMNS)]
     table = cells.apply(pd.to_numeric, errors="coerce")
     line = table.index.to_numpy() + 2  # line 1 is the header
     for name, (low, high, unit) in _PLAUSIBLE.items():
@@ -160,11 +162,11 @@ def read_csv(path: Path) -> Profile:
     return Profile(values[:, :4].copy(), values[:, 4].copy(), values[:, 5].copy())
 
 
-def write_csv(profile: Profile, path: Path) -> None:
-    """Write a profile as a CSV file with the columns `COLUMNS`."""
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as a CSV file with the columns `PROFILE_COLUMNS`."""
     import pandas as pd
 
-    table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(COLUMNS[:4]))
+    table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(PROFILE_COLUMNS[:4]))
     table["minibatch_ms"] = profile.minibatch_ms
     table["power_mw"] = profile.power_mw
     table.to_csv(path, index=False)

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Board, Workload, as_array
+from wattfleet.modes import BOARDS, Board, Workload, modes_to_array
 from wattfleet.prediction.kinds import predictor_class
-from wattfleet.prediction.predictor import Predictor, transferable
+from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -169,7 +169,7 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
         ) from None
     predictor = kind.load(artefact.weights)
     _ensure_sound(predictor)
-    return transferable(predictor, BOARDS.get(artefact.details.board), board)
+    return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
 def _ensure_sound(predictor: Predictor) -> None:
@@ -178,7 +178,7 @@ def _ensure_sound(predictor: Predictor) -> None:
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
     """
-    modes = as_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
+    modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
             found = predictor.predict(modes)

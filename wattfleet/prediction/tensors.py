@@ -69,7 +69,7 @@ def read_array(tensors: Tensors, name: str, *shape: int, positive: bool = False)
     return values
 
 
-def tensors_size(tensors: Tensors, name: str) -> int:
+def tensor_size(tensors: Tensors, name: str) -> int:
     """How many numbers an array holds; 0 if it is missing."""
     return tensors[name].size if name in tensors else 0
 

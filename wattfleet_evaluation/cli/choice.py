@@ -47,7 +47,7 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes import board_offering, read_csv
+    from wattfleet.modes import board_with_modes, read_profile
     from wattfleet.prediction import DEFAULT_PREDICTOR
     from wattfleet_evaluation.audited_target import audited
     from wattfleet_evaluation.choice import evaluate_choice
@@ -55,8 +55,8 @@ def choice(
     from wattfleet_evaluation.evaluated_reference import source_of
 
     budgets_w = parse_budgets(budgets)
-    corpus = read_csv(target)
-    on = board_offering(corpus.modes)
+    corpus = read_profile(target)
+    on = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
         source = None if reference is None else source_of(reference, corpus)

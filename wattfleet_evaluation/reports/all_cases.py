@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board_offering, read_csv
+from wattfleet.modes import Profile, board_with_modes, read_profile
 from wattfleet.prediction import (
-    CORPUS_MODES,
     DEFAULT_PREDICTOR,
-    FEWEST_MODES,
+    MIN_CORPUS_MODES,
+    MIN_MODES,
     Predictor,
+    adapt_to_board,
     predictor_class,
     predictor_names,
-    transferable,
 )
 from wattfleet_evaluation.audited_target import AuditedTarget, audited
 from wattfleet_evaluation.choice import evaluate_choice
@@ -102,17 +102,17 @@ def read_folder(folder: Path) -> dict[str, Profile]:
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")
-    profiles = {path.stem: read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    profiles = {path.stem: read_profile(path) for path in sorted(folder.glob("*.csv"))}
     if not profiles:
         raise InvalidInputError(f"{folder}: holds no CSV file of measured modes")
     for stem, profile in profiles.items():
-        if len(profile) <= FEWEST_MODES:
+        if len(profile) <= MIN_MODES:
             raise InvalidInputError(
-                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {FEWEST_MODES + 1} or more"
+                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {MIN_MODES + 1} or more"
             )
     if not _references(profiles):
         raise InvalidInputError(
-            f"{folder}: none of {', '.join(profiles)} holds {CORPUS_MODES} modes or more, which a reference needs"
+            f"{folder}: none of {', '.join(profiles)} holds {MIN_CORPUS_MODES} modes or more, which a reference needs"
         )
     if len(profiles) == 1:
         raise InvalidInputError(f"{folder}: holds a reference, but no other file to transfer it to")
@@ -141,7 +141,9 @@ def build_report(
     def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
         if stem is None or not predictor_class(name).transfers:
             return None
-        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
+        return adapt_to_board(
+            reference(name, stem), board_with_modes(profiles[stem].modes), board_with_modes(target.modes)
+        )
 
     def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
         def after(name: str) -> Fit:
@@ -196,7 +198,7 @@ def build_report(
 
 
 def _references(profiles: Mapping[str, Profile]) -> list[str]:
-    return [stem for stem, profile in profiles.items() if len(profile) >= CORPUS_MODES]
+    return [stem for stem, profile in profiles.items() if len(profile) >= MIN_CORPUS_MODES]
 
 
 def _pairs(profiles: Mapping[str, Profile]) -> list[tuple[str, str]]:
@@ -232,14 +234,14 @@ def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Ca
         for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
             target = profiles[case.target]
             modes = len(target) if name == "brute-force" else min(CHOICE_MODES, len(target))
-            if name != "presets" or board_offering(target.modes) is not None:
+            if name != "presets" or board_with_modes(target.modes) is not None:
                 yield Case(case.target, case.reference, name, modes, case.runs)
 
 
 def _choice(
     case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: NDArray[np.bool_] | None
 ) -> Figures:
-    strategy = strategy_named(case.name, fit_of, board_offering(target.modes))
+    strategy = strategy_named(case.name, fit_of, board_with_modes(target.modes))
     cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
     by_budget = {
         "budget_w": cases.budgets_w.tolist(),
@@ -251,7 +253,7 @@ def _choice(
 
 def budgets_w(target: Profile) -> Sequence[float]:
     """The published budgets for the board they were published for, otherwise whole watts over the file's range."""
-    board = board_offering(target.modes)
+    board = board_with_modes(target.modes)
     if board is not None and board.kind == "agx-orin":
         first, last = PUBLISHED_BUDGETS_W
     else:
@@ -261,14 +263,14 @@ def budgets_w(target: Profile) -> Sequence[float]:
 
 
 def _about(profile: Profile, audit: AuditedTarget) -> Figures:
-    board = board_offering(profile.modes)
+    board = board_with_modes(profile.modes)
     return {
         "modes": len(profile),
         "suspect_rows": audit.suspect_rows,
         "no_audit": audit.why_not,
         "board": None if board is None else board.title,
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
-        "reference": len(profile) >= CORPUS_MODES,
+        "reference": len(profile) >= MIN_CORPUS_MODES,
     }
 
 

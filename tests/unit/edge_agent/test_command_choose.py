@@ -16,7 +16,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PowerMode, as_array, board
+from wattfleet.modes import PowerMode, board_named, modes_to_array
 
 HIGHEST = "6,1510400,624750000,2133000000"
 
@@ -36,7 +36,9 @@ def copied(profiled_state, tmp_path):
 
 
 def truth(mode):
-    return tuple(float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(as_array([PowerMode(**mode)])))
+    return tuple(
+        float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(modes_to_array([PowerMode(**mode)]))
+    )
 
 
 # --- choose ---------------------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
     chosen = run("choose", "--budget-w", "12", "--json").content
     shown = run("choose", "--budget-w", "12").out
     assert f"apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
-    assert PowerMode(*map(int, chosen["argument"].split(","))) in board("orin-nano").space
+    assert PowerMode(*map(int, chosen["argument"].split(","))) in board_named("orin-nano").space
 
 
 def test_a_deadline_with_the_least_energy_or_the_least_power(run):

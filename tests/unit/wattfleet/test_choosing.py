@@ -15,11 +15,11 @@ from wattfleet.choosing import (
     lowest_power_by_deadline,
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import Profile, as_modes
+from wattfleet.modes import Profile, array_to_modes
 from wattfleet.prediction import Prediction
 
 MODES = np.array([[cores, 1_000_000, 600_000_000, 2_133_000_000] for cores in (1, 2, 3, 4)], dtype=np.float64)
-ONE, TWO, THREE, FOUR = as_modes(MODES)
+ONE, TWO, THREE, FOUR = array_to_modes(MODES)
 # Energies: 400, 500, 440, 600 mJ.
 PREDICTED = Prediction(
     np.array([40.0, 25.0, 20.0, 15.0]), np.array([10e3, 20e3, 22e3, 40e3]), np.full(4, 0.1), np.full(4, 0.1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import Profile, Workload, board, read_csv
+from wattfleet.modes import Profile, Workload, board_named, read_profile
 from wattfleet.prediction import (
     Prediction,
     Predictor,
@@ -25,7 +25,7 @@ from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
 from wattfleet_evaluation.transfer import evaluate_transfer
 
-SPACE = board("agx-orin").space.array()
+SPACE = board_named("agx-orin").space.array()
 
 Fit = Callable[..., Predictor]
 
@@ -132,12 +132,12 @@ class PredictorContract:
         assert restore_predictor(artefact).save() == fitted.save()
 
     def test_needs_no_adapting_to_the_same_hardware(self, reference: Predictor) -> None:
-        hardware = board("agx-orin").hardware
+        hardware = board_named("agx-orin").hardware
         assert reference.adapted(hardware, hardware).save() == reference.save()
 
     def test_is_sound_when_adapted_to_other_hardware(self, reference: Predictor) -> None:
-        adapted = reference.adapted(board("agx-orin").hardware, board("orin-nano").hardware)
-        modes = board("orin-nano").space.array()
+        adapted = reference.adapted(board_named("agx-orin").hardware, board_named("orin-nano").hardware)
+        modes = board_named("orin-nano").space.array()
         assert_sound(adapted.predict(modes), len(modes))
 
     def test_refuses_weights_of_another_kind(self, fitted: Predictor) -> None:
@@ -168,7 +168,7 @@ class TestRoofline(PredictorContract):
 
         reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
         scores = evaluate_transfer(
-            RooflinePredictor, reference, read_csv(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
+            RooflinePredictor, reference, read_profile(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
         )
         assert 85 <= scores.time_coverage.mean() <= 95
         assert 85 <= scores.power_coverage.mean() <= 95
@@ -177,7 +177,7 @@ class TestRoofline(PredictorContract):
     def test_data_sheets_say_most_of_what_changes_from_board_to_board(self, corpora: Path) -> None:
         import reference_models
 
-        artefact, nano = reference_models.load("agx_orin_resnet18"), read_csv(corpora / "orin_nano_resnet18.csv")
+        artefact, nano = reference_models.load("agx_orin_resnet18"), read_profile(corpora / "orin_nano_resnet18.csv")
 
         def errors_pct(reference: Predictor) -> tuple[float, float]:
             found = RooflinePredictor.fit(nano.rows(np.empty(0, dtype=np.intp)), reference).predict(nano.modes)
@@ -186,7 +186,7 @@ class TestRoofline(PredictorContract):
 
         for without, adapted in zip(
             errors_pct(restore_predictor(artefact)),
-            errors_pct(restore_predictor(artefact, board("orin-nano"))),
+            errors_pct(restore_predictor(artefact, board_named("orin-nano"))),
             strict=True,
         ):
             assert without > 30

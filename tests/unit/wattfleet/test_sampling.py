@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattfleet.choosing import KnownModes, SamplingSettings, descending, fastest_within_budget, next_modes, spread_modes
+from wattfleet.choosing import (
+    KnownModes,
+    SamplingSettings,
+    descending_modes,
+    fastest_within_budget,
+    next_modes,
+    spread_modes,
+)
 from wattfleet.choosing.choice import TIE
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Profile
@@ -80,7 +87,7 @@ def in_descending_order(modes: ModeArray) -> bool:
 
 def test_descending_keeps_the_modes() -> None:
     some = MODES[::7]
-    assert rows(descending(some)) == rows(some)
+    assert rows(descending_modes(some)) == rows(some)
 
 
 # A board on which every knob buys time with power, and no two modes are alike.

@@ -27,7 +27,7 @@ _START_SPREAD = 0.4
 
 
 @dataclass(frozen=True)
-class Belief:
+class Prior:
     """What is held about `k` parameters before fitting: independent normal distributions.
 
     Attributes:
@@ -46,7 +46,7 @@ class Belief:
 def robust_fit(
     model: Model,
     observed: Values,
-    belief: Belief,
+    belief: Prior,
     scale: float,
     loss: Literal["soft_l1", "cauchy"],
     starts: int,
@@ -73,7 +73,7 @@ def robust_fit(
     return np.asarray(min(fits, key=lambda fit: float(fit.cost)).x)
 
 
-def generalised_fit(model: Model, observed: Values, belief: Belief, covariance: Values, start: Values) -> Values:
+def generalised_fit(model: Model, observed: Values, belief: Prior, covariance: Values, start: Values) -> Values:
     """The most plausible parameters, `[k]`, where residuals go together.
 
     Args:

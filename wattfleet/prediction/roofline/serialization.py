@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface
-from wattfleet.prediction.tensors import LARGEST_LOG, Tensors, corrupt_weights, read_array, tensors_size
+from wattfleet.prediction.tensors import LARGEST_LOG, Tensors, corrupt_weights, read_array, tensor_size
 
 
 def remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
@@ -41,7 +41,7 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     """
     # The share of the surface is one more parameter.
     k = parameters + 1
-    m, n = tensors_size(tensors, f"{prefix}.surface.weights"), tensors_size(tensors, f"{prefix}.weights")
+    m, n = tensor_size(tensors, f"{prefix}.surface.weights"), tensor_size(tensors, f"{prefix}.weights")
     process = read_array(tensors, f"{prefix}.process", 2)
     parameter_sd = read_array(tensors, f"{prefix}.parameter_sd", k)
     share, heights = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.surface.weights", m)
