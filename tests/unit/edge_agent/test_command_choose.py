@@ -85,9 +85,9 @@ def test_a_measured_mode_is_said_to_be_measured(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: the least is"),
+        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
         (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
-        (["--budget-w", "10", "--probability", "1"], "a probability lies between 0 and 1"),
+        (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
         (["--budget-w", "10", "--deadline-s", "10"], "give one limit: --budget-w, or --deadline-s"),
         ([], "give one limit"),
         (["--budget-w", "nan"], "no mode draws at most nan W"),

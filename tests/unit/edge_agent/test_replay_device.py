@@ -35,5 +35,5 @@ def test_it_knows_nothing_of_other_modes(device):
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     (tmp_path / "bad.csv").write_text(HEADER + ROWS + ROWS)
-    with pytest.raises(InvalidInputError, match="stands twice"):
+    with pytest.raises(InvalidInputError, match="is repeated"):
         ReplayDevice(tmp_path / "bad.csv", seed=0)

@@ -67,9 +67,9 @@ def test_deadlines() -> None:
 
 def test_what_nothing_meets_is_refused_with_the_least_there_is() -> None:
     known = KnownModes.of(MODES, PREDICTED, profile(0, 40.0, 9e3))
-    with pytest.raises(InfeasibleBudgetError, match=r"the least is 9\.0 W"):
+    with pytest.raises(InfeasibleBudgetError, match=r"give a budget of at least 9\.0 W"):
         fastest_within_budget(known, 8e3)
-    with pytest.raises(InfeasibleDeadlineError, match=r"the least is 15\.0 ms"):
+    with pytest.raises(InfeasibleDeadlineError, match=r"allow at least 15\.0 ms"):
         least_energy_by_deadline(known, 14.0, 0.5)
     with pytest.raises(InfeasibleDeadlineError):
         lowest_power_by_deadline(known, 14.0, 0.5)

@@ -154,12 +154,12 @@ def test_how_many_rows_are_wrong_is_said(tmp_path: Path) -> None:
 def test_a_mode_that_stands_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
     again = ROWS[0].replace("57.25", "58.5")
     text = refusal(csv(tmp_path, HEADER, *ROWS, again))
-    assert ", line 5: this mode stands twice" in text
-    assert "keep one row a mode" in text
+    assert ", line 5: this mode is repeated" in text
+    assert "keep one row per mode" in text
 
 
 def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
-    assert "holds no rows; a profile needs at least one measured mode" in refusal(csv(tmp_path, HEADER))
+    assert "no rows found; a profile needs at least one measured mode" in refusal(csv(tmp_path, HEADER))
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, content: bytes) -> None:
     "rows", [[f"{row}," for row in ROWS], [row.replace(".", ",") for row in ROWS]], ids=["comma at the end", "decimals"]
 )
 def test_rows_longer_than_the_header_are_not_read_one_column_off(tmp_path: Path, rows: list[str]) -> None:
-    assert "more values than the header names columns" in refusal(csv(tmp_path, HEADER, *rows))
+    assert "more values than the header has columns" in refusal(csv(tmp_path, HEADER, *rows))
 
 
 def test_a_missing_file_and_a_directory_are_refused(tmp_path: Path) -> None:

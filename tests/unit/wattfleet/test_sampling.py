@@ -72,7 +72,7 @@ def test_spread_modes_leave_smaller_holes_than_modes_drawn_at_random(count: int)
 
 @pytest.mark.parametrize("count", [0, -1, len(MODES) + 1])
 def test_numbers_of_modes_that_cannot_be_are_refused(count: int) -> None:
-    with pytest.raises(InvalidInputError, match="cannot be chosen"):
+    with pytest.raises(InvalidInputError, match="cannot choose"):
         spread_modes(MODES, count, 0)
 
 
