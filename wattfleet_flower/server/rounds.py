@@ -167,12 +167,8 @@ class PlannedRounds:
     def renewed_limit_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
         """The same once that long has been waited: where watts fell, the plan was trimmed, and takes longer now."""
         assert self._run is not None, "it has planned"
-        # Of a round that has its plan no nodes are needed; should it be known no more, none is made of none.
-        request = planning_pb2.PlanRoundRequest(
-            run_id=self._run.run_id, round=planned.number, epochs=self._local_epochs
-        )
         try:
-            planned.plan = self._planner.ask("PlanRound", request)
+            planned.plan = self._current_plan(planned.plan.plan_id, planned.number)
         except (CoordinatorAwayError, RefusedError) as unknown:
             log(WARNING, "replies are waited for no longer, as nobody knows whether the plan was trimmed: %s", unknown)
             return planned.waited_s
@@ -181,6 +177,27 @@ class PlannedRounds:
         if limit_s != before_s:
             log(INFO, "the plan was trimmed since: replies are waited for up to %.0f s", limit_s)
         return limit_s
+
+    def _current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
+        """A plan as it is now: it may have been trimmed since it was made.
+
+        Raises:
+            CoordinatorAwayError: the coordinator does not answer.
+            RefusedError: it refused.
+        """
+        assert self._run is not None, "it has planned"
+        try:
+            answer: planning_pb2.GetPlanResponse = self._planner.ask(
+                "GetPlan", planning_pb2.GetPlanRequest(plan_id=plan_id)
+            )
+            return answer.plan
+        except RefusedError as refused:
+            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        # A coordinator before protocol 1.2: it answers a repeated request with the plan, whatever the nodes.
+        request = planning_pb2.PlanRoundRequest(run_id=self._run.run_id, round=number, epochs=self._local_epochs)
+        plan: planning_pb2.PlanRoundResponse = self._planner.ask("PlanRound", request)
+        return plan
 
     def assigned(self, planned: PlannedRound, messages: Iterable[Message]) -> list[Message]:
         """A strategy's messages, each with its node's assignment beside what the strategy wrote."""

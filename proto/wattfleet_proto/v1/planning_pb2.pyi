@@ -210,9 +210,9 @@ class Assignment(_message.Message):
     power_w: _builtins.float
     """predicted median, watts"""
     power_limit_w: _builtins.float
-    """watts set aside for it: a high quantile of its predicted power"""
+    """watts reserved for it: a high quantile of its predicted power"""
     warmup_s: _builtins.float
-    """predicted, what the training takes beyond its epochs, once, seconds"""
+    """predicted time beyond its epochs, once per training, seconds"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -261,7 +261,7 @@ Global___Decision: _TypeAlias = Decision  # noqa: Y015
 
 @_typing.final
 class SupplyUse(_message.Message):
-    """What a plan sets aside at one supply."""
+    """The watts that a plan reserves at one supply."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -304,7 +304,7 @@ class PlanRoundResponse(_message.Message):
     duration_s: _builtins.float
     """predicted, seconds"""
     planned_w: _builtins.float
-    """set aside, idling devices included, watts"""
+    """reserved, idling devices included, watts"""
     site_budget_w: _builtins.float
     deadline_s: _builtins.float
     """seconds from a device's start of training at which it stops; 0: none"""
@@ -316,7 +316,7 @@ class PlanRoundResponse(_message.Message):
     def supplies(self) -> _containers.RepeatedCompositeFieldContainer[Global___SupplyUse]: ...
     @_builtins.property
     def first_planned(self) -> Global___PlanRoundResponse:
-        """before it was trimmed, without its decisions; absent where it never was"""
+        """the plan before it was trimmed, without its decisions; absent if it was never trimmed"""
 
     def __init__(
         self,
@@ -340,8 +340,48 @@ class PlanRoundResponse(_message.Message):
 Global___PlanRoundResponse: _TypeAlias = PlanRoundResponse  # noqa: Y015
 
 @_typing.final
+class GetPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """of a PlanRoundResponse"""
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlanRequest: _TypeAlias = GetPlanRequest  # noqa: Y015
+
+@_typing.final
+class GetPlanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___PlanRoundResponse: ...
+    def __init__(
+        self,
+        *,
+        plan: Global___PlanRoundResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
+
+@_typing.final
 class DeviceResult(_message.Message):
-    """What came of one device's part in a round."""
+    """The result of one device's part in a round."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -352,11 +392,11 @@ class DeviceResult(_message.Message):
     SHARE_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     failure: _builtins.str
-    """why no usable reply came; empty where one came"""
+    """why there was no usable reply; empty if there was one"""
     num_examples: _builtins.float
     """its weight in the aggregation, for the work that was done"""
     loss: _builtins.float
-    """mean training loss, where the app reports one"""
+    """mean training loss, if the app reports one"""
     share: _builtins.float
     """of the assigned work that was done, 0 to 1"""
     def __init__(

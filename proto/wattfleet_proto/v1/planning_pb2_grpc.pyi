@@ -33,10 +33,13 @@ class PlanningServiceStub:
     def __new__(cls, channel: _aio.Channel) -> PlanningServiceAsyncStub: ...
     StartRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.StartRunRequest, _planning_pb2.StartRunResponse]
     ResolveNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]
-    """Which of Flower's nodes are tied to a device already."""
+    """Look up which of Flower's nodes are bound to a device."""
     BindNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]
-    """Tie Flower's nodes to devices, once."""
+    """Bind Flower's nodes to devices, once."""
     PlanRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]
+    """Plan a round; a retried request returns the plan that was made."""
+    GetPlan: _grpc.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]
+    """Look up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
     FinishRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]
     FinishRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]
@@ -46,10 +49,13 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.StartRunRequest, _planning_pb2.StartRunResponse]  # type: ignore[assignment]
     ResolveNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]  # type: ignore[assignment]
-    """Which of Flower's nodes are tied to a device already."""
+    """Look up which of Flower's nodes are bound to a device."""
     BindNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]  # type: ignore[assignment]
-    """Tie Flower's nodes to devices, once."""
+    """Bind Flower's nodes to devices, once."""
     PlanRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]  # type: ignore[assignment]
+    """Plan a round; a retried request returns the plan that was made."""
+    GetPlan: _aio.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]  # type: ignore[assignment]
+    """Look up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
     FinishRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]  # type: ignore[assignment]
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     FinishRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]  # type: ignore[assignment]
@@ -68,7 +74,7 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planning_pb2.ResolveNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.ResolveNodesResponse, _abc.Awaitable[_planning_pb2.ResolveNodesResponse]]:
-        """Which of Flower's nodes are tied to a device already."""
+        """Look up which of Flower's nodes are bound to a device."""
 
     @_abc_1.abstractmethod
     def BindNodes(
@@ -76,14 +82,23 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planning_pb2.BindNodesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.BindNodesResponse, _abc.Awaitable[_planning_pb2.BindNodesResponse]]:
-        """Tie Flower's nodes to devices, once."""
+        """Bind Flower's nodes to devices, once."""
 
     @_abc_1.abstractmethod
     def PlanRound(
         self,
         request: _planning_pb2.PlanRoundRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_planning_pb2.PlanRoundResponse, _abc.Awaitable[_planning_pb2.PlanRoundResponse]]: ...
+    ) -> _typing.Union[_planning_pb2.PlanRoundResponse, _abc.Awaitable[_planning_pb2.PlanRoundResponse]]:
+        """Plan a round; a retried request returns the plan that was made."""
+
+    @_abc_1.abstractmethod
+    def GetPlan(
+        self,
+        request: _planning_pb2.GetPlanRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planning_pb2.GetPlanResponse, _abc.Awaitable[_planning_pb2.GetPlanResponse]]:
+        """Look up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
 
     @_abc_1.abstractmethod
     def FinishRound(
