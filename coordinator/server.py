@@ -24,24 +24,25 @@ from sqlalchemy import URL
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.budgets.site_file import SiteFile
-from coordinator.budgets.trimmer import Trimmer
 from coordinator.errors import STATUS
 from coordinator.metrics import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.writer import Writer
 from coordinator.services.message_sizes import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
+from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.orders import Orders
 from coordinator.state.records import DeviceState
-from coordinator.store.archive import archive
 from coordinator.store.errors import NotOwnerError
-from coordinator.store.retention import forget_daily
 from coordinator.store.standby import open_store
-from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import Policy
@@ -161,7 +162,7 @@ async def serve(
         store = await open_store(config.store, config.stands_by)
         held.callback(store.close)
         if config.keep is not None:
-            store.forget(config.keep)
+            store.delete_old_runs(config.keep)
         kept = store.load()
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
@@ -175,15 +176,16 @@ async def serve(
             kept.archived,
             config.site,
             config.selection,
-            kept.says,
+            kept.overrides,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected)
         writer = Writer(store)
         held.push_async_callback(writer.close)
         orders = Orders()
-        trimmer = Trimmer(fleet, writer, orders)
-        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed, overrides=kept.overrides)
+        repository = FleetRepository(fleet, writer)
+        trimmer = Trimmer(repository, orders)
+        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed, overrides=kept.budget_overrides)
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -195,13 +197,13 @@ async def serve(
         )
         # Before the writer is closed: sessions that end are still written.
         held.push_async_callback(server.stop, _STOP_GRACE_S)
-        sessions = SessionServicer(fleet, writer, leases, orders, references, config.profile_modes)
+        sessions = SessionServicer(repository, leases, orders, references, config.profile_modes)
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        planning = PlanningServicer(fleet, writer, leases)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(planning, server)
-        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
-        operator = OperatorServicer(fleet, writer, budgets, references, sessions.have_all_back, planning.clear_way)
+        planning = RoundPlanning(repository, leases)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning), server)
+        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
+        operator = OperatorServicer(repository, planning, budgets, references, sessions.reconnect_all)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -217,13 +219,13 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
-        background += [sessions.sweep(), trimmer.watch(), archive(fleet, writer), writer.watch_owner()]
+        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.ownership_lost.wait()]
+        background += [sessions.sweep(), trimmer.watch(), repository.keep_evicting(), writer.watch_owner()]
         if config.keep is not None:
-            background.append(forget_daily(fleet, writer, config.keep))
+            background.append(delete_old_runs_daily(repository, config.keep))
         await _first_of(background)
         await healthy.enter_graceful_shutdown()
-        if writer.lost.is_set():
+        if writer.ownership_lost.is_set():
             raise NotOwnerError("another coordinator has taken the store over: this one ends")
 
 

@@ -1,4 +1,4 @@
-"""Waits, where that is wanted, until no other coordinator serves from a store."""
+"""Opens a store, and waits for it in standby."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from coordinator.store.store import Store
 
 _log = logging.getLogger(__name__)
 
-_TRIED_EVERY_S = 1.0
+_RETRY_EVERY_S = 1.0
 
 
 async def open_store(
     location: Path | URL,
     stands_by: bool = False,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    opened: Callable[[Path | URL], Store] = Store,
+    open_now: Callable[[Path | URL], Store] = Store,
 ) -> Store:
     """Open a store.
 
     Args:
         location: path of an SQLite file, or a database's URL.
-        stands_by: wait for as long as another coordinator serves from it, or its database does not answer.
-        sleep: lets seconds pass.
-        opened: opens it, or says at once that it cannot be had.
+        stands_by: wait while another coordinator uses it, or its database does not answer.
+        sleep: waits for some seconds.
+        open_now: opens it, or fails at once.
 
     Raises:
         InvalidInputError: it cannot be used as a store.
-        StoreInUseError: another coordinator serves from it.
+        StoreInUseError: another coordinator uses it.
         StoreUnavailableError: the database does not answer.
     """
-    said = ""
+    logged = ""
     while True:
         try:
-            return await asyncio.to_thread(opened, location)
+            return await asyncio.to_thread(open_now, location)
         except (StoreInUseError, StoreUnavailableError) as error:
             if not stands_by:
                 raise
-            # The kind of trouble: texts may differ from time to time.
-            if said != type(error).__name__:
-                said = type(error).__name__
-                _log.info("standing by: %s", error)
-        await sleep(_TRIED_EVERY_S)
+            # Once per kind of error: texts may differ from attempt to attempt.
+            if logged != type(error).__name__:
+                logged = type(error).__name__
+                _log.info("standby: %s", error)
+        await sleep(_RETRY_EVERY_S)

@@ -106,7 +106,7 @@ async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(conf
 async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
     config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr("coordinator.budgets.budget_watch._CHECK_EVERY_S", 0.02)
 
     async def source_is_back(client: Client) -> bool:
         return (await budgets(client))["site"].source == "constant"
@@ -136,9 +136,9 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
         for watts, for_s, text in (
             (0.0, None, "a budget must be finite and above zero watts"),
             (float("nan"), None, "a budget must be finite and above zero watts"),
-            (5.0, 0.0, "watts are set for up to a year"),
-            (5.0, float("nan"), "watts are set for up to a year"),
-            (5.0, 1e12, "watts are set for up to a year"),
+            (5.0, 0.0, "a budget can be set for at most one year"),
+            (5.0, float("nan"), "a budget can be set for at most one year"),
+            (5.0, 1e12, "a budget can be set for at most one year"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await set_budget(client, watts, for_s)
@@ -151,7 +151,7 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
                 await getattr(client.operator, method)(request)
             assert status(refused) == (
                 grpc.StatusCode.NOT_FOUND,
-                "no supply 'attic' is stated; known are site",
+                "unknown supply 'attic'; known: site",
             )
         assert (await budgets(client))["site"].watts == 100.0
 
@@ -201,7 +201,7 @@ async def test_devices_that_never_connected_are_not_found(config: CoordinatorCon
                 await call
             assert status(refused) == (
                 grpc.StatusCode.NOT_FOUND,
-                "no device 'none' ever connected; is its agent running?",
+                "unknown device 'none': it never connected; is its agent running?",
             )
 
 
@@ -273,7 +273,7 @@ async def test_a_damaged_reference_is_refused(
                 json.dumps(no_predictor).encode(),
                 artefact.weights,
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "a predictor of the kind 'crystal-ball'",
+                "unknown predictor 'crystal-ball'",
             ),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -282,7 +282,7 @@ async def test_a_damaged_reference_is_refused(
         monkeypatch.setattr(operations, "MAX_BYTES", 1024)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await publish(client, artefact)
-        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "at most" in status(refused)[1]
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "must not exceed" in status(refused)[1]
         assert set(await references(client)) == {artefact.digest}
 
 
@@ -298,7 +298,7 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
         assert (pinned.digest, pinned.ended_sessions) == (another.digest, 1)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await agent.call.read()
-        assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "come back for it" in status(ended)[1]
+        assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "reconnect to fetch it" in status(ended)[1]
         back = client.agent()
         assert (await back.hello("orin")).reference_digest == another.digest
         report = session_pb2.FrontReport(

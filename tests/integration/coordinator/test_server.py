@@ -90,7 +90,7 @@ def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
 async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
     config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("coordinator.budgets.budget_watch._CHECK_EVERY_S", 0.01)
     sky = Sky()
 
     async with serving_client(replace(config, site=replace(config.site, budgets={"site": sky}))) as client:
@@ -113,8 +113,8 @@ async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
 async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
     config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("coordinator.budgets.trimmer._LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr("coordinator.budgets.budget_watch._CHECK_EVERY_S", 0.01)
+    monkeypatch.setattr("coordinator.services.trimmer._CHECK_EVERY_S", 0.01)
     sky = Sky()
     training = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
 
@@ -162,7 +162,7 @@ async def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
                 await client.plan(run_id=run_id)
             return status(refused)
 
-        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"run '{RUN}' never started")
+        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"unknown run '{RUN}': it never started")
         orin, nano = await client.two_ready()
         code, reason = await refusal()
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -221,7 +221,11 @@ async def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: Co
             answer = await health.Check(health_pb2.HealthCheckRequest())
             assert answer == health_pb2.HealthCheckResponse(status="SERVING")
             fleet = await client.view.GetFleet(view_pb2.GetFleetRequest())
-            assert (fleet.site_budget_w, fleet.policy, await client.devices()) == (100.0, "fastest-k", {})
+            assert (fleet.site_budget_w, fleet.policy, await client.devices()) == (
+                100.0,
+                "fastest-k",
+                {},
+            )
             return client.bound
 
     config = replace(config, policy=FastestK(2))

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from coordinator.repository import writer
 from coordinator.server import CoordinatorConfig
-from coordinator.services import late_reports, sessions
+from coordinator.services import pending_reports, sessions
 from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.store import writer
 from coordinator.store.errors import StoreFullError, UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.served import READY, Agent, serving_client, status
@@ -47,7 +47,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         stored(self, *records)
 
     monkeypatch.setattr(Store, "save", save)
-    monkeypatch.setattr(writer, "_RETRIED_AFTER_S", 0.01)
+    monkeypatch.setattr(writer, "_RETRY_AFTER_S", 0.01)
     yield disk
     disk.free.set()
 
@@ -145,7 +145,7 @@ async def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(
 async def test_leases_are_answered_while_a_transaction_takes_long(
     config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_STORED_WITHIN_S", 0.05)
+    monkeypatch.setattr(sessions, "_STORE_TIMEOUT_S", 0.05)
 
     async with serving_client(config) as client:
         agent = client.agent()
@@ -161,7 +161,7 @@ async def test_leases_are_answered_while_a_transaction_takes_long(
 async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
     config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_reports, "MOST_LATE", 3)
+    monkeypatch.setattr(pending_reports, "MAX_PENDING", 3)
 
     async with serving_client(config) as client:
         agent, other, again = client.agent(), client.agent(), client.agent()
@@ -170,7 +170,7 @@ async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_
         disk.is_full = True
         for number in range(1, 5):
             await agent.call.write(report(number))
-        with pytest.raises(grpc.aio.AioRpcError, match="3 reports wait to be stored") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="3 reports wait while the store is unavailable") as refused:
             await agent.call.read()
         assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
         await answered(other)

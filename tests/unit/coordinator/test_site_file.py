@@ -186,8 +186,14 @@ QUERY = 'query = "up", url = "http://127.0.0.1:9090"'
         (one('{ watts = 1 }\n[devices."a-*"]'), ': devices."a-*": write the whole id of one device'),
         (one("{ watts = 1 }\n[devices.a]\nlimit_w = 0"), ': devices."a".limit_w must be finite and above zero watts'),
         (one("{ watts = 1 }\n[devices.a]\nlimit_w = nan"), ': devices."a".limit_w must be finite and above zero'),
-        (one('{ watts = 1 }\n[devices.a]\ntags = [""]'), ': devices."a".tags: a tag is a word'),
-        (one('{ watts = 1 }\n[devices.a]\ntags = ["b", "south roof"]'), ': devices."a".tags: a tag is a word'),
+        (
+            one('{ watts = 1 }\n[devices.a]\ntags = [""]'),
+            ': devices."a".tags: a tag must have 1 to 200 printable characters',
+        ),
+        (
+            one('{ watts = 1 }\n[devices.a]\ntags = ["b", "south roof"]'),
+            ': devices."a".tags: a tag must have 1 to 200 printable characters',
+        ),
         (one("{ watts = 1 }\n[devices]\na = 3"), ": devices.a: has to be a table"),
         ("supplies = 3", ": supplies: has to be a table"),
         (one("{ watts = 1 }\n[devices.a]\nlimit = 3"), ": devices.a.limit: is no key that is known here"),
