@@ -20,11 +20,11 @@ from time import process_time
 import numpy as np
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
-from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 

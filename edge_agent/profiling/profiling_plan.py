@@ -10,8 +10,8 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Renewal
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.records import Renewal
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import ModeArray, Profile, array_to_modes

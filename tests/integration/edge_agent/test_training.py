@@ -18,7 +18,7 @@ from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError

@@ -26,9 +26,9 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Renewal
 from edge_agent.profiling.profiled_workload import virtual_workload
 from edge_agent.profiling.profiling_plan import profile_device
-from edge_agent.profiling.records import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
