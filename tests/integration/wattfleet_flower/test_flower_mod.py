@@ -26,7 +26,7 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import profile_device
 from edge_agent.profiling.records import Renewal
 from edge_agent.runtime.readiness import parked_mode
@@ -89,7 +89,7 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board: VirtualBoard = open_device("simulated:orin-nano", 1)
-        self.open_steps = virtual_workload(self.board).open_steps
+        self.open_steps = built_in_workload(self.board.step).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
         fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
