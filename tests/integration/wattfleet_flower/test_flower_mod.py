@@ -32,7 +32,7 @@ from edge_agent.profiling.records import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import ProfileEnded, State
+from edge_agent.runtime.states import ProfileEnded
 from edge_agent.session.orders import Orders
 from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import Observed, TrainingWatch
@@ -52,6 +52,7 @@ from wattfleet_proto.assignment import (
     RoundAssignment,
 )
 from wattfleet_proto.convert import front_to_message, mode_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -567,7 +568,7 @@ def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms
     with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert agent.standing.state is State.READY
+    assert agent.standing.state is DeviceState.READY
 
 
 @pytest.mark.parametrize(
@@ -593,7 +594,7 @@ def test_a_round_that_cannot_be_learnt_from_leaves_the_device_ready(agent: Agent
     agent.learner.observe = observe  # type: ignore[method-assign]
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert not reply.has_error()
-    assert agent.standing.state is State.READY
+    assert agent.standing.state is DeviceState.READY
     assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
 
 
@@ -612,4 +613,4 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.standing.state is State.DEGRADED
+    assert agent.standing.state is DeviceState.DEGRADED
