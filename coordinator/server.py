@@ -36,7 +36,6 @@ from coordinator.services.views import ViewServicer
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState
 from coordinator.store.archive import archive
 from coordinator.store.errors import NotOwnerError
 from coordinator.store.retention import forget_daily
@@ -46,6 +45,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import Policy
 from wattfleet_io.addresses import split_address
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (

@@ -8,7 +8,8 @@ from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, Decision, RoundPlan, SupplyUse
-from wattfleet_proto.v1 import planning_pb2, power_pb2
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 _TOO_HIGH = 10**12
 """1 THz, hundreds of times what any board_named's clock runs at."""
@@ -56,6 +57,26 @@ def provenance_from_message(message: power_pb2.Provenance.ValueType) -> str:
     if message not in _EVIDENCE:
         raise InvalidInputError("a device has to say what its figures rest on: simulated, replayed or hardware")
     return _EVIDENCE[message]
+
+
+_STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
+_STATE = {message: state for state, message in _STATE_MESSAGE.items()}
+
+
+def state_to_message(state: DeviceState) -> session_pb2.DeviceState.ValueType:
+    """A device's state as it travels."""
+    return _STATE_MESSAGE[state]
+
+
+def state_from_message(message: session_pb2.DeviceState.ValueType) -> DeviceState:
+    """The device's state that a message holds.
+
+    Raises:
+        InvalidInputError: it is unset, or unknown to this version.
+    """
+    if message not in _STATE:
+        raise InvalidInputError(f"unknown device state {message}: expected one of {', '.join(_STATE_MESSAGE)}")
+    return _STATE[message]
 
 
 def front_to_message(front: Front) -> power_pb2.Front:

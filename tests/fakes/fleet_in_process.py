@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
@@ -153,7 +153,7 @@ def running_fleet(
                         seed=k,
                     ),
                     board,
-                    virtual_workload(board),
+                    built_in_workload(board.step),
                     stop,
                 )
             )

@@ -17,7 +17,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, CoordinatorConfig, serve
-from coordinator.state.records import DeviceState
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import READY, fetch, serving_client, status
@@ -28,6 +27,7 @@ from wattfleet.planning import Selection
 from wattfleet.planning.policies import Deadline, Everyone, FastestK, Policy, Progress
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import (
     planning_pb2,
     session_pb2,
