@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from edge_agent.cli.mode_names import mode_named
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, KnobBackupError
