@@ -12,7 +12,7 @@ import grpc
 from wattfleet.errors import WattfleetError
 from wattfleet_flower.client.deadline import Deadline
 from wattfleet_proto.assignment import RoundAssignment
-from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.convert import assignment_to_start
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
 
 
@@ -46,14 +46,7 @@ class AgentTraining:
         Raises:
             grpc.RpcError: the agent cannot be reached or refused.
         """
-        start = local_pb2.StartTraining(
-            plan_id=assignment.plan_id,
-            device_id=assignment.device_id,
-            mode=mode_to_message(assignment.mode),
-            epochs=assignment.epochs,
-            power_limit_w=assignment.power_limit_w,
-        )
-        self._requests.put(local_pb2.TrainRequest(start=start))
+        self._requests.put(local_pb2.TrainRequest(start=assignment_to_start(assignment)))
         try:
             self._answer()
         except grpc.RpcError:
