@@ -18,9 +18,9 @@ from statistics import median
 from time import process_time
 
 import numpy as np
-from edge_agent.devices.polled_meter import PolledMeter
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
+from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.profiling.journal import Journal, JournalHeader

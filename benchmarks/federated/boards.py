@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from edge_agent.profiling.profile_state import read_fitted
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.readiness import make_ready
 from reference_models import load

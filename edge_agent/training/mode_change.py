@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
+from edge_agent.devices.mode_names import parse_mode
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, KnobBackupError
 from wattfleet.errors import InvalidInputError, WattfleetError

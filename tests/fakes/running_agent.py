@@ -16,7 +16,7 @@ from edge_agent.runtime.config import AgentConfig
 from tests.fakes.coordinator_in_process import on_loop, until
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import array_to_modes
-from wattfleet_flower.client.mod import power_mode_mod
+from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 

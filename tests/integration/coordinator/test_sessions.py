@@ -191,7 +191,7 @@ async def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> Non
         for arguments, reason in (
             (("", "agx-orin"), "needs an id"),
             (("orin", ""), "needs an id, a kind of board"),
-            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "has to say what its figures rest on"),
+            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "the provenance is missing"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.agent().hello(*arguments)

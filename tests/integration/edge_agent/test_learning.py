@@ -19,6 +19,7 @@ from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Discarded, RoundRecord
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import StoppedError, profile_device
 from edge_agent.runtime.config import AgentConfig
