@@ -154,12 +154,11 @@ async def serving(config: CoordinatorConfig) -> AsyncIterator[Client]:
         await running
 
 
-def with_coordinator(config: CoordinatorConfig, story: Callable[[Client], Awaitable[None]]) -> None:
-    async def told() -> None:
-        async with asyncio.timeout(_WITHIN_S), serving(config) as client:
-            await story(client)
-
-    asyncio.run(told())
+@asynccontextmanager
+async def serving_client(config: CoordinatorConfig) -> AsyncIterator[Client]:
+    """`serving`, for a limited time."""
+    async with asyncio.timeout(_WITHIN_S), serving(config) as client:
+        yield client
 
 
 def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:

@@ -15,8 +15,8 @@ import pytest
 
 from coordinator.cli.exporting import COLUMNS
 from coordinator.server import CoordinatorConfig
-from tests.fakes.served import Client, with_coordinator
-from tests.fakes.shell import Shell, a_round, asked, command, rack_and_roof, told
+from tests.fakes.served import serving_client
+from tests.fakes.shell import a_round, asked, command, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import planning_pb2
@@ -40,10 +40,10 @@ def read(folder: Path, form: str) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: Path, form: str) -> None:
+async def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: Path, form: str) -> None:
     out = tmp_path / "a folder" / "tables"
 
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(replace(config, site=rack_and_roof(tmp_path))) as (client, shell):
         orin, _ = await client.two_ready()
         await shell("tag", "nano", "--add", "b", "--add", "a")
         plan = await a_round(client, orin)
@@ -106,14 +106,13 @@ def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: 
             "roof": 40.0,
         }
 
-    told(replace(config, site=rack_and_roof(tmp_path)), story)
-
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
+async def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
     config: CoordinatorConfig, tmp_path: Path, form: str
 ) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+
+    async with served_with_shell(config) as (client, shell):
         _agents = await client.two_ready()
         plan = await client.plan()
         for watts in ("40", "20"):
@@ -132,11 +131,10 @@ def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
         assert {nano["became"], orin["became"]} == {"stopped", None}
         assert orin["trimmed_cores"] is None
 
-    told(config, story)
 
+async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
 
-def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         _agents = await client.two_ready()
         for run_id in ("1", "2"):
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=1))
@@ -145,8 +143,7 @@ def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig,
             request = planning_pb2.ReportMetricsRequest(run_id=run_id, round=0, metrics=metrics)
             await client.planning.ReportMetrics(request)
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=run_id))
-
-    async def second(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await shell("export", "--out", str(tmp_path / "out"), "--run", "1")
         tables = read(tmp_path / "out", "csv")
         assert {row["run_id"] for name in ("runs", "rounds", "assignments") for row in tables[name]} == {"1"}
@@ -156,16 +153,13 @@ def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig,
             await shell("export", "--out", str(tmp_path / "none"), "--run", "7")
         assert not (tmp_path / "none").exists()
 
-    with_coordinator(config, first)
-    told(config, second)
 
-
-def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorConfig, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     (tmp_path / "out" / "devices.csv").write_text("old")
 
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await client.agent().hello("orin")
         await shell("export", "--out", str(tmp_path / "out"))
         assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -175,8 +169,6 @@ def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorConf
         assert [row["device_id"] for row in read(tmp_path / "out", "csv")["devices"]] == ["orin"]
         with pytest.raises(InvalidInputError, match=r"notes.txt: cannot be written"):
             await shell("export", "--out", str(tmp_path / "out" / "notes.txt"))
-
-    told(config, story)
 
 
 def test_parquet_without_its_library_is_refused_before_anything_is_asked(

@@ -10,8 +10,8 @@ import pytest
 
 from coordinator.cli.client import RequestFailedError, RequestRefusedError
 from coordinator.server import CoordinatorConfig
-from tests.fakes.served import READY, Agent, Client, status, with_coordinator
-from tests.fakes.shell import Shell, asked, rack_and_roof, told
+from tests.fakes.served import READY, Agent, Client, serving_client, status
+from tests.fakes.shell import asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import operator_pb2, planning_pb2
@@ -33,8 +33,9 @@ async def back(client: Client, *device_ids: str) -> list[Agent]:
     return agents
 
 
-def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
+async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
+
+    async with serving_client(config) as client:
         _agents = await client.two_ready()
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
@@ -45,8 +46,7 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
         await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         _agents = await back(client, "orin", "nano")
         for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -58,17 +58,14 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
 
-def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         _agents = await client.two_ready()
         client.stop.set()  # while the sessions last
         await client.running
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         _orin = await back(client, "orin")
         refusals = []
         for asking in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
@@ -82,12 +79,10 @@ def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(confi
         planned = await client.plan()
         assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
 
-def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(site) as (client, shell):
         with pytest.raises(InvalidInputError, match="only with --dry-run"):
             await shell("plan")
         with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
@@ -110,11 +105,10 @@ def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> 
         with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
             await shell("plan", "--dry-run")
 
-    told(site, story)
 
+async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
 
-def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         agents = await client.two_ready()
         others = [client.agent() for _ in range(14)]
         for k, agent in enumerate(others):
@@ -130,5 +124,3 @@ def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) 
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()
-
-    told(config, story)

@@ -13,8 +13,7 @@ import pytest
 from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
 from coordinator.server import CoordinatorConfig
-from tests.fakes.served import Client
-from tests.fakes.shell import Shell, a_round, asked, rack_and_roof, told
+from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, write_artefact
@@ -29,8 +28,9 @@ def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         assert (await shell("devices")).stdout == "no devices\n"
         assert await asked(shell, "devices") == []
         _, nano = await client.two_ready()
@@ -51,11 +51,10 @@ def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> Non
         await nano.goodbye()
         assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
 
-    told(site, story)
 
+async def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
 
-def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         await client.agent().hello("orin-new")
         await shell("tag", "nano", "--add", "old")
@@ -72,24 +71,22 @@ def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("device", "none")
 
-    told(site, story)
 
+async def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None:
 
-def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await client.agent().hello("[red]orin[/]")
         assert "[red]orin[/]" in (await shell("devices")).stdout
         assert "[red]orin[/]" in (await shell("device", "[red]orin[/]")).stdout
         assert "[red]orin[/]" in (await shell("tag", "[red]orin[/]", "--add", "a")).stdout
 
-    told(config, story)
-
 
 # --- rounds -------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) -> None:
+
+    async with served_with_shell(config) as (client, shell):
         assert (await shell("rounds")).stdout == "no run ever started\n"
         orin, nano = await client.two_ready()
         assert "no round was planned yet" in (await shell("rounds")).stdout
@@ -114,11 +111,10 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
         assert brief[3].split()[-1] == "seen" and brief[-1] == "--json has accuracy, f1, loss, recall, too"
 
-    told(config, story)
 
+async def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
 
-def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         orin, _ = await client.two_ready()
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"loss": math.nan, "f1": math.inf})
@@ -132,11 +128,12 @@ def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
         }
         assert " nan\n" in (await shell("rounds")).stdout
 
-    told(config, story)
 
+async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(
+    config: CoordinatorConfig,
+) -> None:
 
-def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         _agents = await client.two_ready()
         plan = await client.plan()
         said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
@@ -153,14 +150,13 @@ def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_
         assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
         assert (content["trimmed_site_budget_w"], content["trimmed_planned_w"], content["stopped"]) == (7.0, 8.0, 2)
 
-    told(config, story)
-
 
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
-def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
         assert [line.split()[:4] for line in shown[1:5]] == [
@@ -193,8 +189,6 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
             shown = (await shell("budget", "show", columns=columns)).stdout
             assert "\nrack: set by the operator\n" in shown and "…" not in shown
 
-    told(site, story)
-
 
 @pytest.mark.parametrize(
     ("span", "expected"), [("90s", 90), ("45m", 2700), ("2h", 7200), ("1.5h", 5400), ("1h30m", 5400), ("1d", 86400)]
@@ -212,8 +206,9 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
 # --- who takes part -----------------------------------------------------------------------------------------------
 
 
-def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         assert (await shell("tag", "orin", "nano", "--add", "b", "--add", "a")).stdout == "orin: a b\nnano: a b\n"
         assert await asked(shell, "tag", "orin", "--remove", "a") == [
@@ -229,18 +224,16 @@ def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("drain", "none")
 
-    told(site, story)
-
 
 # --- references ---------------------------------------------------------------------------------------------------
 
 
-def test_a_reference_is_published_pinned_and_unpinned(
+async def test_a_reference_is_published_pinned_and_unpinned(
     config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
 ) -> None:
     write_artefact(another, tmp_path / "new")
 
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await client.agent().hello("orin")
         assert f"{another.digest} is published" in (await shell("reference", "publish", str(tmp_path / "new"))).stdout
         assert await asked(shell, "reference", "publish", str(tmp_path / "new")) == {
@@ -274,5 +267,3 @@ def test_a_reference_is_published_pinned_and_unpinned(
         (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
         with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes, a reference's 1,024,000"):
             await shell("reference", "publish", str(tmp_path / "new"))
-
-    told(config, story)
