@@ -6,6 +6,7 @@ The model is imported when the command's options are needed, so that other comma
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from wattfleet_io.settings.model import Key, Settings
 
 _GIVEN = "wattfleet_io.settings.given"
+_WIDEST_CHOICES = 12
 
 
 class SettingsCommand(TyperCommand):
@@ -62,54 +64,66 @@ def effective(ctx: click.Context) -> Any:
     return loaded.settings
 
 
-def _options(model: type[Settings], prefix: str) -> list[click.Parameter]:
+def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
     from wattfleet_io.settings.model import keys_of
 
-    found: list[click.Parameter] = [_option(key) for key in keys_of(model) if key.option]
-    found.append(
-        TyperOption(
-            param_decls=["--config"],
-            type=click.Path(path_type=Path),
-            help=f"Read settings from this TOML file. Options override environment variables ({prefix}...), which"
-            f" override the file. Default: {prefix}CONFIG, else no file.",
-            expose_value=False,
-            callback=_note("config"),
-        )
+    for key in keys_of(model):
+        if key.option:
+            yield from _of_key(key, model.title_of(key.group))
+    yield TyperOption(
+        param_decls=["--config"],
+        type=click.Path(path_type=Path),
+        help=f"Read settings from this TOML file. Options override environment variables ({prefix}...), which"
+        f" override the file. Default: {prefix}CONFIG, else no file.",
+        expose_value=False,
+        callback=_note("config"),
     )
-    found.append(
-        TyperOption(
-            param_decls=["--print-config"],
-            is_flag=True,
-            help="Print the effective settings as commented TOML, then exit.",
-            expose_value=False,
-            callback=_note("print-config"),
-        )
+    yield TyperOption(
+        param_decls=["--print-config"],
+        is_flag=True,
+        help="Print the effective settings as commented TOML, then exit.",
+        expose_value=False,
+        callback=_note("print-config"),
     )
-    return found
 
 
-def _option(key: Key) -> TyperOption:
+def _of_key(key: Key, panel: str) -> Iterator[TyperOption]:
     type_ = _type(key.field.annotation)
     is_list = get_origin(type_) is tuple
-    is_flag = type_ is bool
-    return TyperOption(
-        param_decls=[f"{key.option}/--no-{key.option.removeprefix('--')}" if is_flag else key.option],
-        type=_click_type(get_args(type_)[0] if is_list else type_),
+    choices = list(get_args(type_)) if get_origin(type_) is Literal else []
+    # Rich leaves little room for help beside a long list of choices.
+    in_help = sum(map(len, choices)) > _WIDEST_CHOICES
+    one_of = f" One of {', '.join(choices)}." if in_help else ""
+    yield TyperOption(
+        param_decls=[key.option],
+        type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
+        metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
+        is_flag=type_ is bool or None,
         multiple=is_list,
         # None tells "not given" from a value that happens to be the default.
         default=None,
-        help=f"{key.description} Default: {key.default_text}.",
+        help=f"{key.description}{one_of} Default: {key.default_text}.",
         expose_value=False,
         callback=_note(key.path),
+        rich_help_panel=panel,
     )
+    if type_ is bool:
+        yield TyperOption(
+            param_decls=[f"--no-{key.option.removeprefix('--')}"],
+            is_flag=True,
+            default=None,
+            hidden=True,
+            expose_value=False,
+            callback=_note(key.path, negated=True),
+        )
 
 
-def _note(path: str) -> Any:
-    """A callback that keeps a value given on the command line."""
+def _note(path: str, negated: bool = False) -> Any:
+    """A callback that keeps a value given on the command line, or its opposite."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None and value != ():
-            ctx.meta.setdefault(_GIVEN, {})[path] = value
+            ctx.meta.setdefault(_GIVEN, {})[path] = not value if negated else value
         return value
 
     return callback
@@ -123,6 +137,4 @@ def _type(annotation: Any) -> Any:
 
 
 def _click_type(type_: Any) -> Any:
-    if get_origin(type_) is Literal:
-        return click.Choice(list(get_args(type_)))
     return click.Path(path_type=Path) if type_ is Path else type_

@@ -81,7 +81,7 @@ def _complaint(problem: Any) -> str:
     given = problem["input"]
     if kind in _BOUNDS:
         text, bound = _BOUNDS[kind]
-        return f"{text.format(**{bound: f'{context[bound]:g}'})}, not {given}"
+        return f"{text.format(**{bound: f'{context[bound]:g}'})}, not {float(given):g}"
     if kind == "literal_error":
         return f"must be {context['expected']}, not {given!r}"
     if kind in ("model_type", "model_attributes_type"):

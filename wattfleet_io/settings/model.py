@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -58,12 +59,16 @@ class Settings(BaseSettings):
         """Keep the environment out of the constructor."""
         return (init_settings,)
 
-    def with_values(self: S, values: Mapping[str, Mapping[str, Any]]) -> S:
-        """A validated copy in which some keys differ, as in `with_values({"store": {"keep_days": 7}})`."""
+    def with_values(self: S, **groups: Mapping[str, Any]) -> S:
+        """A validated copy in which some keys differ, as in `with_values(store={"keep_days": 7})`."""
         content = self.model_dump()
-        for group, keys in values.items():
-            content[group] = {**content[group], **keys}
-        return type(self)(**content)
+        return type(self)(**{**content, **{group: {**content[group], **keys} for group, keys in groups.items()}})
+
+    @classmethod
+    def title_of(cls, group: str) -> str:
+        """The title of a group: its docstring up to the first colon or full stop."""
+        table = cls.model_fields[group].annotation
+        return re.split("[:.]", (table and table.__doc__) or group)[0]
 
 
 def setting(

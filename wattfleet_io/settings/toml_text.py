@@ -33,13 +33,13 @@ def as_toml(loaded: Loaded[S], command: str) -> str:
             title = (type(getattr(loaded.settings, group)).__doc__ or "").partition("\n")[0]
             lines += ["", *_comment(title), f"[{group}]"]
         value = getattr(getattr(loaded.settings, group), key.name)
-        lines += [*_comment(_explanation(key, loaded.origins.get(key.path, "default"))), _line(key, value)]
+        lines += [*_comment(key.description), *_comment(_facts(key, loaded.origins.get(key.path))), _line(key, value)]
     return "\n".join(lines) + "\n"
 
 
-def _explanation(key: Key, origin: str) -> str:
-    unit = f" Unit: {key.unit}." if key.unit else ""
-    return f"{key.description}{unit} Default: {key.default_text}. Set by: {origin}."
+def _facts(key: Key, origin: str | None) -> str:
+    unit = f"Unit: {key.unit}. " if key.unit else ""
+    return f"{unit}Default: {key.default_text}. " + (f"Set by: {origin}." if origin else "Not changed.")
 
 
 def _comment(text: str) -> list[str]:
