@@ -26,7 +26,7 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.productive import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0
@@ -43,7 +43,7 @@ class ThisMachine:
         self._sensor = sensor
         sensor.write_text(f"{_POWER_MW}\n", encoding="ascii")
         self.clock = SystemClock()
-        self.modes: ModeArray = as_array([_MODE])
+        self.modes: ModeArray = modes_to_array([_MODE])
 
     def current_mode(self) -> PowerMode:
         """The only mode."""

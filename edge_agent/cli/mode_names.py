@@ -11,7 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.jetson.knob_files import within
 from edge_agent.devices.sysfs import SysfsDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, PowerMode, as_array, as_modes
+from wattfleet.modes import BOARDS, ModeArray, PowerMode, array_to_modes, modes_to_array
 
 _FORM = "cores,CPU kHz,GPU Hz,memory Hz"
 
@@ -65,10 +65,10 @@ def mode_named(device: Device, text: str) -> PowerMode:
     if not re.fullmatch(r"\d+(,\d+){3}", text):
         named = f", or one of the presets {', '.join(presets)}" if presets else ""
         raise InvalidInputError(
-            f"{text!r} is no mode: give {_FORM}, such as {written(as_modes(device.modes[-1:])[0])}{named}"
+            f"{text!r} is no mode: give {_FORM}, such as {written(array_to_modes(device.modes[-1:])[0])}{named}"
         )
     mode = PowerMode(*map(int, text.split(",")))
-    if not (device.modes == as_array([mode])).all(axis=1).any():
+    if not (device.modes == modes_to_array([mode])).all(axis=1).any():
         raise InvalidInputError(
             f"{device.board_kind} does not offer {text} ({_FORM}): the nearest mode that it offers is"
             f" {written(nearest(device.modes, mode))}"
@@ -79,7 +79,7 @@ def mode_named(device: Device, text: str) -> PowerMode:
 def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
     """The one of `[n, 4]` modes whose knobs differ least from a mode's, by their ratios."""
     # A knob of 0 is no ratio; any other value is further off.
-    wanted = np.log(np.maximum(as_array([mode]), 0.5))
+    wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
     distance = np.abs(np.log(modes) - wanted).sum(axis=1)
     place = int(distance.argmin())
-    return as_modes(modes[place : place + 1])[0]
+    return array_to_modes(modes[place : place + 1])[0]

@@ -13,7 +13,7 @@ from edge_agent.devices.power_now import latest_power_mw
 from edge_agent.learning.expectation import Expectation, expectation_of
 from edge_agent.profiling.profile_state import FittedDevice
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode, as_modes
+from wattfleet.modes import PowerMode, array_to_modes
 
 _METER_LASTS_S = 300.0
 """A meter keeps every sample, and hands all of them out at every look: a new one begins now and then."""
@@ -75,7 +75,7 @@ def samples(
         seconds: how long, device-clock seconds; None never ends.
         wait: called between two samples.
     """
-    offered = frozenset(as_modes(device.modes)) if fitted else frozenset()
+    offered = frozenset(array_to_modes(device.modes)) if fitted else frozenset()
     begin_s, throttled_before = device.clock.now_s(), device.conditions().throttle_events
     meter, metered_from_s = device.start_meter(), 0.0
     try:

@@ -12,7 +12,7 @@ from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.rapl import Rapl
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 
 ABSENT_KHZ = 1_000_000
 """Stands for a CPU frequency that the machine does not tell; a constant says nothing, and 1 GHz reads as a unit."""
@@ -41,7 +41,7 @@ class HostDevice:
         self._clock = clock
         self._nvml = nvml
         self._rapl = Rapl(tree, clock)
-        self._modes = as_array([self.current_mode()])
+        self._modes = modes_to_array([self.current_mode()])
 
     @property
     def board_kind(self) -> str:

@@ -23,7 +23,7 @@ from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 
-# The Nano is no board that is simulated; only its maximum is known.
+# The Nano is no board_named that is simulated; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.choosing import MAX_POINTS, Front
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, Decision, RoundPlan, SupplyUse
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 _TOO_HIGH = 10**12
-"""1 THz, hundreds of times what any board's clock runs at."""
+"""1 THz, hundreds of times what any board_named's clock runs at."""
 
 
 def mode_to_message(mode: PowerMode) -> power_pb2.PowerMode:
@@ -81,12 +81,12 @@ def front_from_message(message: power_pb2.Front) -> Front:
     Raises:
         InvalidInputError: it is no front (see `Front`).
     """
-    if len(message.points) > MAX_POINTS:  # before anything is built from them
-        raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {len(message.points)}")
+    if len(message.points) > MAX_FRONT_POINTS:  # before anything is built from them
+        raise InvalidInputError(f"a front holds 1 to {MAX_FRONT_POINTS} points, not {len(message.points)}")
     columns = np.array(
         [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s] for p in message.points], dtype=np.float64
     ).reshape(-1, 5)
-    return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
+    return Front(modes_to_array(mode_from_message(p.mode) for p in message.points), *columns.T)
 
 
 def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> planning_pb2.PlanRoundResponse:

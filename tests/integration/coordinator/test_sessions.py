@@ -14,7 +14,7 @@ from coordinator.services import sessions
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, fetch, serving_client, status, until
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction import Artefact, restore_predictor
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
@@ -213,7 +213,7 @@ async def test_the_reference_arrives_whole(
         if chunk_bytes:
             assert max(len(part.weights_chunk) for part in parts) == chunk_bytes
             assert len(parts) > 5
-        modes = board("orin-nano").space.array()
+        modes = board_named("orin-nano").space.array()
         arrived = restore_predictor(Artefact(manifest, weights)).predict(modes)
         assert np.array_equal(arrived.minibatch_ms, restore_predictor(artefact).predict(modes).minibatch_ms)
 
