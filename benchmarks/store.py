@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from coordinator.repository.writer import Writer
 from sqlalchemy import URL
 
+from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     DeviceRecord,
     NodeRecord,

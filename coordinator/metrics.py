@@ -14,9 +14,10 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState, RoundRecord
+from coordinator.state.records import RoundRecord
 from coordinator.state.rounds.latest_results import LatestResults
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.device_state import DeviceState
 
 
 class FleetCollector(Collector):

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from types import MappingProxyType
 
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
 from coordinator.errors import BudgetSourceError, UnknownRecordError
+from coordinator.settings import SiteSettings
 from wattfleet.budgets import InForce, Override, Reading
 
 _log = logging.getLogger(__name__)
@@ -32,10 +34,6 @@ class BudgetStatus:
     override: Override | None
 
 
-_CHECK_EVERY_S = 1.0
-"""Seconds between two checks of the clock: the largest delay of a schedule's change or a stale reading."""
-
-
 def _utc_now() -> datetime:
     return datetime.now(timezone.utc)
 
@@ -53,8 +51,9 @@ class BudgetWatch:
         on_change: Callable[[str, InForce], None],
         now: Callable[[], datetime] = _utc_now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        query: Callable[[PrometheusBudget], Awaitable[Reading]] = fetch,
+        query: Callable[[PrometheusBudget], Awaitable[Reading]] | None = None,
         overrides: Mapping[str, Override] | None = None,
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Watch budgets.
 
@@ -64,14 +63,16 @@ class BudgetWatch:
                 supply.
             now: the date and time, with an offset.
             sleep: waits for some seconds.
-            query: runs a query once; returns or fails within some seconds.
+            query: runs a query once; returns or fails within some seconds. None for `fetch`.
             overrides: what the operator has set before; overrides of unknown supplies are dropped.
+            settings: time between two checks of the clock, and the timeout of a query.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
         self._now = now
         self._sleep = sleep
-        self._query_once = query
+        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s)
+        self._check_s = settings.budget_check_s
         self._readings: dict[str, Reading] = {}
         self._errors: dict[str, BudgetSourceError] = {}
         self._in_force: dict[str, InForce] = {}
@@ -144,9 +145,9 @@ class BudgetWatch:
         self._tasks = []
 
     async def _check_clock(self) -> None:
-        """Check all supplies every second."""
+        """Check all supplies again and again."""
         while True:
-            await self._sleep(_CHECK_EVERY_S)
+            await self._sleep(self._check_s)
             for name in self._budgets:
                 self._update_safely(name)
 

@@ -27,8 +27,6 @@ from coordinator.errors import (
 from wattfleet.budgets import Reading, ReadingRule
 from wattfleet.errors import InvalidInputError
 
-TIMEOUT_S = 5.0
-"""Seconds that one query may take, from the lookup of the host to the end of the answer."""
 _MAX_ANSWER_BYTES = 1024 * 1024
 _NAMED_SERIES = 3
 
@@ -73,8 +71,12 @@ class PrometheusBudget:
         return self.rule.max_age_s / 2
 
 
-async def fetch(budget: PrometheusBudget) -> Reading:
-    """Run the query once; it returns or fails within `TIMEOUT_S`.
+async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0) -> Reading:
+    """Run the query once.
+
+    Args:
+        budget: the query.
+        timeout_s: time limit from the lookup of the host to the end of the answer.
 
     Raises:
         SourceFailedError: no answer, or the answer is not from Prometheus.
@@ -85,10 +87,10 @@ async def fetch(budget: PrometheusBudget) -> Reading:
         UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
     """
     try:
-        async with asyncio.timeout(TIMEOUT_S):
-            answer = await _get(budget)
+        async with asyncio.timeout(timeout_s):
+            answer = await _get(budget, timeout_s)
     except TimeoutError:
-        raise SourceFailedError(f"{budget.url} did not answer within {TIMEOUT_S:g} s") from None
+        raise SourceFailedError(f"{budget.url} did not answer within {timeout_s:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise SourceFailedError(f"{budget.url} cannot be reached: {_reason(error)}") from None
     return reading_of(answer, budget, datetime.now(timezone.utc))
@@ -136,7 +138,7 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
     return Reading(watts, measured_at)
 
 
-async def _get(budget: PrometheusBudget) -> bytes:
+async def _get(budget: PrometheusBudget, timeout_s: float) -> bytes:
     """The body of an answer, or of an error that Prometheus reports.
 
     Raises:
@@ -146,7 +148,7 @@ async def _get(budget: PrometheusBudget) -> bytes:
     """
     parameters = {
         "query": budget.query,
-        "timeout": f"{TIMEOUT_S:g}s",
+        "timeout": f"{timeout_s:g}s",
         "lookback_delta": f"{budget.lookback_s:.3f}",
     }
     url = f"{budget.url.rstrip('/')}/api/v1/query"

@@ -8,12 +8,11 @@ from datetime import timedelta
 
 from coordinator.repository.shared_reads import SharedReads
 from coordinator.repository.writer import Writer
+from coordinator.settings import StoreSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord, StoredRecord, run_of
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History
-
-_EVICT_EVERY_S = 1.0
 
 
 class FleetRepository:
@@ -28,16 +27,18 @@ class FleetRepository:
         fleet: the fleet.
     """
 
-    def __init__(self, fleet: Fleet, writer: Writer) -> None:
+    def __init__(self, fleet: Fleet, writer: Writer, settings: StoreSettings = StoreSettings()) -> None:
         """Connect a fleet to its store.
 
         Args:
             fleet: the fleet.
             writer: writes to its store, and reads from it.
+            settings: time between two evictions of rounds from memory.
         """
         self.fleet = fleet
         self._writer = writer
         self._reads = SharedReads()
+        self._evict_s = settings.archive_check_s
 
     # --- save ---------------------------------------------------------------------------------------------------
 
@@ -124,9 +125,9 @@ class FleetRepository:
         )
 
     async def keep_evicting(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        """Evict rounds every second, until cancelled."""
+        """Evict rounds again and again, until cancelled."""
         while True:
-            await sleep(_EVICT_EVERY_S)
+            await sleep(self._evict_s)
             self.evict_rounds()
 
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
+from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -27,11 +28,6 @@ from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History
 
 _log = logging.getLogger(__name__)
-
-_RETRY_AFTER_S = 1.0
-"""Seconds between attempts while the store is unavailable, however many records arrive meanwhile."""
-
-_CHECK_OWNER_EVERY_S = 2.0
 
 _Key = tuple[object, ...]
 _Result = TypeVar("_Result")
@@ -117,16 +113,23 @@ class Writer:
         ownership_lost: set once another coordinator has taken the store over; nothing is stored from then on.
     """
 
-    def __init__(self, store: RecordStore, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        store: RecordStore,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: StoreSettings = StoreSettings(),
+    ) -> None:
         """Write to a store and read from it; nothing else may use the store until `close`.
 
         Args:
             store: the store.
             sleep: waits for some seconds.
+            settings: when a failed write is retried, and ownership checked.
         """
         self.ownership_lost = asyncio.Event()
         self._store = store
         self._sleep = sleep
+        self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         # Reading a run's rounds may take seconds, which must not delay writes.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
@@ -239,12 +242,12 @@ class Writer:
         return plan_ids[-1] if plan_ids else None
 
     async def watch_owner(self) -> None:
-        """Check every two seconds that this coordinator owns the store, until another one does.
+        """Check again and again that this coordinator owns the store, until another one does.
 
         A coordinator that stores nothing would not notice otherwise, and continue to send orders to agents.
         """
         while not self.ownership_lost.is_set():
-            await self._sleep(_CHECK_OWNER_EVERY_S)
+            await self._sleep(self._settings.owner_check_s)
             with suppress(NotOwnerError, StoreUnavailableError):  # the first sets `ownership_lost`, the second may pass
                 await self._as_owner(self._store.require_owner)
 
@@ -269,7 +272,7 @@ class Writer:
 
     async def _pause(self) -> None:
         """Wait before the next attempt, or until `close`."""
-        waits = [asyncio.ensure_future(each) for each in (self._sleep(_RETRY_AFTER_S), self._is_closing.wait())]
+        waits = [asyncio.ensure_future(each) for each in (self._sleep(self._settings.retry_s), self._is_closing.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

@@ -11,13 +11,12 @@ from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.references import MAX_BYTES, ReferenceShelf, checked
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.round_planning import RoundPlanning
+from coordinator.settings import SiteSettings
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
-
-_LONGEST_OVERRIDE_S = 366 * 86_400.0
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -30,6 +29,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         budgets: BudgetWatch,
         references: ReferenceShelf,
         reconnect_all: Callable[[str], int],
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -39,6 +39,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             budgets: the budgets in force.
             references: the published predictors.
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
+            settings: for how long budgets may be overridden.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -46,6 +47,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._budgets = budgets
         self._references = references
         self._reconnect_all = reconnect_all
+        self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
@@ -83,9 +85,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Set a supply's watts in place of its own source."""
         until = None
         if request.HasField("for_s"):
-            if not 0 < request.for_s <= _LONGEST_OVERRIDE_S:
+            max_days = self._settings.max_override_days
+            if not 0 < request.for_s <= max_days * 86_400:
                 raise InvalidInputError(
-                    f"a budget can be set for at most one year, or until it is cleared, not for {_days(request.for_s)}"
+                    f"a budget can be overridden for up to {max_days:g} days, or until it is cleared, not for"
+                    f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
         budget, trimmed = await self._override(request.supply, Override(request.watts, until))

@@ -18,9 +18,6 @@ from wattfleet_proto.error_boundary import status_of
 
 _log = logging.getLogger(__name__)
 
-MAX_PENDING = 1_500
-"""Reports of one session that may wait. An agent's outbox holds fewer, and a new session begins with the outbox."""
-
 
 class PendingReports:
     """The reports that one session has yet to acknowledge."""
@@ -31,6 +28,7 @@ class PendingReports:
         repository: FleetRepository,
         acknowledge: Callable[[int], Awaitable[None]],
         end: Callable[[grpc.StatusCode, str], None],
+        limit: int,
     ) -> None:
         """Start without any report.
 
@@ -39,11 +37,13 @@ class PendingReports:
             repository: the fleet and its store.
             acknowledge: tells the agent that the report with this number is stored.
             end: ends the session if its reports can never be stored.
+            limit: number of reports that may wait. It exceeds an agent's outbox, with which a new session begins.
         """
         self._device_id = device_id
         self._repository = repository
         self._acknowledge = acknowledge
         self._end = end
+        self._limit = limit
         self._waiting: deque[tuple[int, StoredRecord | None]] = deque()
         self._storing: asyncio.Task[None] | None = None
 
@@ -56,9 +56,9 @@ class PendingReports:
         Raises:
             StoreUnavailableError: too many reports wait.
         """
-        if len(self._waiting) >= MAX_PENDING:
+        if len(self._waiting) >= self._limit:
             raise StoreUnavailableError(
-                f"{self._device_id}: {MAX_PENDING} reports wait while the store is unavailable: reconnect and send the"
+                f"{self._device_id}: {self._limit} reports wait while the store is unavailable: reconnect and send the"
                 " current state"
             )
         # The fleet has the device's newest record, which replaces the older ones.

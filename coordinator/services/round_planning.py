@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from coordinator.errors import FleetReturningError
 from coordinator.repository.repository import FleetRepository
+from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.preview import Preview, RoundPreview
@@ -17,18 +18,16 @@ from coordinator.state.rounds.request import RoundRequest
 
 _log = logging.getLogger(__name__)
 
-_OVERDUE_FACTOR = 2.0
-"""A round is overdue after so many times its planned duration or its deadline, plus `_OVERDUE_S`: no Flower server
-waits for it any more. Flower's servers wait as many times as long, and by default 90 s beyond."""
-
-_OVERDUE_S = 600.0
-
 
 class RoundPlanning:
     """Plans of one fleet's rounds."""
 
     def __init__(
-        self, repository: FleetRepository, leases: Leases, now_s: Callable[[], float] = time.monotonic
+        self,
+        repository: FleetRepository,
+        leases: Leases,
+        now_s: Callable[[], float] = time.monotonic,
+        settings: RoundSettings = RoundSettings(),
     ) -> None:
         """Plan for one fleet.
 
@@ -36,11 +35,13 @@ class RoundPlanning:
             repository: the fleet and its store.
             leases: the sessions.
             now_s: the clock of the leases.
+            settings: when a round is overdue. Flower's servers wait as many times as long, and by default 90 s beyond.
         """
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
         self._now_s = now_s
+        self._settings = settings
         self._in_flight_since_s: dict[str, float] = {}
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
@@ -141,7 +142,8 @@ class RoundPlanning:
         in_flight = {record.plan_id: record.plan for record in fleet.rounds.in_flight()}
         since_s = {plan_id: self._in_flight_since_s.get(plan_id, now_s) for plan_id in in_flight}
         for plan_id, plan in in_flight.items():
-            longest_s = _OVERDUE_FACTOR * max(plan.duration_s, plan.deadline_s or 0.0) + _OVERDUE_S
+            planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
+            longest_s = self._settings.overdue_factor * planned_s + self._settings.overdue_s
             if now_s - since_s[plan_id] > longest_s:
                 _log.warning("round %s is overdue and was never finished: its devices are released", plan_id)
                 fleet.rounds.abandon(plan_id)

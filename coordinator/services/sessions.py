@@ -16,25 +16,22 @@ from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream, order_message
 from coordinator.services.pending_reports import PendingReports
-from coordinator.state.leases import LEASE_S, Lease, Leases
+from coordinator.settings import SessionSettings
+from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
-from coordinator.state.records import DeviceState, ObservedTraining, StoredRecord
+from coordinator.state.records import ObservedTraining, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import front_from_message, provenance_from_message
+from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
-_SWEEP_EVERY_S = 1.0
-_STORE_TIMEOUT_S = 3.0
 _CHUNK_BYTES = 64 * 1024
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-
-STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
-_STATE = {message: state for state, message in STATE_MESSAGE.items() if state is not DeviceState.OFFLINE}
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
@@ -48,6 +45,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         references: ReferenceShelf,
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
+        settings: SessionSettings = SessionSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -58,6 +56,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             references: the published predictors, one of which agents transfer from.
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
+            settings: timeouts and limits.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -66,6 +65,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._references = references
         self._profile_modes = profile_modes
         self._now_s = now_s
+        self._settings = settings
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -75,7 +75,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         """Serve one agent's session."""
         try:
-            async with asyncio.timeout(LEASE_S):
+            async with asyncio.timeout(self._settings.lease_s):
                 first = await context.read()
         except TimeoutError:
             return  # no Hello
@@ -173,7 +173,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if record is None:
             return True
         try:
-            async with asyncio.timeout(_STORE_TIMEOUT_S):
+            async with asyncio.timeout(self._settings.store_timeout_s):
                 await self._repository.save(record)
         except (StoreUnavailableError, TimeoutError):
             return False
@@ -185,6 +185,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._repository,
             partial(self._acknowledge, stream),
             partial(self._end, lease),
+            self._settings.max_unstored_reports,
         )
 
     async def _acknowledge(self, stream: ResponseStream, sequence: int) -> None:
@@ -196,9 +197,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take one report; returns the record to store before it is acknowledged, even if nothing has changed."""
         body = request.WhichOneof("body")
         if body == "state":
-            if request.state.state not in _STATE:
-                raise InvalidInputError(f"{device_id}: a device cannot report the state {request.state.state}")
-            state = _STATE[request.state.state]
+            state = state_from_message(request.state.state)
+            if state is DeviceState.OFFLINE:
+                raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
             return self._fleet.agents.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
         if body == "front":
             report = request.front
@@ -253,7 +254,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def sweep(self) -> None:
         """End the sessions of devices that have gone silent, until cancelled."""
         while True:
-            await asyncio.sleep(_SWEEP_EVERY_S)
+            await asyncio.sleep(self._settings.check_s)
             if missing := self._leases.take_missing(self._now_s()):
                 _log.warning("%d devices did not reconnect and are no longer expected", len(missing))
                 # Stored as offline, so that the next start does not wait for them again.

@@ -8,13 +8,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
+from coordinator.settings import SiteSettings
 from coordinator.state.records import Reassignment, RoundRecord
 from wattfleet.budgets import InForce
 
 _log = logging.getLogger(__name__)
-
-_CHECK_EVERY_S = 1.0
-"""Seconds between two checks: a whole fleet that reconnects at once is trimmed once."""
 
 
 class Trimmer:
@@ -25,6 +23,7 @@ class Trimmer:
         repository: FleetRepository,
         orders: Orders,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Trim one fleet's rounds.
 
@@ -32,10 +31,12 @@ class Trimmer:
             repository: the fleet and its store.
             orders: sends orders to devices.
             sleep: waits for some seconds.
+            settings: time between two checks; a fleet that reconnects at once is trimmed once.
         """
         self._repository = repository
         self._orders = orders
         self._sleep = sleep
+        self._check_s = settings.trim_check_s
 
     def budget_changed(self, supply: str, in_force: InForce) -> None:
         """Put a supply's new budget in force."""
@@ -45,7 +46,7 @@ class Trimmer:
         """Trim whenever a trim is due, until cancelled."""
         is_failing = False
         while True:
-            await self._sleep(_CHECK_EVERY_S)
+            await self._sleep(self._check_s)
             if not self._repository.fleet.rounds.is_trim_due:
                 continue
             try:
@@ -54,7 +55,7 @@ class Trimmer:
             except Exception:
                 # The boundary of the watch: an error in one round must not end the coordinator.
                 if not is_failing:
-                    _log.exception("rounds in flight could not be trimmed; retrying every second")
+                    _log.exception("rounds in flight could not be trimmed; retrying")
                 is_failing = True
 
     def _put_in_force(self, trimmed: Sequence[RoundRecord], reassignments: Sequence[Reassignment]) -> None:

@@ -10,11 +10,12 @@ from dataclasses import replace
 from coordinator.errors import UnknownRecordError
 from coordinator.state.names import abbreviate, require_name
 from coordinator.state.placement import Placement
-from coordinator.state.records import LONGEST_TEXT, DeviceRecord, DeviceState
+from coordinator.state.records import LONGEST_TEXT, DeviceRecord
 from coordinator.state.rounds.ledger import RoundLedger
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Offer
+from wattfleet_proto.device_state import DeviceState
 
 _DIGEST = re.compile("([0-9a-f]{64})?")
 

@@ -14,7 +14,6 @@ from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
-    DeviceState,
     Reassignment,
     RoundRecord,
     RunRecord,
@@ -23,6 +22,7 @@ from coordinator.state.rounds.ledger import RoundLedger
 from wattfleet.budgets import InForce
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
+from wattfleet_proto.device_state import DeviceState
 
 
 class Fleet:

@@ -15,7 +15,6 @@ from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     LONGEST_TEXT,
     DeviceRecord,
-    DeviceState,
     NodeRecord,
     RoundRecord,
     RunRecord,
@@ -26,6 +25,7 @@ from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.request import RoundRequest
 from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.planning.policies import Policy
+from wattfleet_proto.device_state import DeviceState
 
 
 class FlowerRuns:

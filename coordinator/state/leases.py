@@ -6,21 +6,7 @@ from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from coordinator.errors import DuplicateSessionError
-
-LEASE_S = 5.0
-"""Seconds between two messages of an agent in a small fleet, at most."""
-
-RENEWALS_PER_S = 250.0
-"""Renewals per second in a large fleet: its leases are stretched to this rate, as in Nomad."""
-
-WELCOMES_PER_S = 400.0
-"""Sessions per second that a coordinator accepts after a restart: reconnects are spread to this rate."""
-
-GRACE_S = 60.0
-"""Seconds that a coordinator waits for devices to reconnect before it plans without them: after its start, or after it
-ended their sessions so that they reconnect."""
-
-_LEASES_MISSED = 3
+from coordinator.settings import SessionSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +22,12 @@ class Pace:
     reconnect_s: float
 
 
-def pace_of(devices: int) -> Pace:
-    """The pace for a fleet of this size."""
-    return Pace(max(LEASE_S, devices / RENEWALS_PER_S), devices / WELCOMES_PER_S)
+def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace:
+    """The pace for a fleet of this size: leases of a large fleet are stretched to limit the renewals, as in Nomad."""
+    return Pace(
+        max(settings.lease_s, devices / settings.renewals_per_s),
+        devices / settings.reconnects_per_s,
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -61,16 +50,20 @@ class Lease:
 class Leases:
     """The leases of all sessions."""
 
-    def __init__(self, started_s: float, expected: Collection[str] = ()) -> None:
+    def __init__(
+        self, started_s: float, expected: Collection[str] = (), settings: SessionSettings = SessionSettings()
+    ) -> None:
         """Start without any session.
 
         Args:
             started_s: the time now.
             expected: devices that had a session when the previous coordinator ended.
+            settings: the pace of leases and reconnections.
         """
+        self._settings = settings
         self._held: dict[str, Lease] = {}
         self._expected = set(expected)
-        self._grace_ends_s = started_s + GRACE_S
+        self._grace_ends_s = started_s + settings.return_grace_s
 
     def __len__(self) -> int:
         return len(self._held)
@@ -78,7 +71,7 @@ class Leases:
     @property
     def pace(self) -> Pace:
         """The pace for the fleet's size now, including devices that are expected to reconnect."""
-        return pace_of(len(self._held) + len(self._expected))
+        return pace_of(len(self._held) + len(self._expected), self._settings)
 
     def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
         """Begin a session.
@@ -92,7 +85,7 @@ class Leases:
         """
         self.require_free(device_id, installation)
         held = self._held.get(device_id)
-        lease = Lease(device_id, installation, now_s + _LEASES_MISSED * self.pace.lease_s)
+        lease = Lease(device_id, installation, now_s + self._settings.missed_leases * self.pace.lease_s)
         self._held[device_id] = lease
         self._expected.discard(device_id)
         return lease, held
@@ -112,7 +105,7 @@ class Leases:
     def renew(self, lease: Lease, now_s: float) -> Pace:
         """Renew a lease, since its device sent a message; returns the pace from now on."""
         pace = self.pace
-        lease.expires_s = now_s + _LEASES_MISSED * pace.lease_s
+        lease.expires_s = now_s + self._settings.missed_leases * pace.lease_s
         return pace
 
     def end(self, lease: Lease) -> bool:
@@ -127,7 +120,7 @@ class Leases:
     def recall(self, lease: Lease, now_s: float) -> None:
         """Expect a device to reconnect after its session, which is about to be ended."""
         lease.is_recalled = True
-        self._grace_ends_s = now_s + GRACE_S
+        self._grace_ends_s = now_s + self._settings.return_grace_s
 
     def expired(self, now_s: float) -> list[Lease]:
         """Leases that were not renewed in time; their devices count as connected until the sessions end."""

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 from coordinator.state.agents import Agents
 from coordinator.state.operator import OperatorSettings
-from coordinator.state.records import DeviceRecord, DeviceState
+from coordinator.state.records import DeviceRecord
 from coordinator.state.rounds.commitments import Commitments
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Offer
+from wattfleet_proto.device_state import DeviceState
 
 
 class PowerDraw:

@@ -5,26 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, Part, RoundPlan
+from wattfleet_proto.device_state import DeviceState
 
 LONGEST_TEXT = 2_000
 """Characters of a detail or an error that are kept: they are kept for all devices and runs."""
-
-
-class DeviceState(str, Enum):
-    """What a device is doing."""
-
-    ENROLLED = "enrolled"
-    PROFILING = "profiling"
-    READY = "ready"
-    TRAINING = "training"
-    DEGRADED = "degraded"
-    OFFLINE = "offline"
 
 
 @dataclass(frozen=True, slots=True)

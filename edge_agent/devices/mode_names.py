@@ -59,9 +59,8 @@ def parse_mode(device: Device, text: str) -> PowerMode:
         return presets[text]
     if not re.fullmatch(r"\d+(,\d+){3}", text):
         choices = f", or one of the presets {', '.join(presets)}" if presets else ""
-        raise InvalidInputError(
-            f"unknown mode {text!r}; use {_FORM}, such as {mode_argument(as_modes(device.modes[-1:])[0])}{choices}"
-        )
+        example = mode_argument(array_to_modes(device.modes[-1:])[0])
+        raise InvalidInputError(f"unknown mode {text!r}; use {_FORM}, such as {example}{choices}")
     mode = PowerMode(*map(int, text.split(",")))
     if not (device.modes == modes_to_array([mode])).all(axis=1).any():
         raise InvalidInputError(
@@ -74,7 +73,7 @@ def parse_mode(device: Device, text: str) -> PowerMode:
 def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
     """The mode among `[n, 4]` modes that is nearest to a mode in log distance."""
     # Avoid log(0); every real setting is at least 1.
-    wanted = np.log(np.maximum(as_array([mode]), 0.5))
+    wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
     distance = np.abs(np.log(modes) - wanted).sum(axis=1)
     place = int(distance.argmin())
     return array_to_modes(modes[place : place + 1])[0]

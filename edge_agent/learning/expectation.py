@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from edge_agent.profiling.stored_profile import FittedDevice
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes import PowerMode, modes_to_array
 
 INTERVAL = 0.9
 """The share of modes whose true value an interval holds."""

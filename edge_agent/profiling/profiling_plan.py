@@ -17,7 +17,7 @@ from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import ModeArray, Profile, array_to_modes
 
 BATCH = 3
-"""Modes chosen between two fits: a fit and a prediction of all modes take a board_named's own cores a second or so."""
+"""Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
 
 
 class StoppedError(Exception):

@@ -7,13 +7,12 @@ from html import escape
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
 from edge_agent.devices.mode_names import mode_argument
 from wattfleet.choosing.front import Values
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 _PAGE = """<!doctype html>
 <html lang="en">

@@ -55,7 +55,7 @@ def board_parameters(kind: str) -> BoardParameters:
         InvalidInputError: no such kind.
     """
     document = _document()
-    deviation, parameters = document["deviation"], document["boards"][board(kind).kind]
+    deviation, parameters = document["deviation"], document["boards"][board_named(kind).kind]
     return BoardParameters(
         TimeParameters(**parameters["time"]),
         PowerParameters(**parameters["power"]),

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 
-from coordinator.budgets import prometheus_budget
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch, reading_of
 from coordinator.errors import (
     AmbiguousQueryError,
@@ -272,19 +271,17 @@ async def test_an_answer_without_end_is_cut_off(stand_in: StandIn) -> None:
         await fetch(budget(stand_in.url))
 
 
-async def test_an_answer_that_drips_is_given_up_in_time(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.3)
+async def test_an_answer_that_drips_is_given_up_in_time(stand_in: StandIn) -> None:
     stand_in.drip = True
     with pytest.raises(SourceFailedError, match="did not answer within 0.3 s"):
-        await fetch(budget(stand_in.url))
+        await fetch(budget(stand_in.url), timeout_s=0.3)
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.2)
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(SourceFailedError, match="did not answer within 0.2 s"):
-            await fetch(budget(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+            await fetch(budget(f"http://127.0.0.1:{silent.getsockname()[1]}"), timeout_s=0.2)
 
 
 @pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}"])

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
@@ -264,7 +265,7 @@ def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
     assert device.current_mode() == parked_mode(device)
 
 
-class RealTimeBoard:
+class RealTimeBoard(PhysicalBoard):
     """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
 
     board_kind = "orin-nano"

@@ -158,7 +158,10 @@ QUERY = 'query = "up", url = "http://127.0.0.1:9090"'
         (one(f"{{ {QUERY}, fallback_w = nan }}"), ": supplies.site.budget: a fallback must be finite and above zero"),
         (one(f"{{ {QUERY}, fallback_w = 5, every_s = 60 }}"), ": supplies.site.budget: every_s must be from 1 s to"),
         (one(f"{{ {QUERY}, fallback_w = 5, max_age_s = -1 }}"), ": supplies.site.budget: the age of a reading"),
-        (one('{ query = "up", url = "here", fallback_w = 5 }'), ": supplies.site.budget: the url is none of"),
+        (
+            one('{ query = "up", url = "here", fallback_w = 5 }'),
+            ": supplies.site.budget: the url must be that of a Prometheus server",
+        ),
         (one('{ csv = "plan.csv" }'), ": supplies.site.budget.fallback_w: has to be stated"),
         (one('{ csv = "absent.csv", fallback_w = 5 }'), "absent.csv cannot be read: No such file or directory"),
         (one('{ csv = ".", fallback_w = 5 }'), "cannot be read: Is a directory"),

@@ -12,11 +12,12 @@ from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
 from coordinator.services.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState, Reassignment, RoundRecord, StoredRecord
+from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
+from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):

@@ -119,5 +119,5 @@ def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path
     front = [PowerMode(**point["mode"]) for point in shown("front")["front"]]
     assert front and not any(map(is_hopeless, front))
     chosen = PowerMode(**shown("choose", "--budget-w", 1000)["mode"])
-    assert chosen in as_modes(device.modes) and not is_hopeless(chosen)
+    assert chosen in array_to_modes(device.modes) and not is_hopeless(chosen)
     assert shown("explain", mode_argument(hopeless))["measured"] is False
