@@ -135,7 +135,7 @@ def test_no_manifest_breaks_anything(content: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("version", [0, 2, "1.0", None])
 def test_another_format_is_refused_with_what_to_do(version: object) -> None:
-    with pytest.raises(InvalidInputError, match="install the version that wrote it, or train the reference anew"):
+    with pytest.raises(InvalidInputError, match="install the version that wrote it, or train the reference again"):
         Artefact(changed(format_version=version), ARTEFACT.weights)
 
 
@@ -188,7 +188,7 @@ def test_an_older_artefact_is_replaced_whole(tmp_path: Path) -> None:
 
 def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InvalidInputError, match="'thesis.tex', which belongs to no reference"):
+    with pytest.raises(InvalidInputError, match="'thesis.tex', which is not part of a reference"):
         write_artefact(ARTEFACT, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

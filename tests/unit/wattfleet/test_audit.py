@@ -168,8 +168,8 @@ def test_few_rows_can_be_audited_with_a_reference(count: int) -> None:
 
 def test_a_fit_that_contradicts_most_rows_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "POWER_THRESHOLD", 1e-6)
-    monkeypatch.setattr(audit_module, "_SURE", 1e-6)
-    with pytest.raises(NoAuditError, match=r"of 60 rows contradict the audit's fit, which cannot be believed"):
+    monkeypatch.setattr(audit_module, "_MIN_DEVIATIONS", 1e-6)
+    with pytest.raises(NoAuditError, match=r"of 60 rows contradict the audit's fit, so the fit is not credible"):
         audit_rows(measured(60, 0), reference())
 
 
@@ -268,7 +268,7 @@ def test_the_command_audits_six_rows(tmp_path: Path) -> None:
 
 def test_the_command_says_that_it_cannot_judge(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "POWER_THRESHOLD", 1e-6)
-    monkeypatch.setattr(audit_module, "_SURE", 1e-6)
+    monkeypatch.setattr(audit_module, "_MIN_DEVIATIONS", 1e-6)
     result = command(csv, "--json")
     assert isinstance(result.exception, NoAuditError)
     assert result.stdout == ""

@@ -23,7 +23,7 @@ def test_a_residual_is_counted_in_standard_deviations_of_the_prediction():
     ("odd", "words"),
     [
         (Residual(1.7, 0), "4 of the last 6 rounds took longer than the predictor's 90% interval"),
-        (Residual(-1.7, 0), "took less long"),
+        (Residual(-1.7, 0), "took less time"),
         (Residual(0, 1.7), "drew more power"),
         (Residual(0, -1.7), "drew less power"),
     ],

@@ -59,7 +59,7 @@ def test_a_share_is_what_less_work_would_save(resource: str) -> None:
         ("launch", "more cores do not help"),
         ("compute", "a higher GPU clock"),
         ("memory", "a higher memory clock"),
-        ("fixed", "no knob"),
+        ("fixed", "No knob makes it faster"),
     ],
 )
 def test_names_the_resource_with_the_most_work(resource: str, said: str) -> None:
