@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.state.leases import LEASE_S, Pace
+from coordinator.settings import SessionSettings
+from coordinator.state.leases import Pace
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
@@ -24,7 +25,7 @@ _KNOBS = (
 
 ACK_BYTES = len(
     session_pb2.SessionResponse(
-        ack=session_pb2.Ack(sequence=1000, lease_s=LEASE_S, reconnect_s=1.0)
+        ack=session_pb2.Ack(sequence=1000, lease_s=SessionSettings().lease_s, reconnect_s=1.0)
     ).SerializeToString()
 )
 
