@@ -1,4 +1,4 @@
-"""Fits against closed-form answers, and against observations some of which are false."""
+"""Fits compared with closed-form solutions, and with some wrong observations."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_exact_observations_give_the_true_parameters() -> None:
     np.testing.assert_allclose(fitted, TRUTH, atol=1e-5)
 
 
-def test_false_observations_do_not_move_a_robust_fit() -> None:
+def test_wrong_observations_do_not_change_a_robust_fit() -> None:
     observed = linear(TRUTH)
     observed[:6] += 3.0
     np.testing.assert_allclose(robust_fit(linear, observed, VAGUE, 0.02, "cauchy", 3), TRUTH, atol=1e-3)
 
 
-def test_what_is_not_observed_stays_as_believed() -> None:
+def test_unobserved_parameters_keep_their_prior_mean() -> None:
     prior = Prior(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]))
     fitted = robust_fit(lambda p: np.full(5, p[0]), np.full(5, 1.0), prior, 0.02, "soft_l1", 2)
     np.testing.assert_allclose(fitted, prior.mean, atol=1e-6)
@@ -59,5 +59,5 @@ def test_the_jacobian_of_a_linear_model_is_its_design() -> None:
     np.testing.assert_allclose(jacobian(linear, TRUTH), DESIGN, atol=1e-6)
 
 
-def test_trust_halves_at_the_width_and_falls_with_the_fourth_power() -> None:
+def test_residual_weights_halve_at_the_width_and_fall_with_the_4th_power() -> None:
     assert residual_weights(np.array([0.0, 0.1, -0.3]), 0.1).tolist() == pytest.approx([1.0, 0.5, 1 / 82])
