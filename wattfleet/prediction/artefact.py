@@ -30,7 +30,7 @@ _REMEDY = "fetch the reference again, or train it with `wattfleet reference trai
 
 
 @dataclass(frozen=True)
-class Details:
+class ArtefactDetails:
     """The description of a predictor in its manifest.
 
     Attributes:
@@ -64,7 +64,7 @@ class Artefact:
 
     manifest: bytes
     weights: bytes = field(repr=False)
-    details: Details = field(init=False, compare=False)
+    details: ArtefactDetails = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", verify_artefact(self.manifest, self.weights))
@@ -75,7 +75,7 @@ class Artefact:
         return hashlib.sha256(self.manifest).hexdigest()
 
 
-def verify_artefact(manifest: bytes, weights: bytes) -> Details:
+def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
     """Check that a manifest is complete and that the weights match it.
 
     Raises:
@@ -95,7 +95,7 @@ def verify_artefact(manifest: bytes, weights: bytes) -> Details:
     try:
         pinned = content["files"][WEIGHTS_FILE]
         sha256, size = str(pinned["sha256"]), int(pinned["size"])
-        details = Details(
+        details = ArtefactDetails(
             predictor=str(content["predictor"]),
             workload=Workload(**content["workload"]),
             board=str(content["board"]),

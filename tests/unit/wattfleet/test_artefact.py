@@ -22,9 +22,9 @@ from wattfleet.prediction import (
     pack_artefact,
     read_artefact,
     restore_predictor,
-    verify_artefact,
     write_artefact,
 )
+from wattfleet.prediction.artefact import verify_artefact
 
 WORKLOAD = Workload("resnet18-imagenet", 16, 3125)
 MODES = np.array([[4, 1e6 + 1e5 * k, 3e8 + 1e8 * (k % 4), 2.133e9] for k in range(8)])

@@ -10,7 +10,8 @@ import pytest
 import reference_models
 from wattfleet.modes import PowerMode, board_named
 from wattfleet.prediction import RooflinePredictor, restore_predictor
-from wattfleet.prediction.roofline import TimeParameters, explain, step_shares, step_time_ms
+from wattfleet.prediction.roofline import TimeParameters, explain, step_time_ms
+from wattfleet.prediction.roofline.physics import step_shares
 
 SPACE = board_named("agx-orin").space.array()
 BALANCED = TimeParameters(

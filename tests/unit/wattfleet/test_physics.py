@@ -14,11 +14,11 @@ from wattfleet.modes import BOARDS, ModeArray
 from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
-    loader_cores,
     power_mw,
     step_parts,
     step_time_ms,
 )
+from wattfleet.prediction.roofline.physics import loader_cores
 
 NOTHING = 1e-12
 IDLE = TimeParameters(*[NOTHING] * len(fields(TimeParameters)))
