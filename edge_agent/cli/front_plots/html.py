@@ -7,12 +7,14 @@ from html import escape
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
 from edge_agent.devices.mode_names import mode_argument
-from wattfleet.choosing.front import Values
 from wattfleet.modes import array_to_modes
+
+Values = NDArray[np.float64]
 
 _PAGE = """<!doctype html>
 <html lang="en">
