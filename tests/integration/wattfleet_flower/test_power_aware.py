@@ -122,7 +122,7 @@ def test_a_strategy_that_picks_nodes_by_itself_cannot_spend_watts_that_are_not_t
     grid = GridOfNodes(fleet())
     run(grid, PlannerStub(chosen=["b", "d"]), strategy=OwnPick(fraction_evaluate=0.0))
     assert sorted(m.metadata.dst_node_id for m in grid.trainings()) == [B, D]
-    assert warnings.about(f"node {A} gets no message")
+    assert warnings.about(f"the message to node {A} is dropped")
 
 
 # --- replies ------------------------------------------------------------------------------------------------------
@@ -277,10 +277,10 @@ def test_a_round_that_is_trimmed_while_it_trains_is_waited_for_longer_but_no_lon
         return trained(message)
 
     vars(grid.nodes[D]).update(train=train, takes_s=takes_s)
-    began_s = grid.clock.at_s
+    began_s = grid.clock.now_s()
     run(grid, planner, timeout=timeout)
     assert grid.timeouts_s == [2 * 600 + 90], "a round that is done in time is waited for by Flower alone"
-    assert grid.clock.at_s - began_s == pytest.approx(waited_s, abs=3.0)
+    assert grid.clock.now_s() - began_s == pytest.approx(waited_s, abs=3.0)
     assert planner.results()[0]["d"].failure == failure
     [asked, *again] = planner.asked("PlanRound")
     assert {(one.run_id, one.round, len(one.node_ids)) for one in again} == {(asked.run_id, asked.round, 0)}
@@ -294,10 +294,10 @@ def test_a_round_is_waited_for_as_planned_where_nobody_can_say_whether_it_was_tr
         return trained(message)
 
     vars(grid.nodes[D]).update(train=train, takes_s=3_000)
-    began_s = grid.clock.at_s
+    began_s = grid.clock.now_s()
     result = run(grid, planner, timeout=10_000)
-    assert grid.clock.at_s - began_s == 2 * 600 + 90 and result.arrays
-    assert warnings.about("replies are waited for no longer")
+    assert grid.clock.now_s() - began_s == 2 * 600 + 90 and result.arrays
+    assert warnings.about("not waiting longer for replies")
 
 
 # --- nodes that are not there -------------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def test_nodes_that_never_come_are_waited_for_once(warnings: _Warnings) -> None:
     assert len(grid.trainings()) == 3 * 4
     assert sum(grid.clock.slept) == 60.0, "once, not in every round"
     assert len(result.evaluate_metrics_clientapp) == 3, "evaluation does not stall either"
-    assert len(warnings.about("going on with 4 nodes: the strategy asks for 6")) == 1
+    assert len(warnings.about("continuing with 4 nodes: the strategy asks for 6")) == 1
 
 
 def test_nodes_that_come_late_are_waited_for() -> None:
@@ -331,7 +331,7 @@ def test_nodes_that_come_late_are_waited_for() -> None:
 
 def test_no_node_at_all_ends_the_run_with_what_to_look_at() -> None:
     grid = GridOfNodes({})
-    with pytest.raises(PlanningError, match="no node has connected within 120 s: are the SuperNodes running"):
+    with pytest.raises(PlanningError, match="no node has connected within 120 s: start the SuperNodes"):
         run(grid, PlannerStub())
 
 
@@ -341,11 +341,11 @@ def test_a_node_that_does_not_identify_is_left_out_and_not_asked_in_every_round(
     run(grid, planner, rounds=4, timeout=100.0)
     assert sorted(grid.identifications()) == [A, B, C, D]
     assert {m.metadata.dst_node_id for m in grid.trainings()} == {B, D}
-    assert warnings.about(f"node {A} is left out") and "no reply within 120 s" in warnings.about(f"node {A}")[0]
-    assert "the app raised" in warnings.about(f"node {C} is left out")[0]
+    assert warnings.about(f"node {A} is excluded") and "no reply within 120 s" in warnings.about(f"node {A}")[0]
+    assert "the app raised" in warnings.about(f"node {C} is excluded")[0]
     # Eleven minutes later it may be another app.
     grid.nodes[A].takes_s = 1.0
-    grid.clock.at_s += 660.0
+    grid.clock.advance(660.0)
     run(grid, planner)
     assert {m.metadata.dst_node_id for m in grid.trainings()} == {A, B, D}
 
@@ -460,7 +460,7 @@ def test_one_whose_disk_stays_full_does_not_keep_the_run_from_ending(warnings: _
 
     grid.nodes[B].train = train
     assert run(grid, planner).arrays
-    assert warnings.about("does not know all of this run: 2 reports were not taken")
+    assert warnings.about("record of this run is incomplete: 2 reports could not be sent")
 
 
 def test_one_whose_store_was_replaced_is_told_of_the_run_again() -> None:
@@ -548,7 +548,7 @@ def test_two_strategies_in_one_run_at_once_are_refused_and_one_after_another_are
 
     def meanwhile(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         if server_round == 1:
-            with pytest.raises(TwoStrategiesError, match="two power-aware strategies at once in run 7"):
+            with pytest.raises(TwoStrategiesError, match="two power-aware strategies are running in run 7"):
                 run(grid, planner)
         return None
 
@@ -597,8 +597,8 @@ _EMPTY = {
 
 
 def test_a_coordinator_that_restarts_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wattfleet_flower.server.planner._REACHED_WITHIN_S", 0.5)
-    monkeypatch.setattr("wattfleet_flower.server.planner._REACHED_AGAIN_WITHIN_S", 5.0)
+    monkeypatch.setattr("wattfleet_flower.server.planning_client._CONNECT_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("wattfleet_flower.server.planning_client._RECONNECT_TIMEOUT_S", 5.0)
     grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
     server, port = served(planner)
     servers = [server]
@@ -607,10 +607,10 @@ def test_a_coordinator_that_restarts_is_found_again(monkeypatch: pytest.MonkeyPa
     def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         if server_round == 1:
             servers[-1].stop(None).wait()
-            monkeypatch.setattr("wattfleet_flower.server.planner._REACHED_AGAIN_WITHIN_S", 0.1)
+            monkeypatch.setattr("wattfleet_flower.server.planning_client._RECONNECT_TIMEOUT_S", 0.1)
         if server_round == 2:
             servers.append(served(planner, port)[0])
-            monkeypatch.setattr("wattfleet_flower.server.planner._REACHED_AGAIN_WITHIN_S", 20.0)
+            monkeypatch.setattr("wattfleet_flower.server.planning_client._RECONNECT_TIMEOUT_S", 20.0)
         return MetricRecord({"accuracy": 0.5})
 
     try:
