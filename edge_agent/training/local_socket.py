@@ -21,7 +21,6 @@ from edge_agent.runtime.states import (
     MAY_TRAIN,
     DeviceFailed,
     Event,
-    State,
     TrainingBegan,
     TrainingBrokeOff,
     TrainingEnded,
@@ -35,6 +34,7 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.shielding import shield_until_done, uncancelled
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start, mode_from_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
@@ -101,7 +101,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             )
         if len(start.plan_id) > _LONGEST_PLAN_ID:
             raise InvalidInputError(f"a plan's id has {_LONGEST_PLAN_ID} characters at most, not {len(start.plan_id)}")
-        if self._care.state not in MAY_TRAIN | {State.TRAINING}:
+        if self._care.state not in MAY_TRAIN | {DeviceState.TRAINING}:
             raise BusyError(f"{self._device_id} is being measured: it cannot train now")
         if self._care.training.locked():
             raise BusyError(f"{self._device_id} is training already")
@@ -132,7 +132,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 await uncancelled(self._give_up(DeviceFailed(str(error))))
                 raise
             except InvalidInputError as error:
-                if self._care.state is State.TRAINING:
+                if self._care.state is DeviceState.TRAINING:
                     await uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.choosing import MAX_POINTS, Front
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import as_array
+from wattfleet.modes import modes_to_array
 from wattfleet_proto.convert.modes import mode_from_message, mode_to_message
 from wattfleet_proto.v1 import power_pb2
 
@@ -34,9 +34,9 @@ def front_from_message(message: power_pb2.Front) -> Front:
     Raises:
         InvalidInputError: it is not a valid front (see `Front`).
     """
-    if len(message.points) > MAX_POINTS:  # checked before the arrays are built
-        raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {len(message.points)}")
+    if len(message.points) > MAX_FRONT_POINTS:  # checked before the arrays are built
+        raise InvalidInputError(f"a front holds 1 to {MAX_FRONT_POINTS} points, not {len(message.points)}")
     columns = np.array(
         [[p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s] for p in message.points], dtype=np.float64
     ).reshape(-1, 5)
-    return Front(as_array(mode_from_message(p.mode) for p in message.points), *columns.T)
+    return Front(modes_to_array(mode_from_message(p.mode) for p in message.points), *columns.T)

@@ -26,13 +26,13 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.journal_records import Renewal
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import profile_device
-from edge_agent.profiling.records import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import ProfileEnded, State
+from edge_agent.runtime.states import ProfileEnded
 from edge_agent.session.orders import Orders
 from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import Observed, TrainingWatch
@@ -53,6 +53,7 @@ from wattfleet_proto.assignment import (
     RoundAssignment,
 )
 from wattfleet_proto.convert import front_to_message, mode_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -90,7 +91,7 @@ class Agent:
     def __init__(self, socket: Path) -> None:
         self.socket = socket
         self.board: VirtualBoard = open_device("simulated:orin-nano", 1)
-        self.open_steps = virtual_workload(self.board).open_steps
+        self.open_steps = built_in_workload(self.board.step).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
         fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
@@ -568,7 +569,7 @@ def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms
     with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert agent.standing.state is State.READY
+    assert agent.standing.state is DeviceState.READY
 
 
 @pytest.mark.parametrize(
@@ -594,7 +595,7 @@ def test_a_round_that_cannot_be_learnt_from_leaves_the_device_ready(agent: Agent
     agent.learner.observe = observe  # type: ignore[method-assign]
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert not reply.has_error()
-    assert agent.standing.state is State.READY
+    assert agent.standing.state is DeviceState.READY
     assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
 
 
@@ -613,4 +614,4 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.standing.state is State.DEGRADED
+    assert agent.standing.state is DeviceState.DEGRADED
