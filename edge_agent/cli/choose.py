@@ -15,7 +15,7 @@ from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.profiling.stored_profile import FittedDevice
-    from wattfleet.choosing import Chosen
+    from wattfleet.choosing import ChosenMode
 
 _PROBABILITY = 0.95
 
@@ -67,7 +67,7 @@ def choose(
 
 def _chosen(
     fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
-) -> Chosen:
+) -> ChosenMode:
     from wattfleet.choosing import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
 
     if budget_w is not None:
@@ -77,7 +77,9 @@ def _chosen(
     return by_deadline(fitted.choosable, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
 
 
-def _content(fitted: FittedDevice, chosen: Chosen, budget_w: float | None, deadline_s: float | None) -> dict[str, Any]:
+def _content(
+    fitted: FittedDevice, chosen: ChosenMode, budget_w: float | None, deadline_s: float | None
+) -> dict[str, Any]:
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.learning.expectation import expectation_of
 

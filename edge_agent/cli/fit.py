@@ -56,11 +56,11 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
     import numpy as np
 
     from edge_agent.devices.mode_names import mode_argument
-    from wattfleet.choosing import descending
-    from wattfleet.modes import as_modes
+    from wattfleet.choosing import descending_modes
+    from wattfleet.modes import array_to_modes
     from wattfleet.prediction import RooflinePredictor
 
-    highest = as_modes(descending(board.modes)[:1])[0]
+    highest = array_to_modes(descending_modes(board.modes)[:1])[0]
     left_out, explanation = None, None
     if fitted.left_out is not None:
         left_out = {

@@ -58,14 +58,12 @@ def watch(
 
 
 def _wait(board: Device) -> None:
-    """Wait one second, in real time even if the device's clock is virtual."""
+    """Wait for a second on the device's clock, and on the wall clock where the device's is virtual."""
     import time
 
-    from edge_agent.devices.device import VirtualDevice
-
+    begun_s = time.monotonic()
     board.clock.sleep_s(_INTERVAL_S)
-    if isinstance(board, VirtualDevice):
-        time.sleep(_INTERVAL_S)
+    time.sleep(max(0.0, _INTERVAL_S - (time.monotonic() - begun_s)))
 
 
 def _fitted(board: Device, state_directory: Path) -> tuple[FittedDevice | None, str]:

@@ -11,7 +11,7 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.jetson.knob_files import within
 from edge_agent.devices.sysfs import SysfsDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, PowerMode, as_array, as_modes
+from wattfleet.modes import BOARDS, ModeArray, PowerMode, array_to_modes, modes_to_array
 
 _FORM = "cores,CPU kHz,GPU Hz,memory Hz"
 
@@ -59,11 +59,10 @@ def parse_mode(device: Device, text: str) -> PowerMode:
         return presets[text]
     if not re.fullmatch(r"\d+(,\d+){3}", text):
         choices = f", or one of the presets {', '.join(presets)}" if presets else ""
-        raise InvalidInputError(
-            f"unknown mode {text!r}; use {_FORM}, such as {mode_argument(as_modes(device.modes[-1:])[0])}{choices}"
-        )
+        example = mode_argument(array_to_modes(device.modes[-1:])[0])
+        raise InvalidInputError(f"unknown mode {text!r}; use {_FORM}, such as {example}{choices}")
     mode = PowerMode(*map(int, text.split(",")))
-    if not (device.modes == as_array([mode])).all(axis=1).any():
+    if not (device.modes == modes_to_array([mode])).all(axis=1).any():
         raise InvalidInputError(
             f"{device.board_kind} does not offer the mode {text} ({_FORM}); its nearest mode is"
             f" {mode_argument(nearest(device.modes, mode))}"
@@ -74,7 +73,7 @@ def parse_mode(device: Device, text: str) -> PowerMode:
 def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
     """The mode among `[n, 4]` modes that is nearest to a mode in log distance."""
     # Avoid log(0); every real setting is at least 1.
-    wanted = np.log(np.maximum(as_array([mode]), 0.5))
+    wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
     distance = np.abs(np.log(modes) - wanted).sum(axis=1)
     place = int(distance.argmin())
-    return as_modes(modes[place : place + 1])[0]
+    return array_to_modes(modes[place : place + 1])[0]

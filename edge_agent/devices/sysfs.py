@@ -19,6 +19,7 @@ from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.jetson.thermal import read_conditions
 from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
@@ -27,7 +28,7 @@ from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 
-class SysfsDevice:
+class SysfsDevice(PhysicalBoard):
     """A Jetson whose kernel is asked and told directly (a `Device`); changing anything takes root.
 
     A mode is held: minimum and maximum of each frequency are set to it.

@@ -13,7 +13,7 @@ from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import Expectation, expectation_of
 from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import PowerMode, as_modes
+from wattfleet.modes import PowerMode, array_to_modes
 
 _REPLACE_METER_AFTER_S = 300.0
 """Replace the meter this often: it keeps all its samples and returns them at every read."""
@@ -75,7 +75,7 @@ def samples(
         seconds: how long to sample, device-clock seconds; None for ever.
         wait: called between two samples.
     """
-    offered = frozenset(as_modes(device.modes)) if fitted else frozenset()
+    offered = frozenset(array_to_modes(device.modes)) if fitted else frozenset()
     begin_s, throttled_before = device.clock.now_s(), device.conditions().throttle_events
     meter, metered_from_s = device.start_meter(), 0.0
     try:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, TIME_LABEL, FrontView
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 from wattfleet_io.html_page import write_page
 
 _HEIGHT_PX = 512
@@ -44,7 +44,7 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
             "mode": "markers",
             "x": view.measured_one_epoch_s.tolist(),
             "y": view.measured_w.tolist(),
-            "text": [mode.label() for mode in as_modes(view.measured_modes)],
+            "text": [mode.label() for mode in array_to_modes(view.measured_modes)],
             "marker": {"symbol": "x-thin-open", "size": 8, "color": MEASURED_COLOUR},
             "hovertemplate": f"{hover}<extra>measured</extra>",
         },

@@ -14,7 +14,7 @@ from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
 from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.choosing import Front
-from wattfleet.modes import ModeArray, as_modes
+from wattfleet.modes import ModeArray, array_to_modes
 from wattfleet.prediction import warmup_s
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
@@ -67,7 +67,7 @@ class FrontView:
 
     def labels(self) -> list[str]:
         """Short labels of the front's modes."""
-        return [mode.label() for mode in as_modes(self.front.modes)]
+        return [mode.label() for mode in array_to_modes(self.front.modes)]
 
     def time_ticks(self) -> list[float]:
         """Axis ticks in seconds: 1, 2 and 5 times powers of ten within the data's range."""
@@ -80,7 +80,7 @@ class FrontView:
         """The view as JSON-compatible values."""
         front = self.front
         columns = zip(
-            as_modes(front.modes),
+            array_to_modes(front.modes),
             front.warmup_s.tolist(),
             front.epoch_s.tolist(),
             front.power_w.tolist(),
@@ -110,7 +110,7 @@ class FrontView:
                     "power_w": power_w,
                 }
                 for mode, start_s, epoch_s, power_w in zip(
-                    as_modes(self.measured_modes),
+                    array_to_modes(self.measured_modes),
                     self.measured_warmup_s.tolist(),
                     self.measured_epoch_s.tolist(),
                     self.measured_w.tolist(),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
 FILE_NAME = "board_parameters.json"
@@ -55,7 +55,7 @@ def board_parameters(kind: str) -> BoardParameters:
         InvalidInputError: no such kind.
     """
     document = _document()
-    deviation, parameters = document["deviation"], document["boards"][board(kind).kind]
+    deviation, parameters = document["deviation"], document["boards"][board_named(kind).kind]
     return BoardParameters(
         TimeParameters(**parameters["time"]),
         PowerParameters(**parameters["power"]),

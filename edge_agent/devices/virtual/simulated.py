@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.deviation import DeviationField
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
-from wattfleet.modes import ModeArray, PowerMode, as_array, board
+from wattfleet.modes import ModeArray, PowerMode, board_named, modes_to_array
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
 
 # Two boards of a kind differ by a few percent in every parameter.
@@ -36,7 +36,7 @@ class SimulatedDevice(VirtualBoard):
     """
 
     def __init__(self, board_kind: str, seed: int) -> None:
-        space = board(board_kind).space
+        space = board_named(board_kind).space
         kind = board_parameters(board_kind)
         modes = space.array()
         # Boards of different kinds with one seed must not deviate alike.
@@ -62,7 +62,7 @@ class SimulatedDevice(VirtualBoard):
         return self.truth(modes)[0] * mean_stretch(self._jitter(modes))
 
     def _load_at(self, mode: PowerMode) -> Load:
-        at = as_array([mode])
+        at = modes_to_array([mode])
         minibatch_ms, training_mw = self.truth(at)
         idle_mw = float(power_mw(self._idle_power, self._time, at)[0])
         jitter = float(self._jitter(at)[0])

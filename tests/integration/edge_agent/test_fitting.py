@@ -22,7 +22,7 @@ from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiling_plan import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_array
+from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
 from wattfleet_io.child_process import python_process
 
@@ -31,7 +31,7 @@ HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 1
 TRANSFER = Transfer(REFERENCE, HEADER, 100)
 BOARD = SimulatedDevice("orin-nano", 1)
 MODES = BOARD.modes
-NOTHING = as_array([])
+NOTHING = modes_to_array([])
 
 
 def here(transfer=TRANSFER):
@@ -157,13 +157,13 @@ from pathlib import Path
 import edge_agent.runtime.agent, edge_agent.cli.commands, reference_models
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 config = AgentConfig("bench", "127.0.0.1:7070", folder, folder, folder / "socket", 100, 0)
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(config, device, virtual_workload(device), reference, 6, lambda progress: None, stopping)
+ready = make_ready(config, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
 ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
 ready.learner.productive(60.0)
 ready.front_report()

@@ -10,12 +10,13 @@ import pytest
 from coordinator.budgets.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState, Reassignment, RoundRecord, StoredRecord
+from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
+from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):
@@ -99,7 +100,7 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
 def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = small_fleet()
     fleet.plan(RUN, 1, NODES, 1.0)
-    monkeypatch.setattr("coordinator.state.fleet.trimmed", lambda *_: 1 / 0)
+    monkeypatch.setattr("coordinator.state.fleet.trim_rounds", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fleet.trim()
     assert fleet.may_exceed

@@ -16,7 +16,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PowerMode, as_array, board
+from wattfleet.modes import PowerMode, board_named, modes_to_array
 
 HIGHEST = "6,1510400,624750000,2133000000"
 
@@ -36,7 +36,9 @@ def copied(profiled_state, tmp_path):
 
 
 def truth(mode):
-    return tuple(float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(as_array([PowerMode(**mode)])))
+    return tuple(
+        float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(modes_to_array([PowerMode(**mode)]))
+    )
 
 
 # --- choose ---------------------------------------------------------------------------------------------------------
@@ -61,7 +63,7 @@ def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
     chosen = run("choose", "--budget-w", "12", "--json").content
     shown = run("choose", "--budget-w", "12").out
     assert f"Apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
-    assert PowerMode(*map(int, chosen["argument"].split(","))) in board("orin-nano").space
+    assert PowerMode(*map(int, chosen["argument"].split(","))) in board_named("orin-nano").space
 
 
 def test_a_deadline_with_the_least_energy_or_the_least_power(run):
@@ -83,9 +85,9 @@ def test_a_measured_mode_is_said_to_be_measured(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: the least is"),
+        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
         (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
-        (["--budget-w", "10", "--probability", "1"], "a probability lies between 0 and 1"),
+        (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
         (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s"),
         ([], "pass exactly one of"),
         (["--budget-w", "nan"], "no mode draws at most nan W"),

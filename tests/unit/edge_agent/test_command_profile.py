@@ -18,7 +18,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing import SamplingSettings
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 from wattfleet.prediction import write_artefact
 
 
@@ -38,7 +38,7 @@ def profile(agent, state):
 def board(as_device):
     """A simulated board that outlives a command, as real ones do, in its owner's mode."""
     device = open_virtual_board(PROFILED, seed=0)
-    device.apply(as_modes(device.modes)[777])
+    device.apply(array_to_modes(device.modes)[777])
     as_device(device)
     return device
 
