@@ -20,11 +20,12 @@ from time import process_time
 import numpy as np
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
-from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 
@@ -33,7 +34,7 @@ _POWER_MW = 10_000.0
 _TIMES = StepTimes(fetch_stall_ms=0.0, compute_ms=1.0)
 
 
-class ThisMachine:
+class ThisMachine(PhysicalBoard):
     """This machine's clock, a file that is read for every sample, and one mode (a `Device`)."""
 
     board_kind = "bench"

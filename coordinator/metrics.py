@@ -15,8 +15,9 @@ from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.latest_results import LatestResults
-from coordinator.state.records import DeviceState, RoundRecord
+from coordinator.state.records import RoundRecord
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.device_state import DeviceState
 
 
 class FleetCollector(Collector):

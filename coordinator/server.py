@@ -36,7 +36,6 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState
 from coordinator.store.archive import archive
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
@@ -47,6 +46,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (

@@ -180,7 +180,7 @@ def build(data: Path) -> dict[str, Any]:
             name: {"rows": len(profile), "sha256": hashlib.sha256((data / name).read_bytes()).hexdigest()}
             for name, profile in profiles.items()
         },
-        "misfit": {
+        "deviation": {
             "source": f"what the fit leaves of {AGX_CORPUS}, stretched by {STRETCH_TIME} and {STRETCH_POWER}",
             "levels": _rounded(_LEVELS),
             "time": _rounded(_quantiles(agx.time_misfit, STRETCH_TIME)),
@@ -239,8 +239,8 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
             if not off <= _CHECK_LOG_TOLERANCE:
                 found.append(f"{kind}: {quantity} is off by up to {off:.1%}")
     for name in ("levels", "time", "power"):
-        if not np.allclose(kept.get("misfit", {}).get(name, []), made["misfit"][name], atol=_CHECK_LOG_TOLERANCE):
-            found.append(f"misfit: {name} differs")
+        if not np.allclose(kept.get("deviation", {}).get(name, []), made["deviation"][name], atol=_CHECK_LOG_TOLERANCE):
+            found.append(f"deviation: {name} differs")
     return found
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profile_state import read_fitted
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.readiness import make_ready
 from reference_models import load
@@ -145,7 +145,7 @@ def profiled(unit: Unit) -> BoardFacts:
             minibatches_per_epoch=_MINIBATCHES,
             seed=unit.seed,
         )
-        workload, never = virtual_workload(device), threading.Event()
+        workload, never = built_in_workload(device.step), threading.Event()
         ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
         fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes

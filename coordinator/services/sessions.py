@@ -19,12 +19,13 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.orders import Orders, Outlet, order_message
-from coordinator.state.records import DeviceState, ObservedTraining, StoredRecord
+from coordinator.state.records import ObservedTraining, StoredRecord
 from coordinator.store.archive import recalled
 from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import front_from_message, provenance_from_message
+from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
@@ -33,9 +34,6 @@ _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-
-STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
-_STATE = {message: state for state, message in STATE_MESSAGE.items() if state is not DeviceState.OFFLINE}
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
@@ -204,9 +202,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take one report; what is to be stored before it is acknowledged, also where nothing is new to the fleet."""
         body = request.WhichOneof("body")
         if body == "state":
-            if request.state.state not in _STATE:
-                raise InvalidInputError(f"{device_id}: no state that a device can report")
-            state = _STATE[request.state.state]
+            state = state_from_message(request.state.state)
+            if state is DeviceState.OFFLINE:
+                raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
             return self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
         if body == "front":
             report = request.front

@@ -22,7 +22,6 @@ from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
-    DeviceState,
     NodeRecord,
     ObservedTraining,
     Reassignment,
@@ -39,6 +38,7 @@ from wattfleet.choosing import Front
 from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
+from wattfleet_proto.device_state import DeviceState
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
 _LONGEST_DETAIL = 2_000

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from edge_agent.devices.device import Clock, Conditions, Knobs, Provenance
-from edge_agent.devices.nvml import Nvml
-from edge_agent.devices.polled_meter import PolledMeter
-from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.meters.nvml import Nvml
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.meters.rapl import Rapl
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
@@ -24,7 +25,7 @@ _CPUS = "/sys/devices/system/cpu"
 _ON_CHIP = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc_thermal")
 
 
-class HostDevice:
+class HostDevice(PhysicalBoard):
     """A machine as it is (a `Device`): it is measured and trained on, never set.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from edge_agent.profiling.profile_state import FittedDevice
+from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.modes import PowerMode, modes_to_array
 
 INTERVAL = 0.9

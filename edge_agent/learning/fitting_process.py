@@ -27,7 +27,7 @@ from wattfleet.modes import ModeArray, Profile
 from wattfleet_io.child_process import python_process
 
 ANSWERS_WITHIN_S = 600.0
-"""A board_named may fit with a single core at its lowest clock, which takes it a minute."""
+"""A board may fit with a single core at its lowest clock, which takes it a minute."""
 
 _LOOKED_FOR_EVERY_S = 0.1
 # An app or a profiled workload may train meanwhile: that is what is measured.

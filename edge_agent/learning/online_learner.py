@@ -12,9 +12,9 @@ from edge_agent.learning.fitting import Fitted, OpenFitting
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.journal_records import Renewal, RoundRecord
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiling_plan import BATCH, Progress, StoppedError, profile_device
-from edge_agent.profiling.records import Renewal, RoundRecord
 from edge_agent.training.training import Observed
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import Front, SamplingSettings, predicted_front

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
-from edge_agent.profiling.profile_state import MeasuredProfile, read_predictor, read_profile
+from edge_agent.profiling.stored_profile import MeasuredProfile, read_predictor, read_profile
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet.prediction import Artefact, Predictor, RooflinePredictor

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.device import Provenance
-from edge_agent.profiling.records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles

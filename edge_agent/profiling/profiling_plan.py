@@ -10,14 +10,14 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Renewal
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.records import Renewal
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import ModeArray, Profile, array_to_modes
 
 BATCH = 3
-"""Modes chosen between two fits: a fit and a prediction of all modes take a board_named's own cores a second or so."""
+"""Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
 
 
 class StoppedError(Exception):

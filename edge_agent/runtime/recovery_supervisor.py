@@ -18,12 +18,12 @@ from edge_agent.runtime.states import (
     Event,
     ModeMeasured,
     ProfileEnded,
-    State,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import WattfleetError
 from wattfleet_io.shielding import shield_until_done, uncancelled
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class RecoverySupervisor:
         self._renewal: asyncio.Task[None] | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         """What the device is doing."""
         return self._standing.state
 
@@ -142,7 +142,7 @@ class RecoverySupervisor:
 
     async def _recover(self) -> None:
         """Keep the device out of the rounds until it is well again."""
-        while self._standing.state is State.DEGRADED:
+        while self._standing.state is DeviceState.DEGRADED:
             doublings = min(max(0, self._failed_renewals - 1), _MOST_DOUBLINGS)
             await asyncio.sleep(_CHECKED_EVERY_S * 2**doublings)
             async with self.training:

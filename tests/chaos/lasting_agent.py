@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
@@ -60,7 +60,7 @@ async def main(folder, coordinator):
         minibatches_per_epoch=100,
         seed=0,
     )
-    await run_agent(config, board, virtual_workload(board), stop)
+    await run_agent(config, board, built_in_workload(board.step), stop)
 
 
 if __name__ == "__main__":

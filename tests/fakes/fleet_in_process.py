@@ -26,7 +26,7 @@ from coordinator.settings import (
     StoreSettings,
 )
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
@@ -157,7 +157,7 @@ def running_fleet(
                         seed=k,
                     ),
                     board,
-                    virtual_workload(board),
+                    built_in_workload(board.step),
                     stop,
                 )
             )

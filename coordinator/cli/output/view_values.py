@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wattfleet_proto.convert import provenance_from_message
+from wattfleet_proto.convert import provenance_from_message, state_from_message
 from wattfleet_proto.v1 import session_pb2, view_pb2
 
 Values = dict[str, Any]
@@ -17,7 +17,7 @@ def known(message: Any, name: str) -> Any:
 
 def state_word(state: session_pb2.DeviceState.ValueType) -> str:
     """A device's state in one word."""
-    return session_pb2.DeviceState.Name(state).removeprefix("DEVICE_STATE_").lower()
+    return state_from_message(state).value
 
 
 def device_values(view: view_pb2.DeviceView) -> Values:

@@ -7,14 +7,12 @@ from html import escape
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from plotly.offline import get_plotlyjs
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
+from wattfleet.choosing.front import Values
 from wattfleet.modes import array_to_modes
-
-Values = NDArray[np.float64]
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -59,7 +57,7 @@ def front_page(view: FrontView) -> str:
         array_to_modes(front.modes), front.warmup_s, front.epoch_s, front.power_w, front.planned_w, strict=True
     )
     rows = [
-        f"<tr><td>{mode.label()}</td><td><code>{written(mode)}</code></td>"
+        f"<tr><td>{mode.label()}</td><td><code>{mode_argument(mode)}</code></td>"
         f"<td>{warmup_s:.1f}</td><td>{epoch_s:.1f}</td><td>{power_w:.1f}</td><td>{planned_w:.1f}</td></tr>"
         for mode, warmup_s, epoch_s, power_w, planned_w in columns
     ]

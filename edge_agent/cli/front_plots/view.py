@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
-from edge_agent.profiling.profile_state import FittedDevice
+from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.choosing import Front
 from wattfleet.modes import ModeArray, array_to_modes
 from wattfleet.prediction import warmup_s
@@ -92,7 +92,7 @@ class FrontView:
             "front": [
                 {
                     "mode": mode._asdict(),
-                    "argument": written(mode),
+                    "argument": mode_argument(mode),
                     "label": mode.label(),
                     "warmup_s": first_s,
                     "epoch_s": epoch_s,

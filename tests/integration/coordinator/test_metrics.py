@@ -12,13 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.metrics import FleetCollector, serve_metrics
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState, ObservedTraining
+from coordinator.state.records import ObservedTraining
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
+from wattfleet_proto.device_state import DeviceState
 
 DOCUMENTED = {
     "wattfleet_device_state": {"device", "board", "state"},

@@ -19,7 +19,6 @@ from coordinator import server
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
-from coordinator.state.records import DeviceState
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import READY, fetch, serving_client, status
@@ -28,6 +27,7 @@ from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import (
     planning_pb2,
     session_pb2,

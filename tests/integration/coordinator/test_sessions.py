@@ -136,11 +136,11 @@ async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(confi
         ({"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0)}, INVALID, "times must rise"),
         ({"front": session_pb2.FrontReport(idle_w=5.0)}, INVALID, "1 to 64 points, not 0"),
         ({"front": session_pb2.FrontReport(front=good_front, idle_w=float("nan"))}, INVALID, "orin: idle watts"),
-        ({"state": session_pb2.StateReport()}, INVALID, "no state that a device can report"),
+        ({"state": session_pb2.StateReport()}, INVALID, "unknown device state 0"),
         (
             {"state": session_pb2.StateReport(state=session_pb2.DEVICE_STATE_OFFLINE)},
             INVALID,
-            "no state that a device can report",
+            "a device cannot report that it is offline",
         ),
         ({"hello": session_pb2.Hello(device_id="orin")}, INVALID, "a session has one Hello"),
     ]
@@ -184,7 +184,7 @@ async def test_a_hello_has_to_say_who_and_what(config: CoordinatorSettings) -> N
         for arguments, reason in (
             (("", "agx-orin"), "needs an id"),
             (("orin", ""), "needs an id, a kind of board"),
-            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "has to say what its figures rest on"),
+            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "the provenance is missing"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.agent().hello(*arguments)

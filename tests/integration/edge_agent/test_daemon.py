@@ -23,7 +23,7 @@ from tests.fakes.running_agent import (
 )
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE
-from wattfleet_flower.client.mod import AgentUnreachableError
+from wattfleet_flower import AgentUnreachableError
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6

@@ -157,13 +157,13 @@ from pathlib import Path
 import edge_agent.runtime.agent, edge_agent.commands, reference_models
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 config = AgentConfig("bench", "127.0.0.1:7070", folder, folder, folder / "socket", 100, 0)
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(config, device, virtual_workload(device), reference, 6, lambda progress: None, stopping)
+ready = make_ready(config, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
 ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
 ready.learner.productive(60.0)
 ready.front_report()

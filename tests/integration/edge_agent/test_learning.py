@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import reference_models
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
@@ -18,9 +19,9 @@ from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.journal_records import Discarded, RoundRecord
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import StoppedError, profile_device
-from edge_agent.profiling.records import Discarded, RoundRecord
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from edge_agent.runtime.readiness import make_ready
@@ -36,15 +37,13 @@ PER_EPOCH = 500
 LIMIT = 16
 
 
-class TrainsByItself:
+class TrainsByItself(PhysicalBoard):
     """A board as an agent knows a real one: it is not told when work is done."""
 
     def __init__(self, board):
         self.board = board
 
     def __getattr__(self, name):
-        if name in ("step", "run"):
-            raise AttributeError(name)
         return getattr(self.board, name)
 
 
@@ -55,7 +54,7 @@ class Bench:
         self.device = BoardThatBecomesSlower("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
-        open_steps = virtual_workload(self.device).open_steps
+        open_steps = built_in_workload(self.device.step).open_steps
         most = most_modes(self.journal, LIMIT)
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
         fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
@@ -199,7 +198,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
 def test_productive_modes_keep_the_rounds_watts(tmp_path):
     device = SimulatedDevice("orin-nano", 1)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        open_steps = virtual_workload(device).open_steps
+        open_steps = built_in_workload(device.step).open_steps
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
         fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
         learner = OnlineLearner(
@@ -207,7 +206,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         )
         limit_w = 9.0
         while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
-            for _ in profiler.profiled(range(3000)):
+            for _ in profiler.profiled(range(3000), device.step):
                 pass
             learner.refit()
         measured = modes_to_array(record.mode for record in journal.records[6:])
@@ -259,7 +258,7 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     )
     device = SimulatedDevice("orin-nano", 1)
     ready = make_ready(
-        config, device, virtual_workload(device), REFERENCE, 20, lambda progress: None, threading.Event()
+        config, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
     )
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
@@ -264,7 +265,7 @@ def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
     assert device.current_mode() == parked_mode(device)
 
 
-class RealTimeBoard:
+class RealTimeBoard(PhysicalBoard):
     """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
 
     board_kind = "orin-nano"

@@ -12,13 +12,14 @@ from coordinator.errors import NoDevicesError
 from coordinator.services.planning import PlanningServicer
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.records import DeviceState, RoundRecord
+from coordinator.state.records import RoundRecord
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.policies import Everyone, Situation, Wish
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
 
 

@@ -10,12 +10,13 @@ import pytest
 from coordinator.budgets.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState, Reassignment, RoundRecord, StoredRecord
+from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
+from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):

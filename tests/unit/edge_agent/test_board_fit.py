@@ -20,13 +20,13 @@ def test_a_changed_parameter_or_another_form_of_physics_is_found():
     changed = json.loads(board_fit.TARGET.read_text())
     changed["boards"]["orin-nx"]["time"]["compute_mcycles"] *= 1.2
     changed["boards"]["orin-nano"]["power"]["new_term_mw"] = 1.0
-    changed["misfit"]["time"][0] = -1.0
+    changed["deviation"]["time"][0] = -1.0
     found = board_fit.differences(changed, kept)
     assert [line.split(" is off")[0] for line in found] == [
         "orin-nano: not the parameters of today's physics",
         "orin-nx: time",
         "orin-nx: power",
-        "misfit: time differs",
+        "deviation: time differs",
     ]
 
 

@@ -5,13 +5,13 @@ import shutil
 
 import pytest
 
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profile_state import read_fitted
-from edge_agent.profiling.records import Discarded, ModeRecord, Renewal
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
+from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.paths import PROFILE_FILE
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
@@ -120,4 +120,4 @@ def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path
     assert front and not any(map(is_hopeless, front))
     chosen = PowerMode(**shown("choose", "--budget-w", 1000)["mode"])
     assert chosen in array_to_modes(device.modes) and not is_hopeless(chosen)
-    assert shown("explain", written(hopeless))["measured"] is False
+    assert shown("explain", mode_argument(hopeless))["measured"] is False

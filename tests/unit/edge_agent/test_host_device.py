@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
-from edge_agent.devices.nvml import Nvml, open_nvml
-from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.meters.nvml import Nvml, open_nvml
+from edge_agent.devices.meters.rapl import Rapl
 from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError

@@ -7,6 +7,7 @@ import pytest
 
 import reference_models
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.learning.fitting import FittingHere
@@ -34,7 +35,7 @@ def profile_seven(device, journal):
     profile_device(device, lambda: nullcontext(device.step), journal, fitting, 7, 0, lambda progress: None)
 
 
-class ScriptedDevice:
+class ScriptedDevice(PhysicalBoard):
     """A board that does as it is told: a sample every second, of whatever `power_at` says."""
 
     board_kind = "scripted"

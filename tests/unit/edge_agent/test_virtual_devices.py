@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import VirtualDevice
 from edge_agent.devices.virtual.replay import ReplayDevice
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
@@ -38,8 +37,8 @@ class SoftDeviceContract(ABC):
         minibatch_ms, power_mw = device.truth(modes_to_array([mode]))
         return float(minibatch_ms[0]), float(power_mw[0])
 
-    def test_it_is_a_soft_device_and_says_where_its_figures_come_from(self, device):
-        assert isinstance(device, VirtualDevice)
+    def test_it_trains_by_itself_and_names_the_provenance_of_its_figures(self, device):
+        assert device.built_in_workload is not None and not device.mode_persists
         assert device.provenance == self.provenance
 
     def test_it_starts_in_a_mode_it_offers_with_its_clock_at_zero(self, device):

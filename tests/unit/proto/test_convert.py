@@ -22,8 +22,11 @@ from wattfleet_proto.convert import (
     mode_to_message,
     plan_from_message,
     plan_to_message,
+    state_from_message,
+    state_to_message,
 )
-from wattfleet_proto.v1 import planning_pb2, power_pb2
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 hertz = st.integers(1, 10**12 - 1)
 modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
@@ -186,3 +189,19 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
     assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
     assert plan_from_message(message) == trimmed
+
+
+@pytest.mark.parametrize("state", DeviceState)
+def test_device_states_travel_and_come_back(state):
+    assert state_from_message(state_to_message(state)) is state
+    assert session_pb2.DeviceState.Name(state_to_message(state)) == f"DEVICE_STATE_{state.name}"
+
+
+def test_every_state_of_the_protocol_is_known():
+    unset = session_pb2.DEVICE_STATE_UNSPECIFIED
+    assert {state_to_message(state) for state in DeviceState} == set(session_pb2.DeviceState.values()) - {unset}
+
+
+def test_a_state_that_is_unset_is_refused():
+    with pytest.raises(InvalidInputError, match="unknown device state 0: expected one of enrolled, profiling"):
+        state_from_message(session_pb2.DEVICE_STATE_UNSPECIFIED)

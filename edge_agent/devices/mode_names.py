@@ -1,4 +1,4 @@
-"""Power modes as people write them: four numbers, or the name of a preset."""
+"""Power modes on the command line: four numbers, or the name of a preset."""
 
 from __future__ import annotations
 
@@ -16,21 +16,16 @@ from wattfleet.modes import BOARDS, ModeArray, PowerMode, array_to_modes, modes_
 _FORM = "cores,CPU kHz,GPU Hz,memory Hz"
 
 
-def written(mode: PowerMode) -> str:
-    """A mode as the command line takes it, such as `12,2201600,1300500000,3199000000`."""
+def mode_argument(mode: PowerMode) -> str:
+    """A mode as a command-line argument, such as `12,2201600,1300500000,3199000000`."""
     return ",".join(map(str, mode))
 
 
-def counted(modes: int) -> str:
-    """A number of modes in words."""
-    return f"{modes} mode{'' if modes == 1 else 's'}"
-
-
 def presets_of(device: Device) -> Mapping[str, PowerMode]:
-    """The modes of a device that have names.
+    """The named modes of a device.
 
-    On a Jetson those of NVIDIA's configuration; a simulated board has those that its kind is shipped with. A
-    limit that is not in the board's table stands for the next lower frequency.
+    A Jetson has those of NVIDIA's configuration, a simulated board those shipped for its kind. A limit that is not
+    in the board's table is rounded down to the next frequency in it.
     """
     if isinstance(device, SysfsDevice):
         return device.presets
@@ -49,36 +44,35 @@ def presets_of(device: Device) -> Mapping[str, PowerMode]:
     }
 
 
-def mode_named(device: Device, text: str) -> PowerMode:
-    """The mode that a command line names.
+def parse_mode(device: Device, text: str) -> PowerMode:
+    """Parse a mode given on the command line.
 
     Args:
-        device: whose mode it is to be.
+        device: the device that must offer the mode.
         text: four numbers such as `12,2201600,1300500000,3199000000`, or the name of a preset.
 
     Raises:
-        InvalidInputError: it is neither, or the device does not offer it; the nearest mode is named.
+        InvalidInputError: the text is neither, or the device does not offer the mode. The message names the nearest.
     """
     presets = presets_of(device)
     if text in presets:
         return presets[text]
     if not re.fullmatch(r"\d+(,\d+){3}", text):
-        named = f", or one of the presets {', '.join(presets)}" if presets else ""
-        raise InvalidInputError(
-            f"{text!r} is no mode: give {_FORM}, such as {written(array_to_modes(device.modes[-1:])[0])}{named}"
-        )
+        choices = f", or one of the presets {', '.join(presets)}" if presets else ""
+        example = mode_argument(array_to_modes(device.modes[-1:])[0])
+        raise InvalidInputError(f"unknown mode {text!r}; use {_FORM}, such as {example}{choices}")
     mode = PowerMode(*map(int, text.split(",")))
     if not (device.modes == modes_to_array([mode])).all(axis=1).any():
         raise InvalidInputError(
-            f"{device.board_kind} does not offer {text} ({_FORM}): the nearest mode that it offers is"
-            f" {written(nearest(device.modes, mode))}"
+            f"{device.board_kind} does not offer the mode {text} ({_FORM}); its nearest mode is"
+            f" {mode_argument(nearest(device.modes, mode))}"
         )
     return mode
 
 
 def nearest(modes: ModeArray, mode: PowerMode) -> PowerMode:
-    """The one of `[n, 4]` modes whose knobs differ least from a mode's, by their ratios."""
-    # A knob of 0 is no ratio; any other value is further off.
+    """The mode among `[n, 4]` modes that is nearest to a mode in log distance."""
+    # Avoid log(0); every real setting is at least 1.
     wanted = np.log(np.maximum(modes_to_array([mode]), 0.5))
     distance = np.abs(np.log(modes) - wanted).sum(axis=1)
     place = int(distance.argmin())

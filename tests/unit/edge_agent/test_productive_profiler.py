@@ -11,7 +11,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.disturbance import Limits
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ProfilerSettings
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from wattfleet.modes import Profile, array_to_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
@@ -37,7 +37,7 @@ def journal(tmp_path):
 def test_the_app_gets_every_batch_once_and_in_order_while_modes_are_measured(board, modes, journal):
     own = board.current_mode()
     profiler = ProductiveProfiler(board, modes, journal)
-    used = list(profiler.profiled(range(ENOUGH)))
+    used = list(profiler.profiled(range(ENOUGH), board.step))
     assert used == list(range(ENOUGH))
     assert [record.mode for record in journal.records] == modes
     assert not profiler.measuring
@@ -45,7 +45,7 @@ def test_the_app_gets_every_batch_once_and_in_order_while_modes_are_measured(boa
 
 
 def test_what_is_measured_is_what_the_board_is(board, modes, journal):
-    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
         pass
     profile = Profile.of(journal.measurements)
     minibatch_ms, power_mw = board.truth(profile.modes)
@@ -61,7 +61,7 @@ def test_waiting_for_data_is_told_from_computing(board, modes, journal):
             board.clock.sleep_s(0.025)
             yield number
 
-    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(slow_loader()):
+    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(slow_loader(), board.step):
         pass
     (record,) = journal.records
     assert record.fetch_stall_ms == pytest.approx(25)
@@ -86,7 +86,7 @@ def test_a_fan_that_cannot_be_given_back_leaves_no_board_in_a_measured_mode(boar
 
 def test_every_mode_is_journalled_before_the_next_begins(board, modes, journal):
     seen = set()
-    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
         seen.add((board.current_mode(), len(journal.records)))
     assert {(mode, done) for done, mode in enumerate(modes)} <= seen
 
@@ -96,7 +96,7 @@ def test_a_measurement_cut_off_by_the_end_of_an_epoch_is_begun_again_in_the_next
     profiler = ProductiveProfiler(board, modes, journal)
     epochs = 0
     while profiler.measuring:
-        for _ in profiler.profiled(range(100)):
+        for _ in profiler.profiled(range(100), board.step):
             pass
         epochs += 1
         assert board.current_mode() == own, "evaluation between epochs runs in the training's own mode"
@@ -105,9 +105,9 @@ def test_a_measurement_cut_off_by_the_end_of_an_epoch_is_begun_again_in_the_next
 
 
 def test_known_modes_are_not_measured_again(board, modes, journal):
-    for _ in ProductiveProfiler(board, modes[:2], journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes[:2], journal).profiled(range(ENOUGH), board.step):
         pass
-    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
         pass
     assert [record.mode for record in journal.records] == modes
 
@@ -115,7 +115,7 @@ def test_known_modes_are_not_measured_again(board, modes, journal):
 @pytest.mark.parametrize("leave", ["break", "raise"])
 def test_an_app_that_leaves_early_gets_its_mode_back(board, modes, journal, leave):
     own = board.current_mode()
-    batches = ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH))
+    batches = ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step)
     with pytest.raises(ZeroDivisionError) if leave == "raise" else nullcontext():
         for number in batches:
             if number == 5:
@@ -132,7 +132,7 @@ def test_a_hot_board_goes_on_training_in_its_own_mode_and_measures_once_it_is_co
     own, clock = board.current_mode(), board.clock
     board.conditions = lambda: Conditions(90.0 if 5 <= clock.now_s() < 200 else 60.0, None)
     in_own_mode = 0
-    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
         if clock.now_s() < 200 and journal.discarded:
             assert board.current_mode() == own
             in_own_mode += 1
@@ -144,7 +144,7 @@ def test_a_hot_board_goes_on_training_in_its_own_mode_and_measures_once_it_is_co
 def test_a_mode_that_throttles_every_time_is_left_out_and_the_training_goes_on(board, modes, journal):
     board.conditions = lambda: Conditions(None, int(board.clock.now_s()) if board.current_mode() == modes[1] else 0)
     settings = ProfilerSettings(limits=Limits(attempts=2))
-    used = list(ProductiveProfiler(board, modes, journal, settings).profiled(range(ENOUGH)))
+    used = list(ProductiveProfiler(board, modes, journal, settings).profiled(range(ENOUGH), board.step))
     assert len(used) == ENOUGH
     assert [record.mode for record in journal.records] == [modes[0], *modes[2:]]
     assert [one.mode for one in journal.discarded] == [modes[1]] * 2
@@ -160,7 +160,9 @@ def test_a_mode_that_does_not_apply_is_left_out_and_the_training_goes_on(board, 
         apply(mode)
 
     monkeypatch.setattr(board, "apply", refuses_one)
-    trained_in = [board.current_mode() for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH))]
+    trained_in = [
+        board.current_mode() for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step)
+    ]
     assert len(trained_in) == ENOUGH and own in trained_in
     assert board.current_mode() == own
     assert [record.mode for record in journal.records] == [mode for mode in modes if mode != modes[refused]]
@@ -170,7 +172,7 @@ def test_a_mode_that_does_not_apply_is_left_out_and_the_training_goes_on(board, 
 def test_a_mode_that_somebody_changed_meanwhile_is_discarded_and_the_own_mode_is_back(board, modes, journal):
     own = board.current_mode()
     changed = []
-    for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH)):
+    for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
         if number == 20:
             board.apply(modes[1])
         if journal.discarded and not changed:
@@ -185,14 +187,14 @@ def test_a_board_whose_own_mode_cannot_be_put_back_is_an_error(board, modes, jou
 
     monkeypatch.setattr(board, "apply", refuses_all)
     with pytest.raises(ModeNotAppliedError):
-        list(ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH)))
+        list(ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step))
 
 
 def test_a_board_that_no_longer_tells_its_temperature_is_measured_once_it_does(board, modes, journal):
     own, clock = board.current_mode(), board.clock
     board.conditions = lambda: Conditions(None if 5 <= clock.now_s() < 200 else 60.0, None)
     in_own_mode = 0
-    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH)):
+    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
         if clock.now_s() < 200 and journal.discarded:
             assert board.current_mode() == own
             in_own_mode += 1

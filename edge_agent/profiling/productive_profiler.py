@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TypeVar
 
-from edge_agent.devices.device import Device, ModeNotAppliedError, VirtualDevice
+from edge_agent.devices.device import Device, ModeNotAppliedError
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, is_cool
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Discarded
 from edge_agent.profiling.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.records import Discarded
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import PowerMode
 from wattfleet_io.gpu import wait_for_gpu
@@ -68,7 +68,7 @@ class ProductiveProfiler:
 
         Args:
             loader: yields minibatches.
-            finish_step: waits until what the caller did with a minibatch is done.
+            finish_step: waits until the caller's work on a minibatch is done; that of a virtual board is its `step`.
 
         Raises:
             ModeNotAppliedError: the training's own mode cannot be put back.
@@ -87,8 +87,6 @@ class ProductiveProfiler:
                 yield batch
                 if self.measuring:
                     finish_step()
-                    if isinstance(self._device, VirtualDevice):
-                        self._device.step()
                     ended_s = clock.now_s()
                     self.minibatch_ended(StepTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3))
         finally:
