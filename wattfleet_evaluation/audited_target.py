@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from wattfleet.modes import Profile
-from wattfleet.prediction import CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit, passing_rows
-from wattfleet.prediction.row_audit import Mask
+from wattfleet.prediction import MIN_CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit_rows, passing_rows
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class AuditedTarget:
         why_not: why it cannot be, for people; None where it was.
     """
 
-    trusted: Mask | None
+    trusted: NDArray[np.bool_] | None
     why_not: str | None = None
 
     @property
@@ -35,8 +37,8 @@ def audited(target: Profile, known: Predictor | None) -> AuditedTarget:
         known: what is transferred from. It helps where the target is smaller than a corpus and it is of the kind that
             the audit fits.
     """
-    helping = known if isinstance(known, RooflinePredictor) and len(target) < CORPUS_MODES else None
+    helping = known if isinstance(known, RooflinePredictor) and len(target) < MIN_CORPUS_MODES else None
     try:
-        return AuditedTarget(passing_rows(target, audit(target, helping)))
+        return AuditedTarget(passing_rows(target, audit_rows(target, helping)))
     except NoAuditError as error:
         return AuditedTarget(None, str(error))

@@ -8,8 +8,8 @@ from pathlib import Path
 from reference_models import load, shipped
 from reference_models.training import CORPUS_SHA256, ensure_apart
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Board, Profile, board_offering, read_csv
-from wattfleet.prediction import Artefact, Predictor, predictor_kind, restore_predictor, transferable
+from wattfleet.modes import Board, Profile, board_with_modes, read_profile
+from wattfleet.prediction import Artefact, Predictor, adapt_to_board, predictor_class, restore_predictor
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class Source:
         Raises:
             InvalidInputError: what ships under the name is of another kind, or the corpus is too small to train on.
         """
-        wanted = predictor_kind(name)
+        wanted = predictor_class(name)
         if not wanted.transfers:
             return None
         if isinstance(self.held, Profile):
-            trained = wanted.predictor_class().fit(self.held)
-            return transferable(trained, board_offering(self.held.modes), board)
+            trained = wanted.fit(self.held)
+            return adapt_to_board(trained, board_with_modes(self.held.modes), board)
         if self.held.details.predictor != name:
             raise InvalidInputError(
                 f"the reference {self.name!r} holds a predictor of the kind {self.held.details.predictor!r}, not"
@@ -75,6 +75,6 @@ def source_of(reference: str, target: Profile) -> Source:
             f"{reference!r} is neither a file nor a reference that ships: give the CSV of a corpus, or one of"
             f" {', '.join(shipped())}"
         )
-    corpus = read_csv(path)
+    corpus = read_profile(path)
     ensure_apart(corpus, target)
     return Source(reference, corpus)

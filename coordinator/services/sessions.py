@@ -14,8 +14,9 @@ import grpc
 from coordinator.errors import UnknownRecordError
 from coordinator.references import ReferenceShelf
 from coordinator.services.late_reports import LateReports
+from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.leases import LEASE_S, Lease, Leases
+from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.orders import Orders, Outlet, order_message
 from coordinator.state.records import ObservedTraining, StoredRecord
@@ -31,8 +32,6 @@ from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
-_SWEPT_EVERY_S = 1.0
-_STORED_WITHIN_S = 3.0
 _CHUNK_BYTES = 64 * 1024
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
@@ -49,6 +48,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         references: ReferenceShelf,
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
+        settings: SessionSettings = SessionSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -60,6 +60,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             references: the predictors that are handed out, one of which agents transfer from.
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
+            settings: timeouts and limits.
         """
         self._fleet = fleet
         self._writer = writer
@@ -68,6 +69,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._references = references
         self._profile_modes = profile_modes
         self._now_s = now_s
+        self._settings = settings
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -77,7 +79,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         """One agent's session, from its Hello until it goes silent."""
         try:
-            async with asyncio.timeout(LEASE_S):
+            async with asyncio.timeout(self._settings.lease_s):
                 first = await context.read()
         except TimeoutError:
             return  # it never began
@@ -175,7 +177,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if record is None:
             return True
         try:
-            async with asyncio.timeout(_STORED_WITHIN_S):
+            async with asyncio.timeout(self._settings.store_timeout_s):
                 await self._writer.saved(record)
         except (StoreUnavailableError, TimeoutError):
             return False
@@ -188,6 +190,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._writer,
             partial(self._acknowledge, outlet),
             partial(self._end, lease),
+            self._settings.max_unstored_reports,
         )
 
     async def _acknowledge(self, outlet: Outlet, sequence: int) -> None:
@@ -256,7 +259,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def sweep(self) -> None:
         """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
         while True:
-            await asyncio.sleep(_SWEPT_EVERY_S)
+            await asyncio.sleep(self._settings.check_s)
             if missing := self._leases.missing(self._now_s()):
                 _log.warning("%d devices did not come back, and are waited for no more", len(missing))
                 # Stored as what they were, each later start would wait for them again.

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 from edge_agent.devices.device import Clock, Conditions, Knobs, Provenance
-from edge_agent.devices.nvml import Nvml
+from edge_agent.devices.meters.nvml import Nvml
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.meters.rapl import Rapl
 from edge_agent.devices.physical import PhysicalBoard
-from edge_agent.devices.polled_meter import PolledMeter
-from edge_agent.devices.rapl import Rapl
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 
 ABSENT_KHZ = 1_000_000
 """Stands for a CPU frequency that the machine does not tell; a constant says nothing, and 1 GHz reads as a unit."""
@@ -42,7 +42,7 @@ class HostDevice(PhysicalBoard):
         self._clock = clock
         self._nvml = nvml
         self._rapl = Rapl(tree, clock)
-        self._modes = as_array([self.current_mode()])
+        self._modes = modes_to_array([self.current_mode()])
 
     @property
     def board_kind(self) -> str:

@@ -9,7 +9,7 @@ from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
 from edge_agent.devices.jetson.programs import run_no_program, run_program
 from edge_agent.devices.jtop import open_jtop
-from edge_agent.devices.nvml import open_nvml
+from edge_agent.devices.meters.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.system_clock import SystemClock

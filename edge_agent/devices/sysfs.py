@@ -10,7 +10,6 @@ from edge_agent.devices.device import Clock, Conditions, Knobs, ModeNotAppliedEr
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
-from edge_agent.devices.jetson.heat import read_conditions
 from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.memory import Memory
@@ -18,8 +17,9 @@ from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfErr
 from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
+from edge_agent.devices.jetson.thermal import read_conditions
+from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.physical import PhysicalBoard
-from edge_agent.devices.polled_meter import PolledMeter
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode

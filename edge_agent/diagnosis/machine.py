@@ -12,7 +12,7 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
-from edge_agent.devices.power_now import power_now_mw
+from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from edge_agent.cli.mode_names import mode_named
 from edge_agent.devices.device import Device, Knobs, ModeNotAppliedError
+from edge_agent.devices.mode_names import parse_mode
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, KnobBackupError
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -37,7 +37,7 @@ def apply_kept(
         raise InvalidInputError(
             f"{device.board_kind} is {device.provenance}: it ends with the command, so no mode lasts"
         )
-    mode = mode_named(device, name)
+    mode = parse_mode(device, name)
     with KnobBackup.hold(device, folder) as safekeeping:
         kept_now, before = safekeeping.keep(), device.knobs()
         try:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.productive import ProductiveProfiler
-from edge_agent.profiling.records import require_above_zero
+from edge_agent.profiling.journal_records import require_above_zero
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.training.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError

@@ -18,7 +18,7 @@ from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import device_folder
 from wattfleet.modes import PowerMode
 
-MODE_FILE, LOG_FILE = "mode.json", "board.log"
+MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
 
 
 class LastingBoard(SimulatedDevice):

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_agent.cli.mode_names import written
 from edge_agent.devices import selection
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.system_clock import SystemClock
 from edge_agent.runtime.readiness import parked_mode
@@ -117,7 +117,7 @@ def agent(bench, work, fatal=None):
 
 def apply(bench, jetson):
     """`wattfleet agent apply` of the lowest mode."""
-    _command("apply", written(_opened(jetson).space.lowest), "--device", bench.spec)
+    _command("apply", mode_argument(_opened(jetson).space.lowest), "--device", bench.spec)
 
 
 def restore(bench, jetson):

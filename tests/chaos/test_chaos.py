@@ -19,13 +19,13 @@ from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import KEPT_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 MODES = 12
 KILLS = int(os.environ.get("CHAOS_KILLS", "4"))
 REPOSITORY = Path(__file__).resolve().parents[2]
 BOARD = SimulatedDevice("orin-nano", seed=1)
-OWNERS, PARKED = list(as_modes(BOARD.modes)[777]), list(parked_mode(BOARD))
+OWNERS, PARKED = list(array_to_modes(BOARD.modes)[777]), list(parked_mode(BOARD))
 
 
 class Bench:

@@ -15,8 +15,8 @@ from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from tests.fakes.coordinator_in_process import on_loop, until
 from tests.fakes.flower_task import be_task
-from wattfleet.modes import as_modes
-from wattfleet_flower.client.mod import power_mode_mod
+from wattfleet.modes import array_to_modes
+from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 
@@ -33,7 +33,7 @@ class BoardThatBecomesSlower(SimulatedDevice):
 def new_board(kind=SimulatedDevice):
     """One in some mode of its owner's."""
     device = kind("orin-nano", 1)
-    device.apply(as_modes(device.modes)[777])
+    device.apply(array_to_modes(device.modes)[777])
     return device
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from coordinator.budgets.site_file import SiteFile, read_site_file
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import Client, serving_client
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import WattfleetError
@@ -49,7 +48,7 @@ def command(*arguments: str, columns: int = 80) -> Result:
 
 
 @asynccontextmanager
-async def served_with_shell(config: CoordinatorConfig) -> AsyncIterator[tuple[Client, Shell]]:
+async def served_with_shell(config: CoordinatorSettings) -> AsyncIterator[tuple[Client, Shell]]:
     """A coordinator, a client of it, and a shell that runs commands against it."""
     async with serving_client(config) as client:
 
@@ -71,10 +70,10 @@ async def asked(shell: Shell, *arguments: str) -> Any:
     return json.loads((await shell(*arguments, "--json")).stdout)
 
 
-def rack_and_roof(folder: Path) -> SiteFile:
-    """A site with two circuits, the budget of one of which is away."""
+def rack_and_roof(folder: Path) -> dict[str, Any]:
+    """Settings of a site with two circuits; the source of one circuit's budget does not answer."""
     (folder / "site.toml").write_text(_SITE)
-    return read_site_file(folder / "site.toml")
+    return {"budget_w": None, "file": folder / "site.toml"}
 
 
 async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:

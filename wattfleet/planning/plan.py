@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, few_of
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
 from wattfleet.planning.headroom import Headroom
@@ -59,7 +59,7 @@ def plan_round(
     refused = _refused(offers, allowance, headroom, selection, history, server_round)
     open_ = [offer for offer in offers if offer.device_id not in refused]
     if not open_:
-        reasons = few_of([f"{device_id}: {why}" for device_id, why in refused.items()], "; ")
+        reasons = first_few([f"{device_id}: {why}" for device_id, why in refused.items()], "; ")
         raise NoCandidatesError(f"no device may be chosen: {reasons}")
     kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
     situation = Situation(

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Board, Workload, as_array
-from wattfleet.prediction.kinds import PREDICTOR_KINDS
-from wattfleet.prediction.predictor import Predictor, transferable
+from wattfleet.modes import BOARDS, Board, Workload, modes_to_array
+from wattfleet.prediction.kinds import predictor_class
+from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
 FORMAT_VERSION = 1
 MANIFEST_FILE = "manifest.json"
@@ -161,15 +161,15 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
         InvalidInputError: this version does not know the kind of predictor.
         CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
-    kind = PREDICTOR_KINDS.get(artefact.details.predictor)
-    if kind is None:
+    try:
+        kind = predictor_class(artefact.details.predictor)
+    except InvalidInputError as error:
         raise InvalidInputError(
-            f"the reference holds a predictor of the kind {artefact.details.predictor!r}, this Wattfleet knows"
-            f" {', '.join(PREDICTOR_KINDS)}: install the version that wrote it, or train the reference anew"
-        )
-    predictor = kind.predictor_class().load(artefact.weights)
+            f"cannot read the reference: {error}. Install the version of Wattfleet that wrote it, or train it again"
+        ) from None
+    predictor = kind.load(artefact.weights)
     _ensure_sound(predictor)
-    return transferable(predictor, BOARDS.get(artefact.details.board), board)
+    return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
 def _ensure_sound(predictor: Predictor) -> None:
@@ -178,7 +178,7 @@ def _ensure_sound(predictor: Predictor) -> None:
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
     """
-    modes = as_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
+    modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
             found = predictor.predict(modes)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement
 from wattfleet.prediction.predictor import Prediction
-from wattfleet.prediction.quantiles import standard_quantile
+from wattfleet.prediction.quantiles import normal_quantile
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def detect_drift(residuals: Sequence[Residual], rule: DriftRule = DEFAULT_DRIFT_
         residuals: of the rounds since the device was last measured, the newest last.
         rule: when to call it drift.
     """
-    edge = standard_quantile(0.5 + rule.interval / 2)
+    edge = normal_quantile(0.5 + rule.interval / 2)
     last = residuals[-rule.of_last :]
     for values, more, less in (
         ([residual.time for residual in last], "took longer", "took less long"),

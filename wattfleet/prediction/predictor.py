@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.modes import Board, Hardware, ModeArray, Profile
-from wattfleet.prediction.quantiles import standard_quantile
+from wattfleet.prediction.quantiles import normal_quantile
 
 Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
 
-FEWEST_MODES = 5
+MIN_MODES = 5
 """Every kind of predictor can be fitted to this many measured modes, with a reference or without."""
 
-CORPUS_MODES = 400
+MIN_CORPUS_MODES = 400
 """From this many modes on, a profile is a corpus: it makes a reference, and may be fitted in another way."""
 
 
@@ -47,18 +47,23 @@ class Prediction:
 
     def minibatch_ms_quantile(self, q: float) -> Values:
         """The time that is not exceeded with probability `q`, `[n]` ms."""
-        return np.asarray(self.minibatch_ms * np.exp(standard_quantile(q) * self.time_log_sd))
+        return np.asarray(self.minibatch_ms * np.exp(normal_quantile(q) * self.time_log_sd))
 
     def power_mw_quantile(self, q: float) -> Values:
         """The power that is not exceeded with probability `q`, `[n]` mW."""
-        return np.asarray(self.power_mw * np.exp(standard_quantile(q) * self.power_log_sd))
+        return np.asarray(self.power_mw * np.exp(normal_quantile(q) * self.power_log_sd))
 
 
 class Predictor(Protocol):
     """A fitted predictor of one workload on one device.
 
     Classes may take further options where they are fitted; none is needed.
+
+    Attributes:
+        transfers: whether a reference changes what this kind of predictor predicts.
     """
+
+    transfers: ClassVar[bool]
 
     @property
     def name(self) -> str:
@@ -99,6 +104,6 @@ class Predictor(Protocol):
         ...
 
 
-def transferable(predictor: P, of: Board | None, to: Board | None) -> P:
+def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
     """A predictor as a start on another board: adapted where both boards are known, as it is elsewhere."""
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)

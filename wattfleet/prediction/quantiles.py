@@ -7,6 +7,6 @@ from statistics import NormalDist
 _STANDARD = NormalDist()
 
 
-def standard_quantile(probability: float) -> float:
+def normal_quantile(probability: float) -> float:
     """How many standard deviations above its mean a normal variable stays below with a probability within (0, 1)."""
     return _STANDARD.inv_cdf(probability)

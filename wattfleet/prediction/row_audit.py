@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, as_modes
-from wattfleet.prediction.predictor import FEWEST_MODES, Prediction
+from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
+from wattfleet.prediction.predictor import MIN_MODES, Prediction
 from wattfleet.prediction.roofline.predictor import RooflinePredictor
 
 Values = NDArray[np.float64]
@@ -42,7 +42,7 @@ class NoAuditError(InvalidInputError):
 
 
 @dataclass(frozen=True)
-class Suspect:
+class SuspectRow:
     """A row that the others contradict.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Judged:
         return np.asarray(time | power)
 
 
-def audit(profile: Profile, reference: RooflinePredictor | None = None) -> list[Suspect]:
+def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> list[SuspectRow]:
     """The rows that the others contradict, the furthest off first.
 
     A row is suspect if its time or its power lies beyond `TIME_THRESHOLD` or `POWER_THRESHOLD`, and clearly beyond
@@ -101,10 +101,10 @@ def audit(profile: Profile, reference: RooflinePredictor | None = None) -> list[
         NoAuditError: too few rows to fit, or the fit contradicts more than half of them: then it is the fit that
             cannot be believed.
     """
-    fewest = FEWEST_MODES if reference is None else 1
+    fewest = MIN_MODES if reference is None else 1
     if len(profile) < fewest:
         raise NoAuditError(
-            f"{len(profile)} measured modes are too few to audit: measure at least {FEWEST_MODES}, or give a reference"
+            f"{len(profile)} measured modes are too few to audit: measure at least {MIN_MODES}, or give a reference"
         )
     kept = np.ones(len(profile), dtype=bool)
     for _ in range(_ROUNDS):
@@ -123,7 +123,7 @@ def audit(profile: Profile, reference: RooflinePredictor | None = None) -> list[
     return [_suspect(int(row), profile, judged) for row in found[np.argsort(-distance[found], kind="stable")]]
 
 
-def passing_rows(profile: Profile, suspects: Sequence[Suspect]) -> Mask:
+def passing_rows(profile: Profile, suspects: Sequence[SuspectRow]) -> Mask:
     """`[n]`, true at the rows of the profile that are not suspect."""
     passing = np.ones(len(profile), dtype=bool)
     passing[[suspect.row for suspect in suspects]] = False
@@ -148,16 +148,16 @@ def _judge(profile: Profile, kept: Mask, reference: RooflinePredictor | None) ->
     return _Judged(fitted, expected, time, power, time_sd, power_sd)
 
 
-def _suspect(row: int, profile: Profile, judged: _Judged) -> Suspect:
+def _suspect(row: int, profile: Profile, judged: _Judged) -> SuspectRow:
     time, power = float(judged.time[row]), float(judged.power[row])
     named = profile.modes[row]
     applied = _setting_that_agrees(row, profile, judged.predictor)
-    mode = as_modes(named[None])[0]
+    mode = array_to_modes(named[None])[0]
     looks_like = "no other setting of a single knob"
     if applied is not None:
         knob = int(np.flatnonzero(applied != named)[0])
         looks_like = f"time and power of {_setting(knob, applied)} instead of {_setting(knob, named)}"
-    return Suspect(
+    return SuspectRow(
         row,
         mode,
         float(profile.minibatch_ms[row]),
@@ -166,7 +166,7 @@ def _suspect(row: int, profile: Profile, judged: _Judged) -> Suspect:
         float(judged.expected.power_mw[row]),
         ("mode not applied: " if applied is not None else "the other rows contradict it: ")
         + f"time {_off(time)}, power {_off(power)}",
-        None if applied is None else as_modes(applied[None])[0],
+        None if applied is None else array_to_modes(applied[None])[0],
         looks_like,
     )
 

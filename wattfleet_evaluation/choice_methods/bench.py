@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, as_modes
+from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, array_to_modes
 
 Measure = Callable[[PowerMode], Measurement]
 
@@ -28,7 +28,7 @@ class Bench:
         self.modes = modes
         self.limit = min(limit, len(modes))
         self._measure = measure
-        self._known = frozenset(as_modes(modes))
+        self._known = frozenset(array_to_modes(modes))
         self._measurements: dict[PowerMode, Measurement] = {}
 
     @property
@@ -52,7 +52,7 @@ class Bench:
 
     def measure_all(self, modes: ModeArray) -> None:
         """Measure `[k, 4]` modes in their order."""
-        for mode in as_modes(modes):
+        for mode in array_to_modes(modes):
             self.measure(mode)
 
     def profile(self) -> Profile:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Board
-from wattfleet.prediction import PREDICTOR_KINDS
+from wattfleet.prediction import DEFAULT_PREDICTOR, predictor_names
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.choice_method import Strategy
@@ -16,13 +16,10 @@ from wattfleet_evaluation.choice_methods.presets import Presets
 from wattfleet_evaluation.choice_methods.random_best import RandomBest
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit, RandomThenPredict
 
-DEFAULT_PREDICTOR = "roofline"
-"""The predictor that the strategy `wattfleet` fits."""
-
 _UNAIDED: dict[str, Strategy] = {
     strategy.name: strategy for strategy in (Maxn(), RandomBest(), BinarySearch(), BruteForce())
 }
-NAMES = ("wattfleet", *_UNAIDED, "presets", *PREDICTOR_KINDS)
+NAMES = ("wattfleet", *_UNAIDED, "presets", *predictor_names())
 """All strategies; the kinds of predictors are strategies of their own."""
 
 
@@ -45,6 +42,6 @@ def strategy_named(name: str, fit_of: Callable[[str], Fit], board: Board | None)
         if board is None:
             raise InvalidInputError("presets: no board that Wattfleet knows has these modes, choose another strategy")
         return Presets(board.presets)
-    if name in PREDICTOR_KINDS:
+    if name in predictor_names():
         return RandomThenPredict(name, fit_of(name))
     raise InvalidInputError(f"unknown strategy {name!r}: choose one of {', '.join(NAMES)}")

@@ -47,15 +47,16 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes import board_offering, read_csv
+    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.prediction import DEFAULT_PREDICTOR
     from wattfleet_evaluation.audited_target import audited
     from wattfleet_evaluation.choice import evaluate_choice
-    from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, strategy_named
+    from wattfleet_evaluation.choice_methods.registry import strategy_named
     from wattfleet_evaluation.evaluated_reference import source_of
 
     budgets_w = parse_budgets(budgets)
-    corpus = read_csv(target)
-    on = board_offering(corpus.modes)
+    corpus = read_profile(target)
+    on = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
         source = None if reference is None else source_of(reference, corpus)
@@ -105,16 +106,16 @@ def _fit_after(source: Source | None, target: Board | None, predictor: str) -> F
         InvalidInputError: it names none, or one that does not suit the kind.
     """
     from reference_models import shipped
-    from wattfleet.prediction import predictor_kind
+    from wattfleet.prediction import predictor_class
 
-    fitted = predictor_kind(predictor)
+    fitted = predictor_class(predictor)
     if fitted.transfers and source is None:
         raise InvalidInputError(
             f"this strategy transfers from a reference: give --reference, the CSV of a corpus or one of"
             f" {', '.join(shipped())}"
         )
     known = None if source is None else source.predictor(predictor, target)
-    return lambda profile: fitted.predictor_class().fit(profile, known)
+    return lambda profile: fitted.fit(profile, known)
 
 
 def _print_table(figures: Mapping[str, object], strategy: str) -> None:

@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Hardware, ModeArray, Profile
 from wattfleet.prediction import (
-    CORPUS_MODES,
-    FEWEST_MODES,
+    MIN_CORPUS_MODES,
+    MIN_MODES,
     Prediction,
     Tensors,
     read_array,
     read_tensors,
-    tensors_size,
+    tensor_size,
     write_tensors,
 )
 from wattfleet_evaluation.powertrain.networks import DenseNetwork, Loss, Schedule, train
@@ -99,6 +99,7 @@ class PowerTrainPredictor:
     """
 
     name: ClassVar[str] = "powertrain"
+    transfers: ClassVar[bool] = True
 
     time: Quantity
     power: Quantity
@@ -114,7 +115,7 @@ class PowerTrainPredictor:
         paper changed it by hand for "very different device types" (section 4.3.4).
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: the predictor of another workload or device; None trains all layers afresh.
             schedule: how to train; None is the paper's table 4.
 
@@ -146,7 +147,7 @@ class PowerTrainPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        gpu_hz = read_array(tensors, "gpu_hz", tensors_size(tensors, "gpu_hz"), positive=True)
+        gpu_hz = read_array(tensors, "gpu_hz", tensor_size(tensors, "gpu_hz"), positive=True)
         return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), gpu_hz)
 
 
@@ -160,6 +161,7 @@ class ScratchPredictor:
     """
 
     name: ClassVar[str] = "scratch"
+    transfers: ClassVar[bool] = False
 
     time: Quantity
     power: Quantity
@@ -171,7 +173,7 @@ class ScratchPredictor:
         """Train on measured modes.
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: of no effect: nothing carries over.
             schedule: how to train; None is the paper's table 4.
 
@@ -207,13 +209,13 @@ def _fit(
     profile: Profile, starts: tuple[DenseNetwork | None, DenseNetwork | None], loss: Loss, schedule: Schedule | None
 ) -> tuple[Quantity, Quantity]:
     """Train the networks for time and power."""
-    if len(profile) < FEWEST_MODES:
+    if len(profile) < MIN_MODES:
         raise InvalidInputError(
-            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES}"
+            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES}"
         )
     if schedule is None:
         schedule = Schedule()
-    if len(profile) >= CORPUS_MODES:
+    if len(profile) >= MIN_CORPUS_MODES:
         # A profile holds a median for each mode: thousands of them need no repetition.
         schedule = replace(schedule, entries=1)
     profile = profile.rows(np.lexsort(profile.modes.T))

@@ -12,16 +12,24 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board_offering, read_csv
-from wattfleet.prediction import CORPUS_MODES, FEWEST_MODES, PREDICTOR_KINDS, Predictor, predictor_kind, transferable
-from wattfleet.prediction.row_audit import Mask
+from wattfleet.modes import Profile, board_with_modes, read_profile
+from wattfleet.prediction import (
+    DEFAULT_PREDICTOR,
+    MIN_CORPUS_MODES,
+    MIN_MODES,
+    Predictor,
+    adapt_to_board,
+    predictor_class,
+    predictor_names,
+)
 from wattfleet_evaluation.audited_target import AuditedTarget, audited
 from wattfleet_evaluation.choice import evaluate_choice
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit
-from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, NAMES, strategy_named
+from wattfleet_evaluation.choice_methods.registry import NAMES, strategy_named
 from wattfleet_evaluation.transfer import evaluate_transfer
 
 CHOICE_MODES = 50
@@ -62,7 +70,7 @@ class Extent:
 
     def runs_of(self, name: str) -> int:
         """Runs of a kind of predictor or a strategy."""
-        if name in PREDICTOR_KINDS and name != DEFAULT_PREDICTOR:
+        if name in predictor_names() and name != DEFAULT_PREDICTOR:
             return self.network_runs
         return 1 if name in _CERTAIN else self.runs
 
@@ -94,17 +102,17 @@ def read_folder(folder: Path) -> dict[str, Profile]:
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")
-    profiles = {path.stem: read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    profiles = {path.stem: read_profile(path) for path in sorted(folder.glob("*.csv"))}
     if not profiles:
         raise InvalidInputError(f"{folder}: holds no CSV file of measured modes")
     for stem, profile in profiles.items():
-        if len(profile) <= FEWEST_MODES:
+        if len(profile) <= MIN_MODES:
             raise InvalidInputError(
-                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {FEWEST_MODES + 1} or more"
+                f"{folder / stem}.csv: {len(profile)} modes judge nothing: give {MIN_MODES + 1} or more"
             )
     if not _references(profiles):
         raise InvalidInputError(
-            f"{folder}: none of {', '.join(profiles)} holds {CORPUS_MODES} modes or more, which a reference needs"
+            f"{folder}: none of {', '.join(profiles)} holds {MIN_CORPUS_MODES} modes or more, which a reference needs"
         )
     if len(profiles) == 1:
         raise InvalidInputError(f"{folder}: holds a reference, but no other file to transfer it to")
@@ -128,17 +136,19 @@ def build_report(
     @cache
     def reference(name: str, stem: str) -> Predictor:
         report(f"reference {stem}, {name}", done, total)
-        return predictor_kind(name).predictor_class().fit(profiles[stem])
+        return predictor_class(name).fit(profiles[stem])
 
     def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
-        if stem is None or not predictor_kind(name).transfers:
+        if stem is None or not predictor_class(name).transfers:
             return None
-        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
+        return adapt_to_board(
+            reference(name, stem), board_with_modes(profiles[stem].modes), board_with_modes(target.modes)
+        )
 
     def fit_after(stem: str | None, target: Profile) -> Callable[[str], Fit]:
         def after(name: str) -> Fit:
             before = known(name, stem, target)
-            return lambda profile: predictor_kind(name).predictor_class().fit(profile, before)
+            return lambda profile: predictor_class(name).fit(profile, before)
 
         return after
 
@@ -167,7 +177,7 @@ def build_report(
         "fronts": [],
     }
     for case in transfers:
-        fitted, target = predictor_kind(case.name).predictor_class(), profiles[case.target]
+        fitted, target = predictor_class(case.name), profiles[case.target]
         before = known(case.name, case.reference, target)
         trusted = audits[case.target].trusted
         scores = evaluate_transfer(
@@ -188,7 +198,7 @@ def build_report(
 
 
 def _references(profiles: Mapping[str, Profile]) -> list[str]:
-    return [stem for stem, profile in profiles.items() if len(profile) >= CORPUS_MODES]
+    return [stem for stem, profile in profiles.items() if len(profile) >= MIN_CORPUS_MODES]
 
 
 def _pairs(profiles: Mapping[str, Profile]) -> list[tuple[str, str]]:
@@ -210,9 +220,9 @@ def _cases(profiles: Mapping[str, Profile], name: str, modes: int, runs: int, tr
 
 def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """Every kind of predictor, from few modes to many."""
-    for name, each in PREDICTOR_KINDS.items():
+    for name in predictor_names():
         for modes in _DEFAULT_SIZES if name == DEFAULT_PREDICTOR else _NETWORK_SIZES:
-            for case in _cases(profiles, name, modes, extent.runs_of(name), each.transfers):
+            for case in _cases(profiles, name, modes, extent.runs_of(name), predictor_class(name).transfers):
                 if modes < len(profiles[case.target]):
                     yield case
 
@@ -220,16 +230,18 @@ def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[
 def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """Every strategy; presets where the board is known."""
     for name in NAMES:
-        transfers = name == "wattfleet" or (name in PREDICTOR_KINDS and PREDICTOR_KINDS[name].transfers)
+        transfers = name == "wattfleet" or (name in predictor_names() and predictor_class(name).transfers)
         for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
             target = profiles[case.target]
             modes = len(target) if name == "brute-force" else min(CHOICE_MODES, len(target))
-            if name != "presets" or board_offering(target.modes) is not None:
+            if name != "presets" or board_with_modes(target.modes) is not None:
                 yield Case(case.target, case.reference, name, modes, case.runs)
 
 
-def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: Mask | None) -> Figures:
-    strategy = strategy_named(case.name, fit_of, board_offering(target.modes))
+def _choice(
+    case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: NDArray[np.bool_] | None
+) -> Figures:
+    strategy = strategy_named(case.name, fit_of, board_with_modes(target.modes))
     cases = evaluate_choice(target, strategy, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
     by_budget = {
         "budget_w": cases.budgets_w.tolist(),
@@ -241,7 +253,7 @@ def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: E
 
 def budgets_w(target: Profile) -> Sequence[float]:
     """The published budgets for the board they were published for, otherwise whole watts over the file's range."""
-    board = board_offering(target.modes)
+    board = board_with_modes(target.modes)
     if board is not None and board.kind == "agx-orin":
         first, last = PUBLISHED_BUDGETS_W
     else:
@@ -251,14 +263,14 @@ def budgets_w(target: Profile) -> Sequence[float]:
 
 
 def _about(profile: Profile, audit: AuditedTarget) -> Figures:
-    board = board_offering(profile.modes)
+    board = board_with_modes(profile.modes)
     return {
         "modes": len(profile),
         "suspect_rows": audit.suspect_rows,
         "no_audit": audit.why_not,
         "board": None if board is None else board.title,
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
-        "reference": len(profile) >= CORPUS_MODES,
+        "reference": len(profile) >= MIN_CORPUS_MODES,
     }
 
 
@@ -266,9 +278,7 @@ def _front(target: Profile, reference: Predictor | None, seed: int) -> Figures:
     """The measured front, the one predicted from some modes, and what the modes of that one were measured to need."""
     draw = np.random.default_rng(seed)
     drawn = draw.choice(len(target), min(CHOICE_MODES, len(target) - 1), replace=False)
-    predicted = (
-        predictor_kind(DEFAULT_PREDICTOR).predictor_class().fit(target.rows(drawn), reference).predict(target.modes)
-    )
+    predicted = predictor_class(DEFAULT_PREDICTOR).fit(target.rows(drawn), reference).predict(target.modes)
     best = pareto_front(target.minibatch_ms, target.power_mw)
     chosen = pareto_front(predicted.minibatch_ms, predicted.power_mw)
     shown = draw.choice(len(target), min(_SCATTER_POINTS, len(target)), replace=False)

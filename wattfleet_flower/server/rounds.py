@@ -19,8 +19,8 @@ from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.outcome import Outcome, shorten
 from wattfleet_flower.server.planner import Planner
 from wattfleet_flower.server.turns import RUNS
-from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
-from wattfleet_proto.convert import mode_from_message
+from wattfleet_proto.assignment import RECORD_KEY
+from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
 
@@ -184,7 +184,7 @@ class PlannedRounds:
 
     def assigned(self, planned: PlannedRound, messages: Iterable[Message]) -> list[Message]:
         """A strategy's messages, each with its node's assignment beside what the strategy wrote."""
-        assignments = {assignment.node_id: assignment for assignment in planned.plan.assignments}
+        assignments = assignments_from_plan(planned.plan, self._local_epochs)
         kept = []
         for message in messages:
             assignment = assignments.get(message.metadata.dst_node_id)
@@ -192,16 +192,7 @@ class PlannedRounds:
                 log(WARNING, "node %d gets no message: the plan has no watts for it", message.metadata.dst_node_id)
                 continue
             content = RecordDict(dict(message.content))  # strategies put one record into all messages
-            content[RECORD_KEY] = ConfigRecord(
-                RoundAssignment(
-                    plan_id=planned.plan.plan_id,
-                    device_id=assignment.device_id,
-                    mode=mode_from_message(assignment.mode),
-                    epochs=self._local_epochs,
-                    power_limit_w=assignment.power_limit_w,
-                    deadline_s=planned.plan.deadline_s or None,
-                ).to_record()
-            )
+            content[RECORD_KEY] = ConfigRecord(assignment.to_record())
             message.content = content
             # Flower writes the message's id into its metadata when it is sent.
             planned.sent.append((message.metadata, assignment.device_id))

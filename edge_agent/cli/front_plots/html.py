@@ -10,9 +10,9 @@ import numpy as np
 from plotly.offline import get_plotlyjs
 
 from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from wattfleet.choosing.front import Values
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -53,9 +53,11 @@ code {{ font-size: .85em; }}
 def front_page(view: FrontView) -> str:
     """The page: the plot, and every mode of the front with what applies it."""
     front = view.front
-    columns = zip(as_modes(front.modes), front.warmup_s, front.epoch_s, front.power_w, front.planned_w, strict=True)
+    columns = zip(
+        array_to_modes(front.modes), front.warmup_s, front.epoch_s, front.power_w, front.planned_w, strict=True
+    )
     rows = [
-        f"<tr><td>{mode.label()}</td><td><code>{written(mode)}</code></td>"
+        f"<tr><td>{mode.label()}</td><td><code>{mode_argument(mode)}</code></td>"
         f"<td>{warmup_s:.1f}</td><td>{epoch_s:.1f}</td><td>{power_w:.1f}</td><td>{planned_w:.1f}</td></tr>"
         for mode, warmup_s, epoch_s, power_w, planned_w in columns
     ]
@@ -91,7 +93,7 @@ def _traces(view: FrontView) -> list[dict[str, Any]]:
             "mode": "markers",
             "x": view.measured_one_epoch_s.tolist(),
             "y": view.measured_w.tolist(),
-            "text": [mode.label() for mode in as_modes(view.measured_modes)],
+            "text": [mode.label() for mode in array_to_modes(view.measured_modes)],
             "marker": {"symbol": "x-thin-open", "size": 8, "color": MEASURED_COLOUR},
             "hovertemplate": f"{hover}<extra>measured</extra>",
         },

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
-from edge_agent.profiling.profile_state import FittedDevice
+from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.choosing import Front
-from wattfleet.choosing.front import Values
-from wattfleet.modes import ModeArray, as_modes
+from wattfleet.modes import ModeArray, array_to_modes
 from wattfleet.prediction import warmup_s
+
+Values = NDArray[np.float64]
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
 """Okabe and Ito's blue and vermilion, told apart by whoever sees fewer colours."""
@@ -65,7 +67,7 @@ class FrontView:
 
     def labels(self) -> list[str]:
         """The front's modes in short."""
-        return [mode.label() for mode in as_modes(self.front.modes)]
+        return [mode.label() for mode in array_to_modes(self.front.modes)]
 
     def time_ticks(self) -> list[float]:
         """Round seconds to mark on an axis: 1, 2 and 5 times powers of ten, within what is shown."""
@@ -78,7 +80,7 @@ class FrontView:
         """All of it as JSON."""
         front = self.front
         columns = zip(
-            as_modes(front.modes),
+            array_to_modes(front.modes),
             front.warmup_s.tolist(),
             front.epoch_s.tolist(),
             front.power_w.tolist(),
@@ -90,7 +92,7 @@ class FrontView:
             "front": [
                 {
                     "mode": mode._asdict(),
-                    "argument": written(mode),
+                    "argument": mode_argument(mode),
                     "label": mode.label(),
                     "warmup_s": first_s,
                     "epoch_s": epoch_s,
@@ -108,7 +110,7 @@ class FrontView:
                     "power_w": power_w,
                 }
                 for mode, first_s, epoch_s, power_w in zip(
-                    as_modes(self.measured_modes),
+                    array_to_modes(self.measured_modes),
                     self.measured_warmup_s.tolist(),
                     self.measured_epoch_s.tolist(),
                     self.measured_w.tolist(),

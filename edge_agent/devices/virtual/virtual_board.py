@@ -24,7 +24,7 @@ from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from edge_agent.devices.virtual.virtual_training import VirtualTraining
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -84,7 +84,7 @@ class VirtualBoard(ABC):
         self._board_kind = board_kind
         self._evidence = provenance
         self._modes = modes
-        self._offered = frozenset(as_modes(modes))
+        self._offered = frozenset(array_to_modes(modes))
         self._switch_on(start, seed)
 
     def _switch_on(self, start: PowerMode, seed: int) -> None:

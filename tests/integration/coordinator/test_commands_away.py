@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.client import CoordinatorUnreachableError
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving
 from tests.fakes.shell import command
 from wattfleet.errors import InvalidInputError
@@ -69,7 +69,7 @@ def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch:
 
 
 async def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens meanwhile happens between two looks."""
     naps: list[Callable[[], Awaitable[None]]] = []
@@ -103,7 +103,7 @@ async def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl
 
 
 async def test_watching_as_json_goes_on_while_the_coordinator_is_away(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     loop = asyncio.get_running_loop()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
@@ -50,7 +50,7 @@ class Agent:
 
 
 async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
-    config: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pandas as pd
 import pytest
 
 from coordinator.cli.exporting import COLUMNS
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving_client
 from tests.fakes.shell import a_round, asked, command, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
@@ -40,10 +39,10 @@ def read(folder: Path, form: str) -> dict[str, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-async def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_path: Path, form: str) -> None:
+async def test_what_is_exported_is_what_is_known(config: CoordinatorSettings, tmp_path: Path, form: str) -> None:
     out = tmp_path / "a folder" / "tables"
 
-    async with served_with_shell(replace(config, site=rack_and_roof(tmp_path))) as (client, shell):
+    async with served_with_shell(config.with_values(site=rack_and_roof(tmp_path))) as (client, shell):
         orin, _ = await client.two_ready()
         await shell("tag", "nano", "--add", "b", "--add", "a")
         plan = await a_round(client, orin)
@@ -109,7 +108,7 @@ async def test_what_is_exported_is_what_is_known(config: CoordinatorConfig, tmp_
 
 @pytest.mark.parametrize("form", FORMATS)
 async def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
-    config: CoordinatorConfig, tmp_path: Path, form: str
+    config: CoordinatorSettings, tmp_path: Path, form: str
 ) -> None:
 
     async with served_with_shell(config) as (client, shell):
@@ -132,7 +131,7 @@ async def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
         assert orin["trimmed_cores"] is None
 
 
-async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorSettings, tmp_path: Path) -> None:
 
     async with serving_client(config) as client:
         _agents = await client.two_ready()
@@ -154,7 +153,7 @@ async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorC
         assert not (tmp_path / "none").exists()
 
 
-async def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_tables_replace_those_of_before_and_nothing_else(config: CoordinatorSettings, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
     (tmp_path / "out" / "devices.csv").write_text("old")

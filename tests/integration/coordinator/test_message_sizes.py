@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving_client, status
 from tests.fakes.small_fleet import RUN
 from wattfleet_proto.v1 import operator_pb2, planning_pb2
@@ -14,7 +14,7 @@ DEVICES = 10_000
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: CoordinatorConfig) -> None:
+async def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         bindings = [planning_pb2.NodeBinding(node_id=k, device_id=f"{k:0200}") for k in range(DEVICES)]
@@ -27,7 +27,7 @@ async def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: C
         await client.planning.FinishRound(request)
 
 
-async def test_what_no_fleet_needs_is_refused(config: CoordinatorConfig) -> None:
+async def test_what_no_fleet_needs_is_refused(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         with pytest.raises(grpc.aio.AioRpcError) as refused:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from coordinator.cli.client import RequestFailedError, RequestRefusedError
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, Client, serving_client, status
 from tests.fakes.shell import asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
@@ -20,8 +19,8 @@ RUN_AFTER = "4712"
 
 
 @pytest.fixture
-def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
-    return replace(config, site=rack_and_roof(tmp_path))
+def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
+    return config.with_values(site=rack_and_roof(tmp_path))
 
 
 async def back(client: Client, *device_ids: str) -> list[Agent]:
@@ -33,7 +32,7 @@ async def back(client: Client, *device_ids: str) -> list[Agent]:
     return agents
 
 
-async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
+async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         _agents = await client.two_ready()
@@ -59,7 +58,7 @@ async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(con
         assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
 
 
-async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
+async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         _agents = await client.two_ready()
@@ -80,7 +79,7 @@ async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does
         assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
 
 
-async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
+async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
         with pytest.raises(InvalidInputError, match="only with --dry-run"):
@@ -106,7 +105,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfi
             await shell("plan", "--dry-run")
 
 
-async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
+async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
         agents = await client.two_ready()

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from coordinator.budgets.site_file import read_site_file
-from coordinator.server import CoordinatorConfig
 from coordinator.services import operations
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import Client, fetch, serving_client, status, until
 from tests.fakes.small_fleet import ORIN_FRONT, RUN
-from wattfleet.planning import Selection
 from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
 
@@ -61,7 +58,7 @@ async def references(client: Client) -> dict[str, operator_pb2.ReferenceView]:
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
-async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: CoordinatorConfig) -> None:
+async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         orin, _ = await client.two_ready()
@@ -87,7 +84,7 @@ async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(conf
         assert (cleared.budget.watts, cleared.budget.source, cleared.trimmed_rounds) == (100.0, "constant", 0)
 
 
-async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: CoordinatorConfig) -> None:
+async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: CoordinatorSettings) -> None:
     async def first(client: Client) -> None:
         await set_budget(client, 40.0)
 
@@ -104,9 +101,9 @@ async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(conf
 
 
 async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.02)
+    config = config.with_values(site={"budget_check_s": 0.02})
 
     async def source_is_back(client: Client) -> bool:
         return (await budgets(client))["site"].source == "constant"
@@ -121,24 +118,24 @@ async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when
         assert await source_is_back(client)
 
 
-async def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: CoordinatorConfig, tmp_path: Path) -> None:
+async def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: CoordinatorSettings, tmp_path: Path) -> None:
 
     async with serving_client(config) as client:
         await set_budget(client, 40.0)
     (tmp_path / "site.toml").write_text("[supplies.hall]\nbudget = { watts = 70.0 }\n")
-    async with serving_client(replace(config, site=read_site_file(tmp_path / "site.toml"))) as client:
+    async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
         assert (await budgets(client))["hall"].watts == 70.0
 
 
-async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorConfig) -> None:
+async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         for watts, for_s, text in (
             (0.0, None, "a budget must be finite and above zero watts"),
             (float("nan"), None, "a budget must be finite and above zero watts"),
-            (5.0, 0.0, "watts are set for up to a year"),
-            (5.0, float("nan"), "watts are set for up to a year"),
-            (5.0, 1e12, "watts are set for up to a year"),
+            (5.0, 0.0, "a budget can be overridden for up to 366 days"),
+            (5.0, float("nan"), "a budget can be overridden for up to 366 days"),
+            (5.0, 1e12, "a budget can be overridden for up to 366 days"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await set_budget(client, watts, for_s)
@@ -159,8 +156,8 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
 # --- who takes part -----------------------------------------------------------------------------------------------
 
 
-async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorConfig) -> None:
-    config = replace(config, selection=Selection(exclude=("tag:sick",)))
+async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorSettings) -> None:
+    config = config.with_values(selection={"exclude": ("tag:sick",)})
 
     async with serving_client(config) as client:
         await client.two_ready()
@@ -185,7 +182,7 @@ async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: Coordi
         assert [assignment.device_id for assignment in plan.assignments] == ["nano"]
 
 
-async def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -> None:
+async def test_devices_that_never_connected_are_not_found(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
 
@@ -209,7 +206,7 @@ async def test_devices_that_never_connected_are_not_found(config: CoordinatorCon
 
 
 async def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact
 ) -> None:
 
     async with serving_client(config) as client:
@@ -231,7 +228,7 @@ async def test_a_published_reference_is_handed_out_and_the_same_again_changes_no
 
 
 async def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
-    config: CoordinatorConfig, another: Artefact, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, another: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, save = [False], Store.save
 
@@ -250,13 +247,13 @@ async def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
         room.append(True)
         assert not (await publish(client, another)).known
         assert (await publish(client, another)).known
-    store = Store(config.store)
+    store = Store(Path(config.store.location))
     assert [each.digest for each in store.load().references] == [another.digest]
     store.close()
 
 
 async def test_a_damaged_reference_is_refused(
-    config: CoordinatorConfig, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = bytearray(artefact.weights)
     damaged[len(damaged) // 2] ^= 1
@@ -287,7 +284,7 @@ async def test_a_damaged_reference_is_refused(
 
 
 async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact
 ) -> None:
 
     async def first(client: Client) -> None:
@@ -326,17 +323,17 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
 
 
 async def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(
-    config: CoordinatorConfig, artefact: Artefact
+    config: CoordinatorSettings, artefact: Artefact
 ) -> None:
 
     async with serving_client(config) as client:
         await pin(client, artefact.digest)
-    async with serving_client(replace(config, reference="agx_orin_resnet18")) as client:
+    async with serving_client(config.with_values(profiling={"reference": "agx_orin_resnet18"})) as client:
         assert (await client.agent().hello("orin")).reference_digest == artefact.digest
         assert len(await references(client)) == 2
 
 
-async def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorConfig, artefact: Artefact) -> None:
+async def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorSettings, artefact: Artefact) -> None:
 
     async with serving_client(config) as client:
         # Two with the same first characters would take long to find.
@@ -354,7 +351,7 @@ async def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorCo
 
 
 async def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.services.views._DEVICES_IN_A_MESSAGE", 1)
 
@@ -368,7 +365,7 @@ async def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
 
 
 async def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
-    config: CoordinatorConfig, tmp_path: Path
+    config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "site.toml").write_text(
         "[supplies.site]\nbudget = { watts = 70.0 }\n"
@@ -377,7 +374,7 @@ async def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_
     # The shorter epoch has the longer start.
     starting = front((10, 50), (9, 30), (12, 20), warmup_s=(1, 4, 5))
 
-    async with serving_client(replace(config, site=read_site_file(tmp_path / "site.toml"))) as client:
+    async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
         agents = [client.agent() for _ in range(3)]
         for agent, device_id in zip(agents, ("free", "limited", "never"), strict=True):
             await agent.become_ready(device_id, starting, 5.0)
@@ -386,7 +383,7 @@ async def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_
         assert not devices["never"].HasField("fastest_epoch_s")
 
 
-async def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorConfig) -> None:
+async def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         await client.two_ready()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError, WattfleetError
@@ -21,14 +20,14 @@ from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 
 @pytest.fixture
-def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
-    return replace(config, site=rack_and_roof(tmp_path))
+def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
+    return config.with_values(site=rack_and_roof(tmp_path))
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> None:
+async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
         assert (await shell("devices")).stdout == "no devices\n"
@@ -52,7 +51,7 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) 
         assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
 
 
-async def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
+async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
@@ -72,7 +71,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None
             await shell("device", "none")
 
 
-async def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None:
+async def test_names_of_devices_are_no_markup(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
         await client.agent().hello("[red]orin[/]")
@@ -84,7 +83,7 @@ async def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None
 # --- rounds -------------------------------------------------------------------------------------------------------
 
 
-async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) -> None:
+async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
         assert (await shell("rounds")).stdout == "no run ever started\n"
@@ -112,7 +111,7 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorCo
         assert brief[3].split()[-1] == "seen" and brief[-1] == "--json has accuracy, f1, loss, recall, too"
 
 
-async def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
+async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:
 
     async with served_with_shell(config) as (client, shell):
         orin, _ = await client.two_ready()
@@ -130,7 +129,7 @@ async def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> N
 
 
 async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(
-    config: CoordinatorConfig,
+    config: CoordinatorSettings,
 ) -> None:
 
     async with served_with_shell(config) as (client, shell):
@@ -154,7 +153,7 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
-async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
+async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
@@ -181,7 +180,7 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
         for watts in ("0", "-5", "-.5", "nan"):
             with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
                 await shell("budget", "set", "rack", watts)
-        with pytest.raises(RequestRefusedError, match="up to a year, or until cleared, not for 400 days"):
+        with pytest.raises(RequestRefusedError, match="for up to 366 days, or until it is cleared, not for 400 days"):
             await shell("budget", "set", "rack", "5", "--for", "400d")
         assert (await shell("budget", "set", "rack", "1e7")).stdout == "rack: 10,000,000 W in force (operator)\n"
         assert "rack: 55.1 W in force" in (await shell("budget", "set", "rack", "55.1235", "--for", "23h")).stdout
@@ -206,7 +205,7 @@ def test_what_is_no_span_of_time_is_refused(span: str) -> None:
 # --- who takes part -----------------------------------------------------------------------------------------------
 
 
-async def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
+async def test_devices_are_tagged_and_drained(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
@@ -229,7 +228,7 @@ async def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
 
 
 async def test_a_reference_is_published_pinned_and_unpinned(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact, tmp_path: Path
 ) -> None:
     write_artefact(another, tmp_path / "new")
 

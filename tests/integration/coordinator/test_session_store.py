@@ -10,10 +10,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
-from coordinator.services import late_reports, sessions
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.store import writer
 from coordinator.store.errors import StoreFullError, UnstorableRecordError
 from coordinator.store.store import Store
 from tests.fakes.served import READY, Agent, serving_client, status
@@ -47,14 +45,19 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         stored(self, *records)
 
     monkeypatch.setattr(Store, "save", save)
-    monkeypatch.setattr(writer, "_RETRIED_AFTER_S", 0.01)
     yield disk
     disk.free.set()
 
 
-def on_disk(config: CoordinatorConfig) -> tuple[int, list[str]]:
+@pytest.fixture
+def config(config: CoordinatorSettings) -> CoordinatorSettings:
+    """A coordinator that soon writes again what could not be stored."""
+    return config.with_values(store={"retry_s": 0.01})
+
+
+def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
     """The fronts and the states of devices that are stored."""
-    connection = sqlite3.connect(str(config.store))
+    connection = sqlite3.connect(config.store.location)
     [[fronts]] = connection.execute("SELECT count(*) FROM front")
     states = [state for (state,) in connection.execute("SELECT state FROM device ORDER BY device_id")]
     connection.close()
@@ -79,7 +82,7 @@ async def acknowledged(agent: Agent, count: int) -> list[int]:
 
 
 async def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(
-    config: CoordinatorConfig, disk: Disk
+    config: CoordinatorSettings, disk: Disk
 ) -> None:
 
     async with serving_client(config) as client:
@@ -104,7 +107,7 @@ async def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged
 
 
 async def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_full(
-    config: CoordinatorConfig, disk: Disk
+    config: CoordinatorSettings, disk: Disk
 ) -> None:
 
     async with serving_client(config) as client:
@@ -123,7 +126,7 @@ async def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_f
 
 
 async def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(
-    config: CoordinatorConfig, disk: Disk
+    config: CoordinatorSettings, disk: Disk
 ) -> None:
 
     async with serving_client(config) as client:
@@ -143,11 +146,9 @@ async def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(
 
 
 async def test_leases_are_answered_while_a_transaction_takes_long(
-    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_STORED_WITHIN_S", 0.05)
-
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"store_timeout_s": 0.05})) as client:
         agent = client.agent()
         await agent.hello("orin")
         disk.free.clear()
@@ -159,11 +160,9 @@ async def test_leases_are_answered_while_a_transaction_takes_long(
 
 
 async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
-    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_reports, "MOST_LATE", 3)
-
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"max_unstored_reports": 3})) as client:
         agent, other, again = client.agent(), client.agent(), client.agent()
         await agent.hello("orin")
         await other.hello("other")
@@ -182,7 +181,7 @@ async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_
         await other.goodbye()
 
 
-async def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: CoordinatorConfig, disk: Disk) -> None:
+async def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: CoordinatorSettings, disk: Disk) -> None:
 
     async with serving_client(config) as client:
         agent, other = client.agent(), client.agent()

@@ -11,9 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
-from coordinator.services import sessions
-from coordinator.state import leases
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, Client, serving_client, status, until
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.integration.coordinator.test_sessions import INVALID, hello_of
@@ -38,7 +36,7 @@ from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, session_pb2
     ids=["2 MB", "front of a million points", "front of 10,000 points"],
 )
 async def test_what_is_far_too_large_ends_one_session_only(
-    config: CoordinatorConfig, body: dict[str, Any], code: str
+    config: CoordinatorSettings, body: dict[str, Any], code: str
 ) -> None:
 
     async with serving_client(config) as client:
@@ -53,7 +51,7 @@ async def test_what_is_far_too_large_ends_one_session_only(
         await other.goodbye()
 
 
-async def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig) -> None:
+async def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         agent = client.agent()
@@ -66,7 +64,7 @@ async def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig)
 @pytest.mark.parametrize("name", ["x" * 201, "or\0in", "or\nin", "or\u202ein", " "])
 @pytest.mark.parametrize("field", ["device_id", "board", "installation"])
 async def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
-    config: CoordinatorConfig, field: str, name: str
+    config: CoordinatorSettings, field: str, name: str
 ) -> None:
 
     async with serving_client(config) as client:
@@ -78,7 +76,7 @@ async def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
         assert await client.states() == {}
 
 
-async def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorConfig) -> None:
+async def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         orin, nano = await client.two_ready()
@@ -92,7 +90,7 @@ async def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorC
 
 
 async def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
     async with serving_client(config) as client:
@@ -113,9 +111,9 @@ async def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
 
 
 async def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_only(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+    config = config.with_values(sessions={"check_s": 0.05})
 
     async def refusal(client: Client) -> str:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -126,21 +124,19 @@ async def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_on
         await client.two_ready()
         client.stop.set()  # while the sessions last
         await client.running
-    monkeypatch.setattr(leases, "GRACE_S", 0.0)
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"return_grace_s": 0.0})) as client:
 
         async def noted() -> bool:
-            with closing(sqlite3.connect(str(config.store))) as store:
+            with closing(sqlite3.connect(config.store.location)) as store:
                 return store.execute("SELECT DISTINCT state FROM device").fetchall() == [("offline",)]
 
         await until(noted)
-    monkeypatch.setattr(leases, "GRACE_S", 60.0)
     async with serving_client(config) as client:
         assert await refusal(client) == "no device is ready to train: orin is offline, nano is offline"
 
 
 async def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
-    config: CoordinatorConfig, another: Artefact
+    config: CoordinatorSettings, another: Artefact
 ) -> None:
 
     async with serving_client(config) as client:
@@ -190,7 +186,7 @@ async def blocked_reader(client: Client, hello: session_pb2.Hello) -> AsyncItera
 FLOOD = 1_000
 
 
-async def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+async def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorSettings) -> None:
     async def read_all(agent: Agent) -> list[int]:
         return [(await agent.call.read()).ack.sequence for _ in range(FLOOD)]
 
@@ -211,7 +207,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
-    config: CoordinatorConfig, impatient: None
+    config: CoordinatorSettings, impatient: None
 ) -> None:
 
     async with serving_client(config) as client:
@@ -225,7 +221,7 @@ async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_sto
 
 
 async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
-    config: CoordinatorConfig, caplog: pytest.LogCaptureFixture
+    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
 
     async with serving_client(config) as client:
@@ -237,12 +233,9 @@ async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
 
 
 async def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
-    config: CoordinatorConfig, impatient: None, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.2)
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
-
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
 
         async def offline() -> bool:
             return await client.states() == {"slow": "offline"}

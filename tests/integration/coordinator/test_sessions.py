@@ -10,13 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.server import CoordinatorConfig
 from coordinator.services import sessions
-from coordinator.state import leases
-from coordinator.state.leases import LEASE_S, WELCOMES_PER_S
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import READY, Agent, fetch, serving_client, status, until
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction import Artefact, restore_predictor
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
@@ -29,7 +27,7 @@ from wattfleet_proto.v1 import (
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefact: Artefact) -> None:
+async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, artefact: Artefact) -> None:
 
     async with serving_client(config) as client:
         agent = client.agent()
@@ -37,8 +35,8 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefa
         assert welcome == session_pb2.Welcome(
             reference_digest=artefact.digest,
             profile_modes=20,
-            lease_s=LEASE_S,
-            reconnect_s=1 / WELCOMES_PER_S,
+            lease_s=5.0,
+            reconnect_s=1 / 400,
             protocol=session_pb2.ProtocolVersion(major=1, minor=0),
         )
         assert (await client.devices())["orin"] == view_pb2.DeviceView(
@@ -68,7 +66,7 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefa
         assert await client.states() == {"orin": "offline"}
 
 
-async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config: CoordinatorConfig) -> None:
+async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         first, second = client.agent(), client.agent()
@@ -88,12 +86,9 @@ async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(
 
 
 async def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.2)
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
-
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
         silent, talker = client.agent(), client.agent()
         assert (await silent.hello("silent")).lease_s == 0.2
         await talker.hello("talker")
@@ -107,7 +102,7 @@ async def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_
         await talker.goodbye()
 
 
-async def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorConfig) -> None:
+async def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         async with grpc.aio.insecure_channel(client.bound.address) as own:
@@ -121,11 +116,9 @@ async def test_an_agent_whose_connection_breaks_goes_offline(config: Coordinator
 
 
 async def test_a_session_in_which_nothing_is_said_never_begins(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sessions, "LEASE_S", 0.1)
-
-    async with serving_client(config) as client:
+    async with serving_client(config.with_values(sessions={"lease_s": 0.1})) as client:
         mute, gone = client.agent(), client.agent()
         await gone.call.done_writing()
         for agent in (mute, gone):
@@ -135,7 +128,7 @@ async def test_a_session_in_which_nothing_is_said_never_begins(
     assert not caplog.records, "nothing failed"
 
 
-async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorConfig) -> None:
+async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorSettings) -> None:
     bad_front = front_to_message(ORIN_FRONT)
     bad_front.points[1].epoch_s = 5.0  # quicker than the point before, and thriftier
     good_front = front_to_message(ORIN_FRONT)
@@ -175,7 +168,7 @@ async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(confi
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-async def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: CoordinatorConfig) -> None:
+async def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         agent = client.agent()
@@ -185,13 +178,13 @@ async def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: Coo
         await agent.goodbye()
 
 
-async def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> None:
+async def test_a_hello_has_to_say_who_and_what(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         for arguments, reason in (
             (("", "agx-orin"), "needs an id"),
             (("orin", ""), "needs an id, a kind of board"),
-            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "has to say what its figures rest on"),
+            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "the provenance is missing"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.agent().hello(*arguments)
@@ -205,7 +198,7 @@ async def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> Non
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1_000])
 async def test_the_reference_arrives_whole(
-    config: CoordinatorConfig, artefact: Artefact, chunk_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    config: CoordinatorSettings, artefact: Artefact, chunk_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk_bytes:
         monkeypatch.setattr(sessions, "_CHUNK_BYTES", chunk_bytes)
@@ -220,7 +213,7 @@ async def test_the_reference_arrives_whole(
         if chunk_bytes:
             assert max(len(part.weights_chunk) for part in parts) == chunk_bytes
             assert len(parts) > 5
-        modes = board("orin-nano").space.array()
+        modes = board_named("orin-nano").space.array()
         arrived = restore_predictor(Artefact(manifest, weights)).predict(modes)
         assert np.array_equal(arrived.minibatch_ms, restore_predictor(artefact).predict(modes).minibatch_ms)
 
@@ -245,7 +238,7 @@ def hello_of(device_id: str, installation: str = "", **more: Any) -> session_pb2
     )
 
 
-async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(config: CoordinatorConfig) -> None:
+async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         old, new, other = client.agent(), client.agent(), client.agent()
@@ -265,7 +258,7 @@ async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once
 
 @pytest.mark.parametrize(("minor", "spoken"), [(None, 0), (0, 0), (1, 1), (2, 1), (99, 1)])
 async def test_agents_of_neighbouring_versions_are_served(
-    config: CoordinatorConfig, minor: int | None, spoken: int
+    config: CoordinatorSettings, minor: int | None, spoken: int
 ) -> None:
     theirs = None if minor is None else session_pb2.ProtocolVersion(major=1, minor=minor)
 
@@ -281,7 +274,7 @@ async def test_agents_of_neighbouring_versions_are_served(
         await agent.goodbye()
 
 
-async def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorConfig) -> None:
+async def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorSettings) -> None:
 
     async with serving_client(config) as client:
         with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
@@ -291,7 +284,7 @@ async def test_an_agent_of_another_major_version_is_told_what_to_do(config: Coor
 
 
 async def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothing(
-    config: CoordinatorConfig,
+    config: CoordinatorSettings,
 ) -> None:
 
     async with serving_client(config) as client:
@@ -306,7 +299,7 @@ async def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes
 
 
 async def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_none(
-    config: CoordinatorConfig,
+    config: CoordinatorSettings,
 ) -> None:
 
     async with serving_client(config) as client:
@@ -323,7 +316,7 @@ async def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello
             await agent.call.read()
 
 
-async def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorConfig, artefact: Artefact) -> None:
+async def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorSettings, artefact: Artefact) -> None:
 
     async with serving_client(config) as client:
         request = fetch(artefact.digest)

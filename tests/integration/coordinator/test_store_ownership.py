@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, text
 
+from coordinator.settings import StoreSettings
 from coordinator.state.records import RunRecord
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError, StoreInUseError, StoreUnavailableError
@@ -117,7 +118,7 @@ async def test_a_coordinator_stands_by_until_the_other_is_gone(location: Path | 
         if len(tried) == 3:
             first.close()
 
-    second = await open_store(location, stands_by=True, sleep=sleep)
+    second = await open_store(location, StoreSettings(standby=True), sleep)
     assert len(tried) == 3
     assert_devices(second.load(), BLANK)
     second.close()
@@ -129,7 +130,7 @@ async def test_a_coordinator_that_is_not_to_stand_by_does_not(location: Path | U
 
     first = Store(location)
     with pytest.raises(StoreInUseError):
-        await open_store(location, stands_by=False, sleep=never)
+        await open_store(location, sleep=never)
     first.close()
 
 
@@ -146,7 +147,7 @@ async def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, capl
         pass
 
     with caplog.at_level("INFO"):
-        (await open_store(tmp_path / "c.db", True, sleep, opened)).close()
+        (await open_store(tmp_path / "c.db", StoreSettings(standby=True), sleep, opened)).close()
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator.store.standby"] == [
         "standing by: refused"
     ]

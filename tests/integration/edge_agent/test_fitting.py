@@ -22,7 +22,7 @@ from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiling_plan import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_array
+from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
 from wattfleet_io.child_process import python_process
 
@@ -31,7 +31,7 @@ HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 1
 TRANSFER = Transfer(REFERENCE, HEADER, 100)
 BOARD = SimulatedDevice("orin-nano", 1)
 MODES = BOARD.modes
-NOTHING = as_array([])
+NOTHING = modes_to_array([])
 
 
 def here(transfer=TRANSFER):

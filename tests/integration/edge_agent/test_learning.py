@@ -19,16 +19,16 @@ from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Discarded, RoundRecord
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import StoppedError, profile_device
-from edge_agent.profiling.records import Discarded, RoundRecord
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed, TrainingWatch
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_array, as_modes
+from wattfleet.modes import Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -73,7 +73,7 @@ class Bench:
         self.watch = self.watch_of(self.device)
 
     def watch_of(self, device):
-        parked, learner = as_modes(self.device.modes)[0], self.learner
+        parked, learner = array_to_modes(self.device.modes)[0], self.learner
         return TrainingWatch(device, parked, PER_EPOCH, learner.productive, lambda: learner.first_gcycles)
 
     def some_front_mode(self, rng):
@@ -94,7 +94,7 @@ def bench(tmp_path):
 
 def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
     measured = len(bench.journal.records)
-    mode = as_modes(bench.device.modes)[1234]
+    mode = array_to_modes(bench.device.modes)[1234]
     assert bench.round(mode) is None
     assert bench.journal.measurements[-1].mode == mode
     assert bench.learner.profiled_modes == measured == len(bench.journal.records)
@@ -102,8 +102,8 @@ def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
 
 
 def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
-    mode = as_modes(bench.device.modes)[1234]
-    at = as_array([mode])
+    mode = array_to_modes(bench.device.modes)[1234]
+    at = modes_to_array([mode])
     before = restore_predictor(bench.kept[-1]).predict(at)
     bench.round(mode)
     after = restore_predictor(bench.kept[-1]).predict(at)
@@ -159,7 +159,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
 
 def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
     bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
-    mode = as_modes(bench.device.modes)[1234]
+    mode = array_to_modes(bench.device.modes)[1234]
     assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))
 
     def stop_after_three(progress):
@@ -180,7 +180,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
     hopeless = front.mode(len(front) // 2)
     with Journal.open(tmp_path / "left.jsonl", HEADER) as journal:
         for record in bench.journal.records:
-            if not (as_array([record.mode]) >= hopeless).all():
+            if not (modes_to_array([record.mode]) >= hopeless).all():
                 journal.append(record)
         for _ in range(USUAL_LIMITS.attempts):
             journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
@@ -209,7 +209,7 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
             for _ in profiler.profiled(range(3000), device.step):
                 pass
             learner.refit()
-        measured = as_array(record.mode for record in journal.records[6:])
+        measured = modes_to_array(record.mode for record in journal.records[6:])
         _, true_mw = device.truth(measured)
         assert len(measured) > 0
         assert (true_mw < 1.1 * limit_w * 1e3).all()
@@ -224,7 +224,7 @@ def test_the_app_waits_for_no_fit_that_cannot_choose_a_mode(tmp_path):
     assert len(opened) <= 1
     assert not bench.learner.productive(0.01).measuring
     assert len(opened) <= 1
-    bench.round(as_modes(bench.device.modes)[1234])
+    bench.round(array_to_modes(bench.device.modes)[1234])
     opened.clear()
     assert (
         not Bench(tmp_path / "complete.jsonl", before_fit=lambda: opened.append("a fit"))

@@ -50,9 +50,9 @@ def test_two_lines_are_the_difference_with_what_they_import() -> None:
         "+     strategy = PowerAware(FedAvg(fraction_evaluate=0.5))",
     ]
     assert sorted(set(changed) - set(lines)) == [
-        '+   "wattfleet[agent,coordinator]",',
-        "+ from coordinator.flower import PowerAware",
-        "+ from edge_agent.flower import power_mode_mod",
+        '+   "wattfleet[flower]",',
+        "+ from wattfleet_flower import PowerAware",
+        "+ from wattfleet_flower import power_mode_mod",
     ]
     readme = (QUICKSTART / "README.md").read_text()
     assert all(line[0] + line[2:] in readme for line in lines), "the README shows them"

@@ -37,7 +37,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
     "coordinator.store.errors.StoreInUseError",  # before the service is up
-    "wattfleet_flower.client.mod.AgentUnreachableError",  # in Flower's ClientApp
+    "wattfleet_flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.profiling.disturbance.DisturbedError",  # while profiling
     "edge_agent.profiling.disturbance.OverloadedError",

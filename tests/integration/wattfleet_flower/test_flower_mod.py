@@ -26,9 +26,9 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Renewal
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import profile_device
-from edge_agent.profiling.records import Renewal
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
@@ -41,7 +41,8 @@ from tests.fakes.flower_task import be_task
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
-from wattfleet_flower.client.mod import AgentUnreachableError, _running, power_mode_mod, profiled, until_deadline
+from wattfleet_flower import AgentUnreachableError, power_mode_mod, profiled, until_deadline
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
     CUT_KEY,
@@ -346,7 +347,7 @@ def test_modes_are_measured_while_the_app_trains_and_no_batch_is_lost(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every minibatch is reported: here they take no time, so the usual half second would never be over.
-    monkeypatch.setattr("wattfleet_flower.client.mod._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     seen: list[int] = []
     modes: list[PowerMode] = []
     before = len(agent.journal.records)
@@ -366,7 +367,7 @@ def test_modes_are_measured_while_the_app_trains_and_no_batch_is_lost(
 def test_no_mode_is_measured_that_may_draw_more_than_the_round_was_given(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wattfleet_flower.client.mod._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     prediction = agent.learner.front
     least_w = float(np.min(prediction.power_w))
     record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=0.5 * least_w).to_record()
@@ -427,7 +428,7 @@ def test_a_training_that_its_deadline_ends_is_kept_told_and_observed_for_what_wa
 def test_a_deadline_in_the_midst_of_measuring_puts_the_rounds_own_mode_back(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wattfleet_flower.client.mod._REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     modes: list[PowerMode] = []
 
     def train(request: Message, _: Context) -> Message:
@@ -457,7 +458,7 @@ def test_of_a_loader_without_a_length_the_time_of_an_epoch_is_not_learnt(agent: 
 @pytest.mark.parametrize("epochs_done", [1.5, -0.1, float("nan")])
 def test_more_work_than_was_assigned_is_refused(agent: Agent, epochs_done: float) -> None:
     def train(request: Message, _: Context) -> Message:
-        training = _running.get()
+        training = CURRENT_TRAINING.get()
         assert training is not None
         with pytest.raises(grpc.RpcError):
             training.finish(False, epochs_done)
@@ -560,7 +561,7 @@ def test_a_device_that_contradicts_its_predictor_is_measured_anew_and_comes_back
 )
 def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms: float, reason: str) -> None:
     def train(request: Message, _: Context) -> Message:
-        training = _running.get()
+        training = CURRENT_TRAINING.get()
         assert training is not None
         training.report([local_pb2.MinibatchTimes(fetch_stall_ms=fetch_stall_ms, compute_ms=5.0)], paused=False)
         raise AssertionError("unreachable")
@@ -606,7 +607,7 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     def train(request: Message, _: Context) -> Message:
         monkeypatch.setattr(agent.board, "apply", apply)
-        training = _running.get()
+        training = CURRENT_TRAINING.get()
         assert training is not None
         training.report([local_pb2.MinibatchTimes(fetch_stall_ms=-1.0, compute_ms=5.0)], paused=False)
         raise AssertionError("unreachable")

@@ -100,7 +100,7 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
 def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = small_fleet()
     fleet.plan(RUN, 1, NODES, 1.0)
-    monkeypatch.setattr("coordinator.state.fleet.trimmed", lambda *_: 1 / 0)
+    monkeypatch.setattr("coordinator.state.fleet.trim_rounds", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fleet.trim()
     assert fleet.may_exceed

@@ -16,7 +16,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PowerMode, as_array, board
+from wattfleet.modes import PowerMode, board_named, modes_to_array
 
 HIGHEST = "6,1510400,624750000,2133000000"
 
@@ -36,7 +36,9 @@ def copied(profiled_state, tmp_path):
 
 
 def truth(mode):
-    return tuple(float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(as_array([PowerMode(**mode)])))
+    return tuple(
+        float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(modes_to_array([PowerMode(**mode)]))
+    )
 
 
 # --- choose ---------------------------------------------------------------------------------------------------------
@@ -60,8 +62,8 @@ def test_more_watts_are_never_slower(run):
 def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
     chosen = run("choose", "--budget-w", "12", "--json").content
     shown = run("choose", "--budget-w", "12").out
-    assert f"apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
-    assert PowerMode(*map(int, chosen["argument"].split(","))) in board("orin-nano").space
+    assert f"Apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
+    assert PowerMode(*map(int, chosen["argument"].split(","))) in board_named("orin-nano").space
 
 
 def test_a_deadline_with_the_least_energy_or_the_least_power(run):
@@ -75,7 +77,7 @@ def test_a_deadline_with_the_least_energy_or_the_least_power(run):
 
 def test_a_measured_mode_is_said_to_be_measured(run):
     shown = run("choose", "--budget-w", 100).out
-    assert "Chosen for orin-nano within 100 W" in shown
+    assert "Best mode for orin-nano within 100 W" in shown
     chosen = run("choose", "--budget-w", 100, "--probability", 0.999, "--json").content
     assert (chosen["epoch_s_interval"] is None) is chosen["measured"]
 
@@ -83,11 +85,11 @@ def test_a_measured_mode_is_said_to_be_measured(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: the least is"),
+        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
         (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
-        (["--budget-w", "10", "--probability", "1"], "a probability lies between 0 and 1"),
-        (["--budget-w", "10", "--deadline-s", "10"], "give one limit: --budget-w, or --deadline-s"),
-        ([], "give one limit"),
+        (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
+        (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s"),
+        ([], "pass exactly one of"),
         (["--budget-w", "nan"], "no mode draws at most nan W"),
     ],
 )
@@ -160,7 +162,7 @@ def test_slow_memory_bounds_by_memory(run):
 
 def test_explaining_what_is_not_offered_names_the_nearest(run):
     ended = run("explain", "6,1510400,624750001,2133000000")
-    assert ended.code == 2 and f"nearest mode that it offers is {HIGHEST}" in ended.err
+    assert ended.code == 2 and f"its nearest mode is {HIGHEST}" in ended.err
 
 
 # --- front ----------------------------------------------------------------------------------------------------------
@@ -217,4 +219,4 @@ def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, o
     monkeypatch.setitem(sys.modules, module, None)
     ended = run("front", option, tmp_path / "front")
     assert ended.code == 2
-    assert f"drawing it needs {module}" in ended.err and "pip install 'wattfleet[plots]'" in ended.err
+    assert f"{module} is not installed" in ended.err and "pip install 'wattfleet[plots]'" in ended.err

@@ -68,7 +68,7 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
     assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
-    assert "The agent can work here: 13 ok, 2 limited." in ended.out
+    assert "The agent can run here: 13 ok, 2 limited." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
@@ -132,8 +132,8 @@ def test_a_machine_without_a_power_meter_is_in_order_but_serves_no_round(look, a
     assert "cannot be profiled" in found["power"]["found"] and "wattfleet[nvml]" in found["power"]["advice"]
     ended = agent("doctor", "--state-dir", tmp_path / "state", "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
-    assert "the agent serves no round without what is absent" in " ".join(ended.out.split())
-    assert "can work here" not in ended.out
+    assert "joins no rounds until the absent parts are added" in " ".join(ended.out.split())
+    assert "The agent can run here: " not in ended.out
 
 
 def test_a_machine_whose_power_meter_does_not_answer_has_to_be_repaired(look, host):

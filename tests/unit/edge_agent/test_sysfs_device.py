@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from tests.fakes.jetson_boards import (
     AGX_ORIN_JP5,

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import columns_of, front
-from wattfleet.choosing import MAX_POINTS, Front
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.planning import Assignment, Decision, RoundPlan
@@ -108,7 +108,7 @@ def test_points_without_a_start_are_those_of_an_older_agent_and_start_at_once() 
 
 
 def test_the_largest_front_there_may_be_comes_back() -> None:
-    sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_POINTS)))
+    sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_FRONT_POINTS)))
     assert_same(front_from_message(as_received(front_to_message(sent))), sent)
 
 
@@ -118,7 +118,7 @@ def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
     assert len(message.points) == 1_000_000
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 1000000"):
+        with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not 1000000"):
             front_from_message(message)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -127,7 +127,7 @@ def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
 
 
 def test_no_front_is_no_front() -> None:
-    with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 0"):
+    with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not 0"):
         front_from_message(power_pb2.Front())
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import board, read_csv
+from wattfleet.modes import board_named, read_profile
 from wattfleet.prediction import RooflinePredictor, restore_predictor
 
 
@@ -27,7 +27,7 @@ def test_the_reference_of_agx_orin_ships() -> None:
 @pytest.mark.parametrize("name", reference_models.shipped())
 def test_every_shipped_reference_is_whole_and_predicts_its_board(name: str) -> None:
     artefact = reference_models.load(name)
-    space = board(artefact.details.board).space
+    space = board_named(artefact.details.board).space
     prediction = restore_predictor(artefact).predict(space.array())
     assert np.isfinite(prediction.minibatch_ms).all()
     # The highest of all modes is not the last in every column, but it is fast and hungry.
@@ -62,7 +62,7 @@ def test_a_name_that_does_not_ship_is_refused_with_those_that_do() -> None:
 @pytest.mark.data
 def test_what_ships_is_what_its_corpus_gives_and_as_good_as_it_says(corpora: Path) -> None:
     artefact = reference_models.load("agx_orin_resnet18")
-    corpus = read_csv(corpora / "agx_orin_resnet18.csv")
+    corpus = read_profile(corpora / "agx_orin_resnet18.csv")
     shipped, anew = (
         restore_predictor(artefact).predict(corpus.modes),
         RooflinePredictor.fit(corpus).predict(corpus.modes),

@@ -140,7 +140,9 @@ def test_another_format_is_refused_with_what_to_do(version: object) -> None:
 
 
 def test_an_unknown_kind_of_predictor_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InvalidInputError, match="'oracle', this Wattfleet knows roofline, powertrain, scratch"):
+    with pytest.raises(
+        InvalidInputError, match="unknown predictor 'oracle': installed are roofline, .* Install the version of"
+    ):
         restore_predictor(Artefact(changed(predictor="oracle"), ARTEFACT.weights))
 
 

@@ -15,10 +15,17 @@ import reference_models
 import wattfleet.prediction.row_audit as audit_module
 from reference_models.commands import app
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Profile, board, read_csv, write_csv
-from wattfleet.prediction import NoAuditError, RooflinePredictor, Suspect, audit, passing_rows, restore_predictor
+from wattfleet.modes import PowerMode, Profile, board_named, read_profile, write_profile
+from wattfleet.prediction import (
+    NoAuditError,
+    RooflinePredictor,
+    SuspectRow,
+    audit_rows,
+    passing_rows,
+    restore_predictor,
+)
 
-SPACE = board("agx-orin").space.array()
+SPACE = board_named("agx-orin").space.array()
 
 
 @cache
@@ -57,7 +64,7 @@ def off(profile: Profile, planted: Profile, rows: list[int]) -> set[int]:
     return {row for row in rows if time[row] > 0.2 or power[row] > 0.12}
 
 
-def found_rows(suspects: list[Suspect]) -> set[int]:
+def found_rows(suspects: list[SuspectRow]) -> set[int]:
     return {suspect.row for suspect in suspects}
 
 
@@ -73,7 +80,7 @@ def mape(predictor: RooflinePredictor, clean: Profile) -> tuple[float, float]:
 def test_finds_what_was_planted_in_a_corpus_and_little_else(one_knob: bool) -> None:
     clean = measured(4_368, 0)
     false, rows = plant(clean, 0.02, 1, one_knob)
-    found = found_rows(audit(false))
+    found = found_rows(audit_rows(false))
     wanted = off(clean, false, rows)
     assert len(wanted) > 30
     assert len(found & wanted) >= 0.9 * len(wanted)
@@ -85,7 +92,7 @@ def test_many_false_rows_do_not_hide_each_other(share: float) -> None:
     clean = measured(600, 2)
     false, rows = plant(clean, share, 2, one_knob=False)
     wanted = off(clean, false, rows)
-    found = found_rows(audit(false))
+    found = found_rows(audit_rows(false))
     assert len(found & wanted) >= 0.9 * len(wanted)
     assert len(found - set(rows)) <= 0.01 * len(clean)
 
@@ -95,7 +102,7 @@ def test_finds_the_one_false_row_among_fifty() -> None:
     for seed in range(8):
         clean = measured(50, seed)
         false, rows = plant(clean, 0.02, seed, one_knob=False)
-        found = found_rows(audit(false, reference()))
+        found = found_rows(audit_rows(false, reference()))
         wanted += len(off(clean, false, rows))
         hits += len(found & off(clean, false, rows))
         others += len(found - set(rows))
@@ -115,7 +122,7 @@ def test_tells_the_setting_whose_values_a_row_holds() -> None:
     modes = np.concatenate([clean.modes[kept], [named]])
     time = np.append(clean.minibatch_ms[kept], 1.5 * there.minibatch_ms)
     power = np.append(clean.power_mw[kept], there.power_mw)
-    (suspect,) = (s for s in audit(Profile(modes, time, power)) if s.row == len(modes) - 1)
+    (suspect,) = (s for s in audit_rows(Profile(modes, time, power)) if s.row == len(modes) - 1)
     assert suspect.mode == named
     assert suspect.applied is not None
     assert suspect.applied._replace(cpu_khz=0) == named._replace(cpu_khz=0)
@@ -127,19 +134,19 @@ def test_tells_the_setting_whose_values_a_row_holds() -> None:
 def test_rows_that_pass_are_the_others() -> None:
     profile = measured(450, 4)
     false, _ = plant(profile, 0.02, 4, one_knob=False)
-    suspects = audit(false)
+    suspects = audit_rows(false)
     passing = passing_rows(false, suspects)
     assert set(np.flatnonzero(~passing)) == found_rows(suspects)
 
 
 def test_truthful_rows_pass() -> None:
-    assert len(audit(measured(50, 6), reference())) <= 1
-    assert not audit(measured(5, 6).rows(np.arange(1)), reference())
+    assert len(audit_rows(measured(50, 6), reference())) <= 1
+    assert not audit_rows(measured(5, 6).rows(np.arange(1)), reference())
 
 
 def test_too_few_rows_need_a_reference() -> None:
     with pytest.raises(NoAuditError, match="4 measured modes are too few to audit: .* or give a reference"):
-        audit(measured(4, 0))
+        audit_rows(measured(4, 0))
 
 
 def six_with_two_false() -> Profile:
@@ -151,19 +158,19 @@ def six_with_two_false() -> Profile:
 
 @pytest.mark.parametrize("known", [None, reference])
 def test_few_rows_are_not_fitted_again_without_the_false_ones(known: Callable[[], RooflinePredictor] | None) -> None:
-    assert len(audit(six_with_two_false(), known and known())) == 2
+    assert len(audit_rows(six_with_two_false(), known and known())) == 2
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
 def test_few_rows_can_be_audited_with_a_reference(count: int) -> None:
-    assert audit(measured(count, 3), reference()) == []
+    assert audit_rows(measured(count, 3), reference()) == []
 
 
 def test_a_fit_that_contradicts_most_rows_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "POWER_THRESHOLD", 1e-6)
     monkeypatch.setattr(audit_module, "_SURE", 1e-6)
     with pytest.raises(NoAuditError, match=r"of 60 rows contradict the audit's fit, which cannot be believed"):
-        audit(measured(60, 0), reference())
+        audit_rows(measured(60, 0), reference())
 
 
 @pytest.mark.parametrize("one_knob", [True, False])
@@ -190,9 +197,9 @@ def test_a_false_row_among_50_hardly_moves_the_figures() -> None:
 
 @pytest.mark.data
 def test_false_rows_hardly_move_the_figures_of_measured_corpora(corpora: Path) -> None:
-    mobilenet = read_csv(corpora / "agx_orin_mobilenetv3.csv")
+    mobilenet = read_profile(corpora / "agx_orin_mobilenetv3.csv")
     false, rows = plant(mobilenet, 0.02, 1, one_knob=False)
-    clean = passing_rows(mobilenet, audit(mobilenet))
+    clean = passing_rows(mobilenet, audit_rows(mobilenet))
     clean[rows] = False
     # Among 4,368 modes.
     before = mape(RooflinePredictor.fit(mobilenet), mobilenet.rows(clean))
@@ -213,8 +220,8 @@ def test_false_rows_hardly_move_the_figures_of_measured_corpora(corpora: Path) -
 
 @pytest.mark.data
 def test_finds_the_rows_known_to_lie(corpora: Path) -> None:
-    corpus = read_csv(corpora / "agx_orin_resnet18.csv")
-    suspects = audit(corpus)
+    corpus = read_profile(corpora / "agx_orin_resnet18.csv")
+    suspects = audit_rows(corpus)
     assert 40 <= len(suspects) <= 90
     known = PowerMode(2, 268_800, 1_300_500_000, 2_133_000_000)
     (found,) = (suspect for suspect in suspects if suspect.mode == known)
@@ -231,7 +238,7 @@ def csv(tmp_path: Path) -> Path:
     profile = measured(60, 0)
     power = profile.power_mw.copy()
     power[7] *= 2
-    write_csv(Profile(profile.modes, profile.minibatch_ms, power), tmp_path / "profile.csv")
+    write_profile(Profile(profile.modes, profile.minibatch_ms, power), tmp_path / "profile.csv")
     return tmp_path / "profile.csv"
 
 
@@ -253,7 +260,7 @@ def test_the_command_prints_a_table(csv: Path) -> None:
 
 
 def test_the_command_audits_six_rows(tmp_path: Path) -> None:
-    write_csv(six_with_two_false(), tmp_path / "six.csv")
+    write_profile(six_with_two_false(), tmp_path / "six.csv")
     result = command(tmp_path / "six.csv")
     assert result.exit_code == 0, result.output
     assert "2 of 6 rows are suspect" in result.stdout

@@ -15,11 +15,11 @@ from wattfleet.choosing import (
     lowest_power_by_deadline,
 )
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import Profile, as_modes
+from wattfleet.modes import Profile, array_to_modes
 from wattfleet.prediction import Prediction
 
 MODES = np.array([[cores, 1_000_000, 600_000_000, 2_133_000_000] for cores in (1, 2, 3, 4)], dtype=np.float64)
-ONE, TWO, THREE, FOUR = as_modes(MODES)
+ONE, TWO, THREE, FOUR = array_to_modes(MODES)
 # Energies: 400, 500, 440, 600 mJ.
 PREDICTED = Prediction(
     np.array([40.0, 25.0, 20.0, 15.0]), np.array([10e3, 20e3, 22e3, 40e3]), np.full(4, 0.1), np.full(4, 0.1)
@@ -67,9 +67,9 @@ def test_deadlines() -> None:
 
 def test_what_nothing_meets_is_refused_with_the_least_there_is() -> None:
     known = KnownModes.of(MODES, PREDICTED, profile(0, 40.0, 9e3))
-    with pytest.raises(InfeasibleBudgetError, match=r"the least is 9\.0 W"):
+    with pytest.raises(InfeasibleBudgetError, match=r"give a budget of at least 9\.0 W"):
         fastest_within_budget(known, 8e3)
-    with pytest.raises(InfeasibleDeadlineError, match=r"the least is 15\.0 ms"):
+    with pytest.raises(InfeasibleDeadlineError, match=r"allow at least 15\.0 ms"):
         least_energy_by_deadline(known, 14.0, 0.5)
     with pytest.raises(InfeasibleDeadlineError):
         lowest_power_by_deadline(known, 14.0, 0.5)

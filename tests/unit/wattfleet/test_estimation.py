@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from wattfleet.prediction.roofline import Belief, robust_fit
+from wattfleet.prediction.roofline import Prior, robust_fit
 from wattfleet.prediction.roofline.estimation import generalised_fit, jacobian, trust
 
 Values = NDArray[np.float64]
@@ -14,7 +14,7 @@ Values = NDArray[np.float64]
 RNG = np.random.default_rng(1)
 DESIGN = RNG.normal(size=(40, 3))
 TRUTH = np.array([0.7, -0.4, 0.2])
-VAGUE = Belief(np.zeros(3), np.full(3, 10.0))
+VAGUE = Prior(np.zeros(3), np.full(3, 10.0))
 
 
 def linear(parameters: Values) -> Values:
@@ -33,13 +33,13 @@ def test_false_observations_do_not_move_a_robust_fit() -> None:
 
 
 def test_what_is_not_observed_stays_as_believed() -> None:
-    belief = Belief(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]))
+    belief = Prior(np.array([1.0, 2.0, 3.0]), np.array([0.1, 0.2, 0.3]))
     fitted = robust_fit(lambda p: np.full(5, p[0]), np.full(5, 1.0), belief, 0.02, "soft_l1", 2)
     np.testing.assert_allclose(fitted, belief.mean, atol=1e-6)
 
 
 def test_a_generalised_fit_of_a_linear_model_is_the_bayesian_posterior_mean() -> None:
-    belief = Belief(np.array([0.5, 0.5, -0.5]), np.array([0.3, 1.0, 0.5]))
+    belief = Prior(np.array([0.5, 0.5, -0.5]), np.array([0.3, 1.0, 0.5]))
     root = RNG.normal(size=(40, 40)) * 0.05
     covariance = root @ root.T + 0.01 * np.eye(40)
     observed = linear(TRUTH) + RNG.normal(size=40) * 0.1
@@ -50,7 +50,7 @@ def test_a_generalised_fit_of_a_linear_model_is_the_bayesian_posterior_mean() ->
 
 
 def test_fits_survive_parameters_whose_exponentials_overflow() -> None:
-    belief = Belief(np.array([700.0]), np.array([1000.0]))
+    belief = Prior(np.array([700.0]), np.array([1000.0]))
     fitted = robust_fit(lambda p: np.log(np.exp(p) + 1), np.array([2.0, 2.0]), belief, 0.02, "soft_l1", 1)
     assert np.isfinite(fitted).all()
 

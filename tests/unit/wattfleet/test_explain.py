@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import reference_models
-from wattfleet.modes import PowerMode, board
+from wattfleet.modes import PowerMode, board_named
 from wattfleet.prediction import RooflinePredictor, restore_predictor
 from wattfleet.prediction.roofline import TimeParameters, explain, step_shares, step_time_ms
 
-SPACE = board("agx-orin").space.array()
+SPACE = board_named("agx-orin").space.array()
 BALANCED = TimeParameters(
     loading_mcycles=40,
     loading_stall_mcycles=10,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import columns_of, front
-from wattfleet.choosing import MAX_POINTS, Front, pareto_front, predicted_front
+from wattfleet.choosing import MAX_FRONT_POINTS, Front, pareto_front, predicted_front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet.prediction import Prediction
@@ -87,10 +87,10 @@ def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, ra
         numbered(len(points)), prediction([time for time, _ in points], [1e3 * power for _, power in points]), 1_000
     )
     kept = list(zip(predicted.epoch_s.tolist(), predicted.power_w.tolist(), strict=True))
-    assert len(kept) <= MAX_POINTS == 64
+    assert len(kept) <= MAX_FRONT_POINTS == 64
     assert set(kept) <= set(best)
     assert (kept[0], kept[-1]) == (best[0], best[-1])
-    if len(best) <= MAX_POINTS:
+    if len(best) <= MAX_FRONT_POINTS:
         assert kept == best
 
 
@@ -100,15 +100,15 @@ def test_thinning_spreads_points_evenly_over_the_watts() -> None:
     predicted = predicted_front(
         numbered(len(watts)), prediction(list(range(1, len(watts) + 1)), (watts * 1e3).tolist()), 1_000
     )
-    step_w = (50 - 10) / (MAX_POINTS - 1)
-    assert len(predicted) >= MAX_POINTS - 1
+    step_w = (50 - 10) / (MAX_FRONT_POINTS - 1)
+    assert len(predicted) >= MAX_FRONT_POINTS - 1
     assert -np.diff(predicted.power_w).min() < 1.5 * step_w
     assert predicted.power_w[[0, -1]] == pytest.approx([50, 10])
 
 
 def test_a_front_of_one_point_is_a_front() -> None:
     assert len(front((10, 20))) == 1
-    assert len(front(*((1.0 + k, 100.0 - k) for k in range(MAX_POINTS)))) == MAX_POINTS
+    assert len(front(*((1.0 + k, 100.0 - k) for k in range(MAX_FRONT_POINTS)))) == MAX_FRONT_POINTS
 
 
 def test_planned_watts_grow_with_the_spread() -> None:
@@ -158,7 +158,7 @@ def test_what_is_no_front_is_refused(changes: dict[str, Any], reason: str) -> No
         Front(**(columns_of(GOOD) | changes))
 
 
-@pytest.mark.parametrize("k", [0, MAX_POINTS + 1])
+@pytest.mark.parametrize("k", [0, MAX_FRONT_POINTS + 1])
 def test_a_front_of_no_or_too_many_points_is_refused(k: int) -> None:
-    with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not {k}"):
+    with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not {k}"):
         front(*((1.0 + step, 100.0 - step) for step in range(k)))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeSpace, PowerMode, as_array, as_modes
+from wattfleet.modes import ModeSpace, PowerMode, array_to_modes, modes_to_array
 
 SMALL = ModeSpace(
     cores=(4, 2), cpu_khz=(1_000_000, 500_000, 750_000), gpu_hz=(300_000_000,), mem_hz=(2_133_000_000, 204_000_000)
@@ -20,9 +20,9 @@ KNOB = st.integers(1, 20_000_000_000)
 
 @given(st.lists(st.builds(PowerMode, KNOB, KNOB, KNOB, KNOB), max_size=20))
 def test_modes_survive_the_way_into_an_array_and_back(modes: list[PowerMode]) -> None:
-    array = as_array(modes)
+    array = modes_to_array(modes)
     assert array.shape == (len(modes), 4)
-    assert as_modes(array) == modes
+    assert array_to_modes(array) == modes
 
 
 def test_a_mode_reads_as_cores_and_gigahertz() -> None:
@@ -34,11 +34,11 @@ def test_a_space_holds_every_combination_once_the_last_knob_fastest() -> None:
         itertools.product((2, 4), (500_000, 750_000, 1_000_000), (300_000_000,), (204_000_000, 2_133_000_000))
     )
     assert len(SMALL) == len(expected) == 12
-    assert as_modes(SMALL.array()) == [PowerMode(*values) for values in expected]
+    assert array_to_modes(SMALL.array()) == [PowerMode(*values) for values in expected]
 
 
 def test_a_space_knows_its_own_modes_and_no_others() -> None:
-    modes = as_modes(SMALL.array())
+    modes = array_to_modes(SMALL.array())
     assert all(mode in SMALL for mode in modes)
     for knob in PowerMode._fields:
         stranger = modes[0]._replace(**{knob: getattr(modes[0], knob) + 1})

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import Profile, Workload, board, read_csv
+from wattfleet.modes import Profile, Workload, board_named, read_profile
 from wattfleet.prediction import (
-    PREDICTOR_KINDS,
     Prediction,
     Predictor,
     RooflinePredictor,
     pack_artefact,
-    predictor_kind,
+    predictor_class,
+    predictor_names,
     restore_predictor,
 )
 from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
 from wattfleet_evaluation.transfer import evaluate_transfer
 
-SPACE = board("agx-orin").space.array()
+SPACE = board_named("agx-orin").space.array()
 
 Fit = Callable[..., Predictor]
 
@@ -77,7 +77,7 @@ class PredictorContract:
 
     def test_is_registered_under_its_name(self, fitted: Predictor) -> None:
         assert fitted.name == self.name
-        assert predictor_kind(self.name).predictor_class() is type(fitted)
+        assert predictor_class(self.name) is type(fitted)
 
     def test_is_positive_and_finite_in_the_whole_space(self, fitted: Predictor, reference: Predictor) -> None:
         assert len(SPACE) == 18_096
@@ -132,12 +132,12 @@ class PredictorContract:
         assert restore_predictor(artefact).save() == fitted.save()
 
     def test_needs_no_adapting_to_the_same_hardware(self, reference: Predictor) -> None:
-        hardware = board("agx-orin").hardware
+        hardware = board_named("agx-orin").hardware
         assert reference.adapted(hardware, hardware).save() == reference.save()
 
     def test_is_sound_when_adapted_to_other_hardware(self, reference: Predictor) -> None:
-        adapted = reference.adapted(board("agx-orin").hardware, board("orin-nano").hardware)
-        modes = board("orin-nano").space.array()
+        adapted = reference.adapted(board_named("agx-orin").hardware, board_named("orin-nano").hardware)
+        modes = board_named("orin-nano").space.array()
         assert_sound(adapted.predict(modes), len(modes))
 
     def test_refuses_weights_of_another_kind(self, fitted: Predictor) -> None:
@@ -168,7 +168,7 @@ class TestRoofline(PredictorContract):
 
         reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
         scores = evaluate_transfer(
-            RooflinePredictor, reference, read_csv(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
+            RooflinePredictor, reference, read_profile(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
         )
         assert 85 <= scores.time_coverage.mean() <= 95
         assert 85 <= scores.power_coverage.mean() <= 95
@@ -177,7 +177,7 @@ class TestRoofline(PredictorContract):
     def test_data_sheets_say_most_of_what_changes_from_board_to_board(self, corpora: Path) -> None:
         import reference_models
 
-        artefact, nano = reference_models.load("agx_orin_resnet18"), read_csv(corpora / "orin_nano_resnet18.csv")
+        artefact, nano = reference_models.load("agx_orin_resnet18"), read_profile(corpora / "orin_nano_resnet18.csv")
 
         def errors_pct(reference: Predictor) -> tuple[float, float]:
             found = RooflinePredictor.fit(nano.rows(np.empty(0, dtype=np.intp)), reference).predict(nano.modes)
@@ -186,7 +186,7 @@ class TestRoofline(PredictorContract):
 
         for without, adapted in zip(
             errors_pct(restore_predictor(artefact)),
-            errors_pct(restore_predictor(artefact, board("orin-nano"))),
+            errors_pct(restore_predictor(artefact, board_named("orin-nano"))),
             strict=True,
         ):
             assert without > 30
@@ -242,9 +242,4 @@ class TestScratch(Networks):
 
 
 def test_every_kind_has_a_suite() -> None:
-    assert set(PREDICTOR_KINDS) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}
-
-
-def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInputError, match="roofline, powertrain, scratch"):
-        predictor_kind("oracle")
+    assert set(predictor_names()) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}

@@ -10,10 +10,10 @@ import pytest
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board, read_csv
+from wattfleet.modes import Profile, board_named, read_profile
 from wattfleet.prediction import Prediction, RooflinePredictor, restore_predictor
 
-SPACE = board("agx-orin").space.array()
+SPACE = board_named("agx-orin").space.array()
 NOTHING = Profile(np.empty((0, 4)), np.empty(0), np.empty(0))
 
 
@@ -71,7 +71,7 @@ def test_nothing_at_all_cannot_be_fitted() -> None:
 @pytest.mark.data
 @pytest.mark.parametrize("target", ["agx_orin_mobilenetv3", "orin_nano_resnet18"])
 def test_intervals_from_nothing_measured_are_honest(corpora: Path, target: str) -> None:
-    profile = read_csv(corpora / f"{target}.csv")
+    profile = read_profile(corpora / f"{target}.csv")
     assert min(held(RooflinePredictor.fit(NOTHING, reference()).predict(profile.modes), profile)) > 0.9
 
 

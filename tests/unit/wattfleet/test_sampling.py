@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wattfleet.choosing import KnownModes, SamplingSettings, descending, fastest_within_budget, next_modes, spread_modes
+from wattfleet.choosing import (
+    KnownModes,
+    SamplingSettings,
+    descending_modes,
+    fastest_within_budget,
+    next_modes,
+    spread_modes,
+)
 from wattfleet.choosing.choice import TIE
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Profile
@@ -65,7 +72,7 @@ def test_spread_modes_leave_smaller_holes_than_modes_drawn_at_random(count: int)
 
 @pytest.mark.parametrize("count", [0, -1, len(MODES) + 1])
 def test_numbers_of_modes_that_cannot_be_are_refused(count: int) -> None:
-    with pytest.raises(InvalidInputError, match="cannot be chosen"):
+    with pytest.raises(InvalidInputError, match="cannot choose"):
         spread_modes(MODES, count, 0)
 
 
@@ -80,7 +87,7 @@ def in_descending_order(modes: ModeArray) -> bool:
 
 def test_descending_keeps_the_modes() -> None:
     some = MODES[::7]
-    assert rows(descending(some)) == rows(some)
+    assert rows(descending_modes(some)) == rows(some)
 
 
 # A board on which every knob buys time with power, and no two modes are alike.

@@ -13,7 +13,14 @@ from safetensors.numpy import load, save
 from wattfleet.choosing import spread_modes
 from wattfleet.errors import CorruptReferenceError
 from wattfleet.modes import BOARDS, Profile, Workload
-from wattfleet.prediction import PREDICTOR_KINDS, Predictor, RooflinePredictor, pack_artefact, restore_predictor
+from wattfleet.prediction import (
+    Predictor,
+    RooflinePredictor,
+    pack_artefact,
+    predictor_class,
+    predictor_names,
+    restore_predictor,
+)
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
@@ -77,10 +84,10 @@ def stored(kind: str) -> bytes:
 
 
 def load_as(kind: str, tensors: dict[str, np.ndarray]) -> Predictor:
-    return PREDICTOR_KINDS[kind].predictor_class().load(save(tensors))
+    return predictor_class(kind).load(save(tensors))
 
 
-ARRAYS = [(kind, name) for kind in PREDICTOR_KINDS for name in sorted(load(stored(kind)))]
+ARRAYS = [(kind, name) for kind in predictor_names() for name in sorted(load(stored(kind)))]
 
 
 @pytest.mark.parametrize(("kind", "name"), ARRAYS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from wattfleet.choosing import POWER_QUANTILE, predicted_front
-from wattfleet.modes import as_array, as_modes
+from wattfleet.modes import array_to_modes, modes_to_array
 from wattfleet.prediction import Prediction, first_minibatch_gcycles, first_minibatch_s, steady_minibatch_s, warmup_s
 
 
@@ -41,7 +41,7 @@ def test_a_first_minibatch_that_is_none_slower_than_the_others_makes_no_start() 
 def test_a_steady_minibatch_and_its_start_make_the_whole_training(
     minibatch_s: float, minibatches: int, first_gcycles: float, cpu_ghz: float
 ) -> None:
-    (mode,) = as_modes(modes_at(cpu_ghz))
+    (mode,) = array_to_modes(modes_at(cpu_ghz))
     (start,) = warmup_s(modes_at(cpu_ghz), np.array([minibatch_s * 1e3]), first_gcycles)
     training_s = start + minibatches * minibatch_s
     first_s = first_minibatch_s(mode, first_gcycles)
@@ -58,9 +58,9 @@ def test_what_profiles_of_simulated_boards_tell_is_the_boards_own(kind: str) -> 
     for seed in range(4):
         board = SimulatedDevice(kind, seed)
         rows = np.random.default_rng(seed).choice(len(board.modes), 50, replace=False)
-        records = [Profiler(board).measure(mode, board.step) for mode in as_modes(board.modes[rows])]
+        records = [Profiler(board).measure(mode, board.step) for mode in array_to_modes(board.modes[rows])]
         first_ms = np.array([record.first_minibatch_ms for record in records], dtype=np.float64)
-        found.append(first_minibatch_gcycles(as_array(record.mode for record in records), first_ms))
+        found.append(first_minibatch_gcycles(modes_to_array(record.mode for record in records), first_ms))
     assert np.mean(found) == pytest.approx(board.mean_first_gcycles, rel=0.1)
 
 

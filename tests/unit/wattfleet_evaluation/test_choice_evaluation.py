@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_modes, read_csv
+from wattfleet.modes import Profile, array_to_modes, read_profile
 from wattfleet.prediction import RooflinePredictor
 from wattfleet_evaluation.choice import evaluate_choice
 from wattfleet_evaluation.choice_methods.bench import Bench
@@ -31,7 +31,7 @@ class Fixed:
 
     def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
         bench.measure_all(bench.modes[:2])
-        chosen = {watts: None if row is None else as_modes(MODES)[row] for watts, row in self.rows.items()}
+        chosen = {watts: None if row is None else array_to_modes(MODES)[row] for watts, row in self.rows.items()}
         return chosen.__getitem__
 
 
@@ -93,7 +93,7 @@ def test_bad_input_is_refused(budgets: list[float], runs: int, limit: int, what:
 
 @pytest.fixture(scope="module")
 def reference(corpora: Path) -> RooflinePredictor:
-    return RooflinePredictor.fit(read_csv(corpora / "agx_orin_resnet18.csv"))
+    return RooflinePredictor.fit(read_profile(corpora / "agx_orin_resnet18.csv"))
 
 
 @pytest.mark.data
@@ -117,7 +117,7 @@ def test_choices_on_the_corpora_stay_as_good_as_they_were(
     mean_pct: float,
 ) -> None:
     strategy = MeasureWhatMatters(lambda profile: RooflinePredictor.fit(profile, reference))
-    cases = evaluate_choice(read_csv(corpora / f"{target}.csv"), strategy, limit, budgets, runs=2, seed=0)
+    cases = evaluate_choice(read_profile(corpora / f"{target}.csv"), strategy, limit, budgets, runs=2, seed=0)
     assert 100 * (cases.excess_w > 0).mean() <= over_pct
     assert 100 * (cases.excess_w > 1).mean() <= over_1w_pct
     assert np.median(cases.penalty_pct) <= median_pct

@@ -1,4 +1,4 @@
-from .estimation import Belief as Belief
+from .estimation import Prior as Prior
 from .estimation import robust_fit as robust_fit
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain

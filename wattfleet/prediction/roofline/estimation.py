@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.optimize import least_squares
 
+from wattfleet.prediction.tensors import LARGEST_LOG
+
 Values = NDArray[np.float64]
 Model = Callable[[Values], Values]
 """From `[k]` parameters to the `[n]` logarithms that they predict."""
-
-LARGEST_LOG = 30.0
-"""Of any parameter: a search may try some whose exponentials overflow, and far inside this the model is absurd."""
 
 _STEP = 1e-5
 # Further starts are drawn this far around the first: work is then 1.5 times more or less.
@@ -28,7 +27,7 @@ _START_SPREAD = 0.4
 
 
 @dataclass(frozen=True)
-class Belief:
+class Prior:
     """What is held about `k` parameters before fitting: independent normal distributions.
 
     Attributes:
@@ -47,7 +46,7 @@ class Belief:
 def robust_fit(
     model: Model,
     observed: Values,
-    belief: Belief,
+    belief: Prior,
     scale: float,
     loss: Literal["soft_l1", "cauchy"],
     starts: int,
@@ -74,7 +73,7 @@ def robust_fit(
     return np.asarray(min(fits, key=lambda fit: float(fit.cost)).x)
 
 
-def generalised_fit(model: Model, observed: Values, belief: Belief, covariance: Values, start: Values) -> Values:
+def generalised_fit(model: Model, observed: Values, belief: Prior, covariance: Values, start: Values) -> Values:
     """The most plausible parameters, `[k]`, where residuals go together.
 
     Args:

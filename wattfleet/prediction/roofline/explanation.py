@@ -10,7 +10,7 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet.prediction.roofline.physics import StepShares, TimeParameters, step_shares
 
 _WHAT: Mapping[str, tuple[str, str]] = {
@@ -57,7 +57,7 @@ def explain(time: TimeParameters, modes: ModeArray) -> list[Explanation]:
     names = [field.name for field in fields(StepShares)]
     shares = np.stack(astuple(step_shares(time, modes)), axis=1)
     found = []
-    for mode, row in zip(as_modes(modes), shares, strict=True):
+    for mode, row in zip(array_to_modes(modes), shares, strict=True):
         order = np.argsort(-row, kind="stable")
         found.append(Explanation(mode, {names[k]: float(row[k]) for k in order}))
     return found

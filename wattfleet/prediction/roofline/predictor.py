@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Hardware, ModeArray, PowerMode, Profile
-from wattfleet.prediction.predictor import CORPUS_MODES, FEWEST_MODES, Prediction
-from wattfleet.prediction.roofline.estimation import Belief, Model, generalised_fit, jacobian, robust_fit, trust
+from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction
+from wattfleet.prediction.roofline.estimation import Model, Prior, generalised_fit, jacobian, robust_fit, trust
 from wattfleet.prediction.roofline.explanation import Explanation, explain
 from wattfleet.prediction.roofline.physics import (
     PowerParameters,
@@ -29,20 +29,14 @@ from wattfleet.prediction.roofline.priors import (
     UNMEASURED_NUGGET_SD,
     UNMEASURED_POWER_SD,
     UNMEASURED_TIME_SD,
-    power_after,
-    time_after,
-    usual_power,
-    usual_time,
+    general_power_prior,
+    general_time_prior,
+    transfer_power_prior,
+    transfer_time_prior,
 )
 from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface, both_at, expected_process
-from wattfleet.prediction.tensors import (
-    Tensors,
-    read_parameters,
-    read_remainder,
-    read_tensors,
-    remainder_tensors,
-    write_tensors,
-)
+from wattfleet.prediction.roofline.serialization import read_remainder, remainder_tensors
+from wattfleet.prediction.tensors import Tensors, read_parameters, read_tensors, write_tensors
 
 Values = NDArray[np.float64]
 _INDUCING = 400
@@ -64,6 +58,7 @@ class RooflinePredictor:
     """
 
     name: ClassVar[str] = "roofline"
+    transfers: ClassVar[bool] = True
 
     time: TimeParameters
     power: PowerParameters
@@ -75,7 +70,7 @@ class RooflinePredictor:
         """Fit to measured modes; with a reference, towards it.
 
         Args:
-            profile: measured modes; at least `FEWEST_MODES` without a reference. With one even none will do:
+            profile: measured modes; at least `MIN_MODES` without a reference. With one even none will do:
                 the reference's means then, in intervals as wide as workloads and boards differ. A knob that the
                 device lacks has the same value in every row; the fit holds at that value.
             reference: the predictor of another workload or device; None starts from general expectations.
@@ -83,29 +78,29 @@ class RooflinePredictor:
         Raises:
             InvalidInputError: too few modes.
         """
-        if reference is None and len(profile) < FEWEST_MODES:
+        if reference is None and len(profile) < MIN_MODES:
             raise InvalidInputError(
-                f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES},"
+                f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES},"
                 " or give a reference to transfer from"
             )
         if reference is not None and not len(profile):
             return cls._unmeasured(reference)
         log_ms, log_mw = np.log(profile.minibatch_ms), np.log(profile.power_mw)
         if reference is None:
-            belief, surface = usual_time(float(np.median(profile.minibatch_ms))), Surface.zero()
+            belief, surface = general_time_prior(float(np.median(profile.minibatch_ms))), Surface.zero()
         else:
             ratio = log_ms - np.log(step_time_ms(reference.time, profile.modes))
-            belief = time_after(reference.time, float(np.median(ratio)))
+            belief = transfer_time_prior(reference.time, float(np.median(ratio)))
             surface = reference.time_remainder.surface
         log_time, time_remainder = _fit(
             _time_physics(profile.modes), profile.modes, log_ms, belief, surface, _TIME_WIDTH
         )
         time = TimeParameters.from_log(log_time)
         if reference is None:
-            belief, surface = usual_power(), Surface.zero()
+            belief, surface = general_power_prior(), Surface.zero()
         else:
             ratio = log_mw - np.log(power_mw(reference.power, time, profile.modes))
-            belief = power_after(reference.power, float(np.median(ratio)))
+            belief = transfer_power_prior(reference.power, float(np.median(ratio)))
             surface = reference.power_remainder.surface
         physics = _power_physics(time, profile.modes)
         log_power, power_remainder = _fit(physics, profile.modes, log_mw, belief, surface, _POWER_WIDTH)
@@ -114,8 +109,10 @@ class RooflinePredictor:
     @classmethod
     def _unmeasured(cls, reference: RooflinePredictor) -> RooflinePredictor:
         """What the reference leads to expect of a workload and board of which nothing was measured."""
-        time = _expect(time_after(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD)
-        power = _expect(power_after(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD)
+        time = _expect(transfer_time_prior(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD)
+        power = _expect(
+            transfer_power_prior(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD
+        )
         return cls(reference.time, reference.power, time, power)
 
     def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
@@ -133,7 +130,7 @@ class RooflinePredictor:
         )
         power = replace(
             self.power,
-            floor_mw=self.power.floor_mw * to.least_preset_w / of.least_preset_w,
+            floor_mw=self.power.floor_mw * to.lowest_preset_w / of.lowest_preset_w,
             mem_clock_mw=self.power.mem_clock_mw / bus,
             mem_traffic_mw=self.power.mem_traffic_mw / bus,
             mem_compute_mw=self.power.mem_compute_mw / bus,
@@ -193,13 +190,13 @@ def _with_surface(physics: Model, surface: Values) -> Model:
 
 
 def _fit(
-    physics: Model, modes: ModeArray, observed: Values, belief: Belief, surface: Surface, width: float
+    physics: Model, modes: ModeArray, observed: Values, belief: Prior, surface: Surface, width: float
 ) -> tuple[Values, Remainder]:
     """Fit one quantity: its log parameters, and what to add to them."""
-    if len(modes) >= CORPUS_MODES:
+    if len(modes) >= MIN_CORPUS_MODES:
         return _fit_corpus(physics, modes, observed, belief, width)
     mean, sd = _SHARE
-    belief = Belief(np.append(belief.mean, mean), np.append(belief.sd, sd))
+    belief = Prior(np.append(belief.mean, mean), np.append(belief.sd, sd))
     model = _with_surface(physics, surface.at(modes))
     parameters = robust_fit(model, observed, belief, width / 5, "soft_l1", starts=1)
     residuals = observed - model(parameters)
@@ -219,7 +216,7 @@ def _fit(
     return parameters[:-1], Remainder(float(parameters[-1]), surface, correction)
 
 
-def _expect(belief: Belief, surface: Surface, scale_sd: float) -> Remainder:
+def _expect(belief: Prior, surface: Surface, scale_sd: float) -> Remainder:
     """What to add to a quantity of which nothing was measured: its scale is uncertain, and its parameters are."""
     mean, share_sd = _SHARE
     sd = np.append(belief.sd, share_sd)
@@ -231,7 +228,7 @@ def _expect(belief: Belief, surface: Surface, scale_sd: float) -> Remainder:
 
 
 def _fit_corpus(
-    physics: Model, modes: ModeArray, observed: Values, belief: Belief, width: float
+    physics: Model, modes: ModeArray, observed: Values, belief: Prior, width: float
 ) -> tuple[Values, Remainder]:
     """Fit one quantity to a whole corpus, some of whose rows are false; their order does not matter."""
     order = np.lexsort(modes.T)

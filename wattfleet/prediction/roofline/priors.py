@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.prediction.roofline.estimation import Belief
+from wattfleet.prediction.roofline.estimation import Prior
 from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
 
 Values = NDArray[np.float64]
@@ -69,27 +69,27 @@ UNMEASURED_NUGGET_SD = 0.03
 """A single mode's own deviation where nothing was measured (log standard deviation)."""
 
 
-def usual_time(median_ms: float) -> Belief:
+def general_time_prior(median_ms: float) -> Prior:
     """What to expect of the log time parameters of a workload with this median step, ms."""
     mean = _USUAL_TIME.log()
     mean[:_SCALED_TIME] += np.log(median_ms)
-    return Belief(mean, _USUAL_TIME_SD)
+    return Prior(mean, _USUAL_TIME_SD)
 
 
-def usual_power() -> Belief:
+def general_power_prior() -> Prior:
     """What to expect of a board's log power parameters."""
-    return Belief(_USUAL_POWER.log(), _USUAL_POWER_SD)
+    return Prior(_USUAL_POWER.log(), _USUAL_POWER_SD)
 
 
-def time_after(reference: TimeParameters, log_ratio: float) -> Belief:
+def transfer_time_prior(reference: TimeParameters, log_ratio: float) -> Prior:
     """What to expect of the log time parameters where steps take `exp(log_ratio)` times the reference's."""
     mean = reference.log()
     mean[:_SCALED_TIME] += log_ratio
-    return Belief(mean, _TRANSFER_TIME_SD)
+    return Prior(mean, _TRANSFER_TIME_SD)
 
 
-def power_after(reference: PowerParameters, log_ratio: float) -> Belief:
+def transfer_power_prior(reference: PowerParameters, log_ratio: float) -> Prior:
     """What to expect of the log power parameters of a board that draws `exp(log_ratio)` times the reference's."""
     mean = reference.log()
     mean[:_SCALED_POWER] += log_ratio
-    return Belief(mean, _TRANSFER_POWER_SD)
+    return Prior(mean, _TRANSFER_POWER_SD)

@@ -11,8 +11,8 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.disturbance import Limits
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ProfilerSettings
-from edge_agent.profiling.productive import ProductiveProfiler
-from wattfleet.modes import Profile, as_modes
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from wattfleet.modes import Profile, array_to_modes
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 ENOUGH = 20_000
@@ -25,7 +25,7 @@ def board():
 
 @pytest.fixture
 def modes(board):
-    return [mode for mode in as_modes(board.modes) if mode.cores == 4 and mode.cpu_khz == 729_600][:8:2]
+    return [mode for mode in array_to_modes(board.modes) if mode.cores == 4 and mode.cpu_khz == 729_600][:8:2]
 
 
 @pytest.fixture

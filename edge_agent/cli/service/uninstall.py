@@ -1,4 +1,4 @@
-"""`wattfleet agent uninstall`: the service taken away again."""
+"""`wattfleet agent uninstall`: remove the systemd service."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Annotated
 
 import typer
 
-from edge_agent.cli.options import JsonOption, print_json
+from edge_agent.cli.options import JsonOption
 from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 _THIS_MACHINE = Path("/")
 
 
 def uninstall(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     root: Annotated[
-        Path, typer.Option(help="Remove the files below this folder and run nothing, as for an image.")
+        Path, typer.Option(help="Remove the files below this folder and run no commands, as in a disk image.")
     ] = _THIS_MACHINE,
     json_: JsonOption = False,
 ) -> None:
-    """Stop the service, which puts the device back, and remove its files; what was measured stays."""
+    """Stop the service, which restores the device, and remove its files; keep profile and predictor."""
     from edge_agent.devices.jetson.programs import run_program
     from edge_agent.systemd.installation import removal, run_all
 
@@ -39,11 +40,11 @@ def uninstall(
             print(f"remove {place}")
         for command in plan.after:
             print(f"run {' '.join(command)}")
-        print(f"{DEFAULT_STATE_DIRECTORY} stays, with profile and predictor, and so does the group")
+        print(f"keep {DEFAULT_STATE_DIRECTORY} with profile and predictor, and the group")
     if dry_run or not there:
         return
     if not yes:
-        typer.confirm("Do this?", abort=True, err=True)
+        typer.confirm("Proceed?", abort=True, err=True)
     if root == _THIS_MACHINE:
         run_all(plan.before, run_program)
     plan.remove_files(root)

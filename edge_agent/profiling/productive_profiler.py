@@ -11,8 +11,8 @@ from typing import TypeVar
 from edge_agent.devices.device import Device, ModeNotAppliedError
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, is_cool
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Discarded
 from edge_agent.profiling.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.records import Discarded
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import PowerMode
 from wattfleet_io.gpu import wait_for_gpu

@@ -17,7 +17,7 @@ _WAVES = 256
 _REFERENCE_MODES = 2000
 
 
-class MisfitField:
+class DeviationField:
     """A random smooth function of the mode whose values over a mode space have a given distribution.
 
     A sum of plane waves is nearly Gaussian; its rank within the mode space picks the quantile, so heavy tails

@@ -1,4 +1,4 @@
-"""`wattfleet agent install`: the agent as a service of this machine."""
+"""`wattfleet agent install`: run the agent as a systemd service."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_agent.cli.options import (
-    DEVICES,
+    DEVICE_HELP,
     JsonOption,
     MinibatchOption,
     ProcessorOption,
     WorkloadOption,
-    print_json,
 )
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.systemd.installation import InstallationPlan
@@ -23,29 +23,32 @@ _THIS_MACHINE = Path("/")
 
 
 def install(
-    minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in one pass over the device's data.")],
-    coordinator: Annotated[str, typer.Option(help="host:port of the coordinator.")],
-    device: Annotated[str, typer.Option(help=f"The device: {DEVICES}.")] = "auto",
+    minibatches_per_epoch: Annotated[
+        int, typer.Option(min=1, help="Set the minibatches in one pass over the device's data.")
+    ],
+    coordinator: Annotated[str, typer.Option(help="Address of the coordinator, as host:port.")],
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     device_id: Annotated[
-        str | None, typer.Option(help="The device's name, unlike any other in the fleet.  [default: the host's name]")
+        str | None, typer.Option(help="Set the device's unique name in the fleet. By default, use the host name.")
     ] = None,
     workload: WorkloadOption = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     root: Annotated[
-        Path, typer.Option(help="Write the files below this folder and run nothing, to prepare an image.")
+        Path, typer.Option(help="Write the files below this folder and run no commands, to prepare a disk image.")
     ] = _THIS_MACHINE,
     allow_writable: Annotated[
         bool,
         typer.Option(
-            "--allow-writable", help="Install what others than root may write as well, who then may become root."
+            "--allow-writable",
+            help="Install even if users other than root can modify the service's code, and so become root.",
         ),
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Make systemd start the agent: show every file and command, ask, and then do it."""
+    """Install the agent as a systemd service, after showing every file and command and asking."""
     import platform
 
     from edge_agent.devices.jetson.programs import run_program
@@ -61,17 +64,17 @@ def install(
     else:
         _print(plan, root)
     if plan.writable is not None:
-        typer.echo(f"warning: others than root may write {plan.writable}, and may become root by it", err=True)
+        typer.echo(f"warning: users other than root can write {plan.writable}, and so become root", err=True)
     if dry_run:
         return
     if not yes:
-        typer.confirm("Do this?", abort=True, err=True)
+        typer.confirm("Proceed?", abort=True, err=True)
     plan.write_files(root)
     if root == _THIS_MACHINE:
         plan.run_commands(run_program)
-        typer.echo("installed; `systemctl status wattfleet-agent` shows how it fares", err=True)
+        typer.echo("installed; check it with: systemctl status wattfleet-agent", err=True)
     else:
-        typer.echo(f"written below {root}; run the commands on the device", err=True)
+        typer.echo(f"files written below {root}; run the commands on the device itself", err=True)
 
 
 def _content(plan: InstallationPlan, root: Path) -> dict[str, Any]:
@@ -97,4 +100,4 @@ def _print(plan: InstallationPlan, root: Path) -> None:
             console.print("".join(f"    {line}\n" for line in plan.files[path].splitlines()), end="", soft_wrap=True)
     for command in plan.commands:
         console.print(f"run {' '.join(command)}", style="bold", soft_wrap=True)
-    console.print("--json shows the whole unit", style="dim")
+    console.print("show the whole unit file with --json", style="dim")
