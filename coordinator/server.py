@@ -46,6 +46,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (

@@ -19,7 +19,6 @@ from coordinator import server
 from coordinator.budgets.site_file import SiteFile
 from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
-from coordinator.state.records import DeviceState
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.served import READY, fetch, serving_client, status
