@@ -10,10 +10,10 @@ from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import Device
+from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.profiling_plan import Progress, StoppedError
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import REFERENCES_DIRECTORY
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
@@ -41,7 +41,7 @@ class DeviceServing:
 
     Args:
         config: how to run.
-        device: the board, safekept.
+        device: the board, its knobs backed up.
         profiled: what is trained while modes are measured.
         link: where everything is reported.
         welcomes: what the coordinator asks for.
