@@ -89,4 +89,4 @@ class PendingReports:
             self._end(status_of(error, STATUS), str(error))
         except Exception:
             _log.exception("%s: its reports could not be stored", self._device_id)
-            self._end(grpc.StatusCode.INTERNAL, "internal error; see the coordinator's log")
+            self._end(grpc.StatusCode.INTERNAL, "internal error; see the service's log")

@@ -86,28 +86,28 @@ class PlanningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveNodes(self, request, context):
-        """Look up which of Flower's nodes are bound to a device.
+        """Looks up the devices that Flower's nodes are bound to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BindNodes(self, request, context):
-        """Bind Flower's nodes to devices, once.
+        """Binds Flower's nodes to devices, once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanRound(self, request, context):
-        """Plan a round; a retried request returns the plan that was made.
+        """Plans a round; a retried request returns the plan that was made.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """Look up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2.
+        """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
