@@ -23,11 +23,11 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.composition import policy_of, selection_of, site_of
-from coordinator.errors import STATUS
 from coordinator.metrics import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
 from coordinator.services.message_sizes import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
@@ -35,6 +35,7 @@ from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.status import STATUS
 from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
@@ -42,7 +43,6 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
-from coordinator.store.standby import open_store
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address

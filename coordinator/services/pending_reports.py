@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from coordinator.errors import STATUS
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.status import STATUS
 from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import WattfleetError

@@ -19,12 +19,12 @@ import pytest
 from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.pool import Pool
 
-from coordinator.errors import STATUS
+from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
+from coordinator.services.status import STATUS
 from coordinator.settings import StoreSettings
 from coordinator.state.records import DeviceRecord, RunRecord
 from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
-from coordinator.store.standby import open_store
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
 from tests.fakes.postgresql import PostgresServer
