@@ -41,8 +41,12 @@ class RequestRefusedError(InvalidInputError):
 class CoordinatorClient:
     """The services of one coordinator; gRPC errors become typed errors."""
 
-    def __init__(self, address: str) -> None:
-        """Prepare a connection to host:port; the first request opens it.
+    def __init__(self, address: str, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
+        """Prepare a connection; the first request opens it.
+
+        Args:
+            address: the coordinator's host:port.
+            stream_timeout_s: timeout of an answer in several messages, seconds.
 
         Raises:
             InvalidInputError: the address is not host:port.
@@ -98,7 +102,7 @@ class CoordinatorClient:
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():
-            yield from method(request, timeout=_STREAM_TIMEOUT_S)
+            yield from method(request, timeout=self._stream_timeout_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -125,9 +129,4 @@ class CoordinatorClient:
         return kind(details or code.name)
 
     def _is_there(self) -> bool:
-        try:
-            self._view.GetFleet(view_pb2.GetFleetRequest(), timeout=_PROBE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            status: Any = error
-            return status.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
+        return answers(self._view.GetFleet, view_pb2.GetFleetRequest(), _PROBE_TIMEOUT_S)

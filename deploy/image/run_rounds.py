@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
-
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
 from coordinator.cli.output.view_values import state_word
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
