@@ -46,7 +46,7 @@ class CoordinatorClient:
 
         Args:
             address: the coordinator's host:port.
-            stream_timeout_s: how long an answer in several messages may take, seconds.
+            stream_timeout_s: timeout of an answer in several messages, seconds.
 
         Raises:
             InvalidInputError: the address is not host:port.
