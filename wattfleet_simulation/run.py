@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
@@ -163,7 +163,7 @@ class SimulatedRun:
                 try:
                     self._await_ready(parts, view)
                     return self._await_rounds(parts, view, flower, address)
-                except (CoordinatorUnreachableError, RequestFailedError) as error:
+                except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
                     parts.check()
                     raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
 from coordinator.cli.output.view_values import state_word
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
@@ -143,7 +143,7 @@ def main() -> None:
             await_run(view, run_id, lambda: flower.completed(run_id), arguments.rounds)
     except PartFailedError as error:
         sys.exit(str(error))
-    except (CoordinatorUnreachableError, RequestFailedError) as error:
+    except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
         sys.exit(f"the coordinator at {arguments.coordinator}: {error}")
     print(f"Flower run {run_id} completed", flush=True)
 
