@@ -118,7 +118,7 @@ class CoordinatorConfig:
             raise InvalidInputError("runs that are over have to be kept for some time")
         if self.profile_modes < 5:
             raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
-        if self.selection.over_selection and not self.policy.counts:
+        if self.selection.over_selection and not self.policy.has_count:
             raise InvalidInputError(
                 f"policy {self.policy.name!r} takes as many devices as it finds best: over-selection adds to a"
                 " number of devices (--clients), which it was not given or does not take"

@@ -169,10 +169,10 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
             ["rack", "60.0", "5.0", "fallback"],
             ["roof", "40.0", "3.0", "constant"],
         ]
-        assert shown[5].startswith("rack, fallback of its query: nothing was measured yet: ")
+        assert shown[5].startswith("rack, fallback of its query: no reading yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
         assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
-        assert rack["reason"].startswith("nothing was measured yet: ")
+        assert rack["reason"].startswith("no reading yet: ")
         said = (await shell("budget", "set", "rack", "50", "--for", "1h30m")).stdout
         assert said.startswith("rack: 50 W in force (operator, until ")
         rack = (await asked(shell, "budget", "show"))[1]

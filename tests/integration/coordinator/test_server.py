@@ -26,7 +26,7 @@ from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, OR
 from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.planning import Selection
-from wattfleet.planning.policies import Deadline, Everyone, FastestK, Policy, Progress
+from wattfleet.planning.policies import AllDevices, Deadline, FastestK, Policy, Progress
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
@@ -172,7 +172,7 @@ def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
         orin, nano = await client.two_ready()
         code, reason = await refusal()
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert reason == "12 W cannot carry one training device beside 8.0 W of idling: allow at least 15.0 W"
+        assert reason == "12 W is not enough to train one device on top of 8.0 W of idle power: allow at least 15.0 W"
         await orin.goodbye()
         await nano.goodbye()
         code, reason = await refusal()
@@ -189,7 +189,7 @@ def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(config:
             await client.plan()
         code, reason = status(refused)
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert reason == "no device may be chosen: nano: excluded as id:*; orin: excluded as id:*"
+        assert reason == "no device can be selected: nano: excluded: matches id:*; orin: excluded: matches id:*"
 
     with_coordinator(replace(config, selection=Selection(exclude=("id:*",))), story)
 
@@ -339,7 +339,7 @@ def test_too_few_modes_for_a_predictor_are_refused(config: CoordinatorConfig) ->
     assert replace(config, profile_modes=5).profile_modes == 5
 
 
-@pytest.mark.parametrize("policy", [Progress(), Everyone(), Deadline(60.0)])
+@pytest.mark.parametrize("policy", [Progress(), AllDevices(), Deadline(60.0)])
 def test_over_selection_is_refused_where_there_is_no_number_that_it_could_add_to(
     config: CoordinatorConfig, policy: Policy
 ) -> None:

@@ -474,7 +474,7 @@ def test_one_whose_store_was_replaced_is_told_of_the_run_again() -> None:
 
 # --- refusals -----------------------------------------------------------------------------------------------------
 
-LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W cannot carry one training device: allow at least 15.0 W")
+LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W is not enough to train one device: allow at least 15.0 W")
 NOT_READY = StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train: a is profiling")
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import wattfleet.prediction.row_audit as audit_module
 from typer.testing import CliRunner
 
 import reference_models
+import wattfleet.prediction.row_audit as audit_module
 from reference_models.commands import app
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, Profile, board, read_csv, write_csv
