@@ -102,7 +102,7 @@ def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> 
         assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
         assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
         assert not (await client.rounds()).rounds
-        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
+        with pytest.raises(InvalidInputError, match="a round needs a number of epochs above 0"):
             await shell("plan", "--dry-run", "--epochs", "-1")
         with pytest.raises(RequestRefusedError, match="run 'x' never started"):
             await shell("plan", "--dry-run", "--run", "x")

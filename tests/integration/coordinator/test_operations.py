@@ -140,8 +140,8 @@ def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: Coordinator
 def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorConfig) -> None:
     async def story(client: Client) -> None:
         for watts, for_s, text in (
-            (0.0, None, "a budget must be finite and above zero watts"),
-            (float("nan"), None, "a budget must be finite and above zero watts"),
+            (0.0, None, "a budget must be finite and above 0 W"),
+            (float("nan"), None, "a budget must be finite and above 0 W"),
             (5.0, 0.0, "watts are set for up to a year"),
             (5.0, float("nan"), "watts are set for up to a year"),
             (5.0, 1e12, "watts are set for up to a year"),

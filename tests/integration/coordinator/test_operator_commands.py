@@ -183,7 +183,7 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
         with pytest.raises(RequestRefusedError, match="no supply 'attic' is stated; known are site, rack, roof"):
             await shell("budget", "set", "attic", "5")
         for watts in ("0", "-5", "-.5", "nan"):
-            with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
+            with pytest.raises(RequestRefusedError, match="must be finite and above 0 W"):
                 await shell("budget", "set", "rack", watts)
         with pytest.raises(RequestRefusedError, match="up to a year, or until cleared, not for 400 days"):
             await shell("budget", "set", "rack", "5", "--for", "400d")
