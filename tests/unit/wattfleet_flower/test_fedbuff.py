@@ -215,7 +215,7 @@ def test_a_node_that_may_not_be_chosen_is_always_free_and_ends_nothing() -> None
 
     def plan(request: Any) -> Any:
         if A not in request.node_ids:
-            raise StatusError(STATUS[NoCandidatesError], "no device may be chosen: b: excluded as id:b")
+            raise StatusError(STATUS[NoCandidatesError], "no device can be selected: b: excluded: matches id:b")
         return given(request)
 
     planner._plan = plan  # type: ignore[method-assign]  # noqa: SLF001
