@@ -77,7 +77,7 @@ def train(
 
 
 @app.command()
-def audit_rows(
+def audit(
     csv: Annotated[Path, typer.Argument(help="CSV of measured modes of one workload on one device.")],
     reference: Annotated[
         str | None, typer.Option(help="Shipped reference to help the fit where fewer than 400 modes were measured.")

@@ -11,7 +11,7 @@ import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
-from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
+from wattfleet_io.coordinator_channel import answers, open_channel
 from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
@@ -41,17 +41,20 @@ class RequestRefusedError(InvalidInputError):
 class CoordinatorClient:
     """The services of one coordinator; gRPC errors become typed errors."""
 
-    def __init__(self, address: str) -> None:
-        """Prepare a connection to host:port; the first request opens it.
+    def __init__(self, address: str, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
+        """Prepare a connection; the first request opens it.
+
+        Args:
+            address: the coordinator's host:port.
+            stream_timeout_s: timeout of an answer in several messages, seconds.
 
         Raises:
             InvalidInputError: the address is not host:port.
         """
         host, port = split_address(address)
         self._address = f"{host}:{port}"
-        self._channel = grpc.insecure_channel(
-            self._address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-        )
+        self._channel = open_channel(self._address)
+        self._stream_timeout_s = stream_timeout_s
         self._has_answered = False
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
         self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)
@@ -99,7 +102,7 @@ class CoordinatorClient:
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():
-            yield from method(request, timeout=_STREAM_TIMEOUT_S)
+            yield from method(request, timeout=self._stream_timeout_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -126,9 +129,4 @@ class CoordinatorClient:
         return kind(details or code.name)
 
     def _is_there(self) -> bool:
-        try:
-            self._view.GetFleet(view_pb2.GetFleetRequest(), timeout=_PROBE_TIMEOUT_S)
-        except grpc.RpcError as error:
-            status: Any = error
-            return status.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
+        return answers(self._view.GetFleet, view_pb2.GetFleetRequest(), _PROBE_TIMEOUT_S)

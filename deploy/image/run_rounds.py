@@ -8,8 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import grpc
-
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
@@ -108,8 +107,8 @@ def main() -> None:
             )
     except PartFailedError as error:
         sys.exit(str(error))
-    except grpc.RpcError as error:
-        sys.exit(f"the coordinator at {arguments.coordinator} answered {error.code().name}: {error.details()}")
+    except (CoordinatorUnreachableError, RequestFailedError) as error:
+        sys.exit(f"the coordinator at {arguments.coordinator}: {error}")
     print(f"Flower run {run_id} completed", flush=True)
 
 

@@ -167,4 +167,4 @@ def test_a_directory_that_holds_something_else_is_refused_before_the_corpus_is_f
     monkeypatch.setattr("reference_models.training.train", lambda *args, **kwargs: pytest.fail("trained"))
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path))
     assert isinstance(result.exception, InvalidInputError)
-    assert "'corpus.csv', which belongs to no reference" in str(result.exception)
+    assert "'corpus.csv', which is not part of a reference" in str(result.exception)

@@ -203,7 +203,8 @@ def test_a_file_in_the_way_of_the_folder_is_told(data: Path) -> None:
 
 
 def test_a_missing_extra_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "wattfleet_evaluation.reports.page")
+    for module in ("wattfleet_evaluation.reports.page", "wattfleet_io.html_page"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     result = invoke("--data", data, "--out", tmp_path)
     assert isinstance(result.exception, InvalidInputError)
