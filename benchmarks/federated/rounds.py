@@ -115,7 +115,7 @@ def run_rounds(method: Method, fleet: Sequence[Member], federation: Federation, 
         assignments = method.plan(server_round, LOCAL_EPOCHS, history)
         chosen = tuple(number[assignment.device_id] for assignment in assignments)
         model = federation.after(model, chosen)
-        parts = {
+        participations = {
             fleet[k].device_id: Participation(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen
         }
         history = history.after(server_round, participations)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
