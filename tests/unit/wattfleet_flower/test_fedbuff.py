@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from coordinator.errors import STATUS
+from coordinator.services.status import STATUS
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, StatusError, gone, raised
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
