@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
-from coordinator.cli.view_values import state_word
+from coordinator.cli.output.view_values import state_word
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment

@@ -55,9 +55,7 @@ def test_a_training_cut_by_its_deadline_is_reported_for_the_work_done(agent: Age
     assert second.epoch_s == pytest.approx(first.epoch_s, rel=0.3)
 
 
-def test_a_deadline_during_measuring_restores_the_assigned_mode(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_deadline_during_measuring_restores_the_assigned_mode(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     modes: list[PowerMode] = []
 

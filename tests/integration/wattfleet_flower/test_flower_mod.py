@@ -228,9 +228,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
     ("change", "reason"),
     [({"epochs": 1e-320}, "0.001 to 10000 epochs"), ({"plan_id": "7" * 201}, "200 characters at most")],
 )
-def test_an_invalid_assignment_is_refused_before_any_change(
-    agent: Agent, change: dict[str, Any], reason: str
-) -> None:
+def test_an_invalid_assignment_is_refused_before_any_change(agent: Agent, change: dict[str, Any], reason: str) -> None:
     before = list(agent.journal.measurements)
     assignment = replace(RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=20.0), **change)
     request = message(RecordDict({RECORD_KEY: ConfigRecord(assignment.to_record())}))

@@ -39,9 +39,7 @@ def trains_on(batches: Any, seen: list[int], modes: list[PowerMode], agent: Agen
     return train
 
 
-def test_modes_are_measured_during_training_and_no_batch_is_lost(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     # Every minibatch is reported: here they take no time, so the usual half second would never be over.
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
     seen: list[int] = []
