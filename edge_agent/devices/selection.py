@@ -16,7 +16,7 @@ from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.replay import ReplayDevice
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS
 from wattfleet_io.clock import SystemClock

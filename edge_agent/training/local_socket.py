@@ -31,7 +31,7 @@ from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.shielding import shield_until_done, uncancelled
+from wattfleet_io.tasks import run_uncancelled, shield_until_done
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start, mode_from_message
 from wattfleet_proto.device_state import DeviceState
@@ -129,17 +129,17 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 finished, observed = await self._finished(assignment, request.finish)
             except _DEVICE_TROUBLE as error:
                 # Whatever watts it drew when the trouble began, it is not to go on drawing them until it has recovered.
-                await uncancelled(self._give_up(DeviceFailed(str(error))))
+                await run_uncancelled(self._give_up(DeviceFailed(str(error))))
                 raise
             except InvalidInputError as error:
                 if self._care.state is DeviceState.TRAINING:
-                    await uncancelled(self._give_up(TrainingRefused(str(error))))
+                    await run_uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                await uncancelled(self._give_up(TrainingBrokeOff()))
+                await run_uncancelled(self._give_up(TrainingBrokeOff()))
                 raise
-            await uncancelled(self._learn(observed, request.finish.failed))
+            await run_uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
         # While it is away, the round does not wait for it: the outbox keeps what was observed.
         if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import device_folder
 from wattfleet.modes import PowerMode
 
 MODE_FILE, LOG_FILE = "mode.json", "board_named.log"

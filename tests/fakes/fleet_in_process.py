@@ -26,10 +26,10 @@ from coordinator.settings import (
     StoreSettings,
 )
 from edge_agent.devices.selection import open_virtual_board
+from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import device_folder
 from tests.fakes.flower_task import be_task
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView

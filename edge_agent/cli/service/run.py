@@ -19,7 +19,7 @@ from edge_agent.cli.options import (
     WorkloadOption,
     open_named,
 )
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
 

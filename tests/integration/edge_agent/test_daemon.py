@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
-from edge_agent.runtime.paths import OUTBOX_FILE, PROFILE_FILE
-from edge_agent.training.knob_backup import KEPT_FILE, DeviceBusyError
+from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
 from tests.fakes.running_agent import (
@@ -49,10 +49,10 @@ def board():
 def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
     before = board.current_mode()
     with ready_agent(coordinator, tmp_path, board):
-        assert (tmp_path / "device" / KEPT_FILE).exists()
+        assert (tmp_path / "device" / BACKUP_FILE).exists()
         assert board.current_mode() != before
     assert board.current_mode() == before
-    assert not (tmp_path / "device" / KEPT_FILE).exists()
+    assert not (tmp_path / "device" / BACKUP_FILE).exists()
     assert coordinator.states[0] == session_pb2.DEVICE_STATE_PROFILING
 
 

@@ -17,13 +17,13 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import StoppedError, profile_device
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed, TrainingWatch
 from tests.fakes.running_agent import BoardThatBecomesSlower

@@ -21,9 +21,9 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
+from wattfleet_evaluation.judging.transfer import evaluate_transfer
 from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
-from wattfleet_evaluation.transfer import evaluate_transfer
 
 SPACE = board_named("agx-orin").space.array()
 

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import FedAvg, FedMedian
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware

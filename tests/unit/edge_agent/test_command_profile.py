@@ -12,7 +12,7 @@ import reference_models
 from edge_agent.cli.options import DEFAULT_TOLERANCE
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
@@ -132,7 +132,7 @@ def test_a_signal_keeps_what_was_measured_and_puts_the_device_back(profile, stat
     assert ended.code == 128 + number
     assert "stopped; 3 modes measured and saved, device restored" in ended.err
     assert len(journalled(state)) == 3
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
 
 
@@ -155,7 +155,7 @@ def test_a_signal_while_the_device_is_put_back_does_not_stop_that(profile, state
 
     monkeypatch.setattr(board, "restore", restore)
     assert profile("--modes", 5).code == 0
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
 
 
 def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
@@ -169,7 +169,7 @@ def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
 
 
 def test_a_device_in_use_is_left_to_its_agent(profile, state, board):
-    with safekept(board, state / "device"):
+    with backed_up(board, state / "device"):
         ended = profile("--modes", 6)
     assert ended.code == 1 and "stop that agent first" in ended.err and not (state / "profile.jsonl").exists()
 
@@ -217,7 +217,7 @@ def test_a_jetson_stopped_in_the_middle_of_a_mode_is_as_its_owner_left_it(profil
     ended = profile("--workload", "resnet18", device="auto")
     assert ended.code == 130 and "stopped; 0 modes measured" in ended.err
     assert len(changed) == 5 and changed[-1] != before, "the fan is held, and the mode is set"
-    assert jetson.everything() == before and not (state / "device" / KEPT_FILE).exists()
+    assert jetson.everything() == before and not (state / "device" / BACKUP_FILE).exists()
 
 
 class Training:

@@ -7,12 +7,12 @@ import pytest
 
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
 from edge_agent.profiling.stored_profile import read_fitted
-from edge_agent.runtime.paths import PROFILE_FILE
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 
