@@ -125,7 +125,7 @@ def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:
         epochs=1.0,
         plan=RoundPlan(
             assignments=tuple(Assignment(d, _MODE, 10.0, 25.0, 30.0, 4.0) for d in chosen),
-            decisions=tuple(Decision(d, True, "one of those that together finish soonest") for d in chosen),
+            decisions=tuple(Decision(d, True, "selected: among the devices with the least makespan") for d in chosen),
             duration_s=10.0,
             planned_w=30.0 * len(chosen),
             site_budget_w=30.0 * len(chosen),

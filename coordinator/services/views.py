@@ -136,7 +136,7 @@ def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_p
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
         results=[_result(result) for result in record.results if with_devices],
-        device_count=len(record.plan.at_first.assignments),
+        device_count=len(record.plan.original.assignments),
         idle_w=record.idle_w,
         planned_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Assignment, Part, RoundPlan
+from wattfleet.planning import Assignment, Participation, RoundPlan
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -282,9 +282,9 @@ StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObserv
 """What the fleet hands out to be stored: each says all that is to be known of one thing."""
 
 
-def parts_of(results: Iterable[DeviceResult]) -> dict[str, Part]:
+def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
     """The devices' parts in a round, as policies need them."""
-    return {each.device_id: Part(bool(each.failure), each.num_examples, each.loss) for each in results}
+    return {each.device_id: Participation(bool(each.failure), each.num_examples, each.loss) for each in results}
 
 
 def plan_id_of(run_id: str, number: int) -> str:

@@ -6,7 +6,7 @@ from coordinator.state.fleet import Fleet
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.planning import Allowance
-from wattfleet.planning.policies import Everyone, Policy
+from wattfleet.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState
 
 RUN = "4711"
@@ -26,7 +26,7 @@ def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float,
 
 def small_fleet(site_budget_w: float = 100.0, policy: Policy | None = None) -> Fleet:
     """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
-    fleet = Fleet(Allowance.of_site(site_budget_w), policy or Everyone())
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices())
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.start_run(RUN, "FedAvg", 3)

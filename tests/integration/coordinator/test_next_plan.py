@@ -101,7 +101,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSetti
         with pytest.raises(RequestRefusedError, match="run 'x' never started"):
             await shell("plan", "--dry-run", "--run", "x")
         await shell("budget", "set", "site", "9")
-        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
+        with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
             await shell("plan", "--dry-run")
 
 

@@ -131,8 +131,8 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
 
     async with serving_client(config) as client:
         for watts, for_s, text in (
-            (0.0, None, "a budget must be finite and above zero watts"),
-            (float("nan"), None, "a budget must be finite and above zero watts"),
+            (0.0, None, "a budget must be finite and above 0 W"),
+            (float("nan"), None, "a budget must be finite and above 0 W"),
             (5.0, 0.0, "a budget can be overridden for up to 366 days"),
             (5.0, float("nan"), "a budget can be overridden for up to 366 days"),
             (5.0, 1e12, "a budget can be overridden for up to 366 days"),
@@ -166,7 +166,7 @@ async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: Coordi
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.plan()
-        assert "no device may be chosen" in status(refused)[1]
+        assert "no device can be selected" in status(refused)[1]
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True))
         plan = await client.plan()
         assert {decision.device_id: decision.selected for decision in plan.decisions} == {"orin": True, "nano": False}

@@ -164,10 +164,10 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
             ["rack", "60.0", "5.0", "fallback"],
             ["roof", "40.0", "3.0", "constant"],
         ]
-        assert shown[5].startswith("rack: fallback of its query in force: nothing was measured yet: ")
+        assert shown[5].startswith("rack: fallback of its query in force: no reading yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
         assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
-        assert rack["reason"].startswith("nothing was measured yet: ")
+        assert rack["reason"].startswith("no reading yet: ")
         said = (await shell("budget", "set", "rack", "50", "--for", "1h30m")).stdout
         assert said.startswith("rack: 50 W in force (operator, until ")
         rack = (await asked(shell, "budget", "show"))[1]
@@ -178,7 +178,7 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
         with pytest.raises(RequestRefusedError, match="no supply 'attic' is stated; known are site, rack, roof"):
             await shell("budget", "set", "attic", "5")
         for watts in ("0", "-5", "-.5", "nan"):
-            with pytest.raises(RequestRefusedError, match="must be finite and above zero watts"):
+            with pytest.raises(RequestRefusedError, match="must be finite and above 0 W"):
                 await shell("budget", "set", "rack", watts)
         with pytest.raises(RequestRefusedError, match="for up to 366 days, or until it is cleared, not for 400 days"):
             await shell("budget", "set", "rack", "5", "--for", "400d")

@@ -86,7 +86,7 @@ def test_one_series_or_a_scalar_is_a_reading(body: dict[str, Any], watts: float)
             'answers 2 series, surplus_watts{roof="0"}, surplus_watts{roof="1"}: select one',
         ),
         (vector(*"12345"), AmbiguousQueryError, 'surplus_watts{roof="2"} and 2 more: select one, or write sum(...)'),
-        (vector("NaN"), UnusableReadingError, "answers NaN: watts are finite and not negative"),
+        (vector("NaN"), UnusableReadingError, "answers NaN: watts are finite and 0 or more"),
         (vector("+Inf"), UnusableReadingError, "answers +Inf"),
         (vector("-0.5"), UnusableReadingError, "write clamp_min(..., 0)"),
         (answer("scalar", [NOW.timestamp(), "NaN"]), UnusableReadingError, "answers NaN"),

@@ -32,7 +32,7 @@ from tests.fakes.postgresql import PostgresServer
 from tests.fakes.records_to_store import finished_round, planned_round, rounds_of
 from tests.fakes.served import Client, serving_client
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN, small_fleet
-from wattfleet.planning.policies import Everyone
+from wattfleet.planning.policies import AllDevices
 from wattfleet_io import cli
 from wattfleet_proto.v1 import (
     operator_pb2,
@@ -382,7 +382,7 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
             raise StoreFullError("the disk is full")
 
     full, days = Full(tmp_path / "coordinator.db"), [0, 0]
-    fleet = Fleet(small_fleet().allowance, Everyone(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)])
+    fleet = Fleet(small_fleet().allowance, AllDevices(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)])
 
     async def a_day(_: float) -> None:
         if not days:

@@ -42,7 +42,7 @@ from tests.fakes.records_to_store import (
 )
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from wattfleet.budgets import Override
-from wattfleet.planning import History, Part
+from wattfleet.planning import History, Participation
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -372,12 +372,12 @@ def test_what_the_rounds_of_a_run_come_to_is_read_without_their_plans(store: Sto
     assert store.history_of(RUN) == History()
     store.save(finished_round(2), planned_round(3), finished_round(1), finished_round(1, "another"))
     history = store.history_of(RUN)
-    assert [(past.number, past.device_ids, past.gained) for past in history.rounds] == [
+    assert [(past.number, past.device_ids, past.utility) for past in history.rounds] == [
         (1, ("orin", "nano"), 12.0),
         (2, ("orin", "nano"), 12.0),
     ]
-    assert history.latest == {"orin": (2, Part(False, 96.0, 0.125))}
-    assert history.failures_in_a_row == {"nano": (2, 2)}
+    assert history.latest == {"orin": (2, Participation(False, 96.0, 0.125))}
+    assert history.consecutive_failures == {"nano": (2, 2)}
 
 
 def test_the_store_notes_when_things_happened(store: Store, location: Path | URL, clock: Clock) -> None:

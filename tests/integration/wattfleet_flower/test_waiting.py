@@ -144,14 +144,16 @@ def test_a_restarted_supernode_is_trained_once() -> None:
     assert not any(told.failure for told in planner.results()[-1].values())
 
 
-LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W cannot carry one training device: allow at least 15.0 W")
+LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W is not enough to train one device: allow at least 15.0 W")
 NOT_READY = StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train: a is profiling")
 
 
 def test_an_invalid_request_ends_the_run_at_once() -> None:
     grid = GridOfNodes(fleet())
-    planner = PlannerStub(refusals=[StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a round needs epochs above zero")])
-    with pytest.raises(PlanningError, match="INVALID_ARGUMENT: a round needs epochs above zero"):
+    planner = PlannerStub(
+        refusals=[StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a round needs a number of epochs above 0")]
+    )
+    with pytest.raises(PlanningError, match="INVALID_ARGUMENT: a round needs a number of epochs above 0"):
         run(grid, planner)
     assert grid.clock.slept == []
     assert "epochs above zero" in planner.asked("FinishRun")[0].error

@@ -30,7 +30,7 @@ from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import Everyone
+from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.device_state import DeviceState
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
@@ -44,7 +44,7 @@ SITE = SiteFile(
 
 def fleet_of_site(selection: Selection | None = None, says: tuple[DeviceOverrides, ...] = ()) -> Fleet:
     allowance = Allowance(SUPPLIES, dict.fromkeys(SUPPLIES.names, 100.0))
-    fleet = Fleet(allowance, Everyone(), placement=SITE, selection=selection, says=says)
+    fleet = Fleet(allowance, AllDevices(), placement=SITE, selection=selection, says=says)
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.start_run(RUN, "FedAvg", 3)
@@ -93,7 +93,7 @@ def test_tags_by_command_count_beside_those_of_the_site_file() -> None:
 def test_a_tag_can_exclude_a_device() -> None:
     fleet = fleet_of_site(Selection(exclude=("tag:sick",)))
     fleet.tag(["orin"], {"sick"}, set())
-    assert reasons(fleet)["orin"] == "excluded as tag:sick"
+    assert reasons(fleet)["orin"] == "excluded: matches tag:sick"
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_look_at_the_next_plan_shows_it_and_changes_nothing() -> None:
 
 
 def test_a_look_before_any_run_takes_all_devices_that_are_ready() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), AllDevices())
     for device_id, front, idle_w in (("orin", ORIN_FRONT, 5.0), ("nano", NANO_FRONT, 3.0)):
         make_ready(fleet, device_id, front, idle_w, 0)
     fleet.nodes.clear()
@@ -253,4 +253,4 @@ def test_a_look_fails_as_the_plan_would() -> None:
     with pytest.raises(InfeasibleBudgetError):
         look(small_fleet(9.0), RUN)
     with pytest.raises(NoDevicesError):
-        look(Fleet(Allowance.of_site(9.0), Everyone()))
+        look(Fleet(Allowance.of_site(9.0), AllDevices()))

@@ -17,7 +17,7 @@ from tests.fakes.small_fleet import make_ready as make_ready_in
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
-from wattfleet.planning.policies import Everyone, FastestK
+from wattfleet.planning.policies import AllDevices, FastestK
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -33,7 +33,7 @@ def offered(record: RoundRecord) -> set[str]:
 
 
 def test_a_device_that_connects_is_enrolled() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), AllDevices())
     record = fleet.connect("orin", "agx-orin", "simulated", 18_096)
     assert (record.device_id, record.board, record.provenance) == ("orin", "agx-orin", "simulated")
     assert (record.state, record.mode_count, record.front) == (DeviceState.ENROLLED, 18_096, None)
@@ -57,7 +57,7 @@ def test_an_id_stays_with_the_board_it_was_enrolled_as(board: str, provenance: s
 
 @pytest.mark.parametrize(("device_id", "board", "modes"), [("", "agx-orin", 1), ("a", "", 1), ("a", "agx-orin", 0)])
 def test_a_device_without_id_board_or_modes_is_refused(device_id: str, board: str, modes: int) -> None:
-    fleet = Fleet(Allowance.of_site(100.0), Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), AllDevices())
     with pytest.raises(InvalidInputError, match="needs an id, a kind of board and at least one power mode"):
         fleet.connect(device_id, board, "simulated", modes)
     assert not fleet.devices
@@ -144,8 +144,8 @@ def test_two_nodes_that_say_they_are_one_device_are_refused() -> None:
 
 @pytest.mark.parametrize("site_budget_w", [-20.0, math.nan, math.inf])
 def test_a_site_without_watts_is_refused(site_budget_w: float) -> None:
-    with pytest.raises(InvalidInputError, match="needs a budget of finite watts"):
-        Fleet(Allowance.of_site(site_budget_w), Everyone())
+    with pytest.raises(InvalidInputError, match="needs a budget of 0 or more finite watts"):
+        Fleet(Allowance.of_site(site_budget_w), AllDevices())
 
 
 # --- who is planned with ------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_of_a_large_fleet_the_states_are_counted_and_a_few_devices_named() -> No
 
 
 def test_a_fleet_that_nobody_joined_says_so() -> None:
-    fleet = Fleet(Allowance.of_site(100.0), Everyone())
+    fleet = Fleet(Allowance.of_site(100.0), AllDevices())
     fleet.start_run(RUN, "FedAvg", 1)
     with pytest.raises(NoDevicesError, match="none ever connected"):
         fleet.plan(RUN, 1, [], 1.0)
@@ -236,7 +236,7 @@ def test_a_run_that_never_started_has_no_rounds() -> None:
 @pytest.mark.parametrize("epochs", [0.0, -1.0, math.nan])
 def test_a_round_without_epochs_is_refused(epochs: float) -> None:
     fleet = small_fleet()
-    with pytest.raises(InvalidInputError, match="needs epochs above zero"):
+    with pytest.raises(InvalidInputError, match="needs a number of epochs above 0"):
         fleet.plan(RUN, 1, NODES, epochs)
     assert not fleet.rounds
 
@@ -273,7 +273,7 @@ def test_too_few_watts_are_refused_with_the_watts_that_suffice(site_budget_w: fl
     with pytest.raises(InfeasibleBudgetError) as refusal:
         with_a_third(4.0, site_budget_w).plan(RUN, 1, NODES, 1.0)
     text = str(refusal.value)
-    assert text.startswith(f"{site_budget_w:g} W cannot carry one training device beside 12.0 W of idling")
+    assert text.startswith(f"{site_budget_w:g} W is not enough to train one device on top of 12.0 W of idle power")
     [least_w] = re.findall(r"at least ([\d.]+) W", text)
     assert float(least_w) == 19
     assert chosen(with_a_third(4.0, float(least_w)).plan(RUN, 1, NODES, 1.0)) == {"nano"}
@@ -445,7 +445,7 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
 
     after = Fleet(
         Allowance.of_site(100.0),
-        Everyone(),
+        AllDevices(),
         list(before.devices.values()),
         before.nodes,
         list(before.runs.values()),

@@ -25,7 +25,7 @@ from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
-from wattfleet.planning.policies import Everyone, FastestK, Policy, RandomK
+from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState
 
 BUDGET_W = 45.0
@@ -53,7 +53,7 @@ class FleetMachine(RuleBasedStateMachine):
     """A fleet, a store that keeps only what the fleet hands out, and a plain account of what was done to it."""
 
     @initialize(
-        policy=st.sampled_from([FastestK(2), Everyone(), RandomK(2, seed=3)]),
+        policy=st.sampled_from([FastestK(2), AllDevices(), RandomK(2, seed=3)]),
         ready=st.lists(st.tuples(devices, fronts()), unique_by=lambda pair: pair[0]),
     )
     def begin(self, policy: Policy, ready: list[tuple[str, Front]]) -> None:

@@ -18,7 +18,7 @@ from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies import Everyone, Situation, Wish
+from wattfleet.planning.policies import AllDevices, PlanningContext, SelectionRequest
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
 
@@ -101,10 +101,10 @@ class SlowPolicy:
     def __init__(self) -> None:
         self.asked, self.go_on = threading.Event(), threading.Event()
 
-    def wish(self, situation: Situation) -> Wish:
+    def request(self, context: PlanningContext) -> SelectionRequest:
         self.asked.set()
         assert self.go_on.wait(10), "nobody lets it go on"
-        return Everyone().wish(situation)
+        return AllDevices().request(context)
 
 
 async def planning(
