@@ -1,7 +1,7 @@
-"""Fitting in a process of its own, as long as it is needed.
+"""Fits in a child process that runs only while it is needed.
 
-A fit needs scipy, which holds more memory than all the rest of an agent that idles for days. The process answers
-pickled requests one after the other, and ends when there are no more: also when the agent was killed.
+A fit needs scipy, which takes more memory than the rest of an agent that idles for days. The process answers pickled
+requests one after the other. It ends when its standard input is closed, so also when the agent is killed.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from wattfleet.modes import ModeArray, Profile
 from wattfleet_io.child_process import python_process
 
 ANSWERS_WITHIN_S = 600.0
-"""A board may fit with a single core at its lowest clock, which takes it a minute."""
+"""Default limit on one answer. One core at its lowest clock needs about a minute."""
 
-_LOOKED_FOR_EVERY_S = 0.1
-# An app or a profiled workload may train meanwhile: that is what is measured.
+_POLL_S = 0.1
+# An app or a profiled workload may train at the same time, and is being measured.
 _NICENESS = 10
 
 
 class FittingFailedError(WattfleetError):
-    """The process that fits has failed; its own message is in the agent's log."""
+    """The fitting process has failed; its own message is in the agent's log."""
 
 
 def fitting_process(
     transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float = ANSWERS_WITHIN_S
 ) -> OpenFitting:
-    """What fits in a process, each time in a new one.
+    """Return a function that opens a fitting in a new process.
 
-    Every request raises what `FittingHere` would, `FittingFailedError` where the process fails otherwise, and
+    Every request raises the same errors as `FittingHere`, `FittingFailedError` if the process fails, and
     `StoppedError` once the agent stops.
 
     Args:
-        transfer: from what, and for whom.
+        transfer: the reference and the device.
         modes: `[n, 4]` modes of the device.
         stopping: set once the agent stops.
-        answers_within_s: the longest that one answer may take, seconds.
+        answers_within_s: limit on one answer, seconds.
     """
 
     @contextmanager
@@ -58,7 +58,7 @@ def fitting_process(
         try:
             process = python_process(__name__)
         except OSError as error:
-            raise FittingFailedError(f"no process can be started to fit the predictor: {error.strerror}") from None
+            raise FittingFailedError(f"cannot start a process to fit the predictor: {error.strerror}") from None
         with process:
             fitting = _FittingProcess(process, stopping, answers_within_s)
             try:
@@ -94,29 +94,28 @@ class _FittingProcess:
     def _answer(self, method: str, *arguments: Any) -> Any:
         self.send((method, arguments))
         give_up_s = time.monotonic() + self._answers_within_s
-        while not select.select([self._answers], [], [], _LOOKED_FOR_EVERY_S)[0]:
+        while not select.select([self._answers], [], [], _POLL_S)[0]:
             self._require_patience(give_up_s)
         try:
             answer = pickle.load(self._answers)
         except (EOFError, pickle.UnpicklingError):
             raise FittingFailedError(
-                f"the process that fits the predictor ended with exit code {self._process.wait()}; see its own message"
-                " in this log"
+                f"the fitting process ended with exit code {self._process.wait()}; see its own message in this log"
             ) from None
         if isinstance(answer, WattfleetError):
             raise answer
         return answer
 
     def send(self, request: Any) -> None:
-        # A request may be larger than a pipe holds, and the process may not come to read it.
+        # A request may be larger than the pipe's buffer, and the process may never read it.
         pipe = self._requests.fileno()
         os.set_blocking(pipe, False)
         left = memoryview(pickle.dumps(request))
         give_up_s = time.monotonic() + self._answers_within_s
-        # One that has ended is noticed when its answer is read.
+        # If the process has ended, reading its answer will tell.
         with suppress(BrokenPipeError):
             while left:
-                if select.select([], [pipe], [], _LOOKED_FOR_EVERY_S)[1]:
+                if select.select([], [pipe], [], _POLL_S)[1]:
                     left = left[os.write(pipe, left) :]
                 else:
                     self._require_patience(give_up_s)
@@ -128,7 +127,7 @@ class _FittingProcess:
             raise FittingFailedError(f"the predictor was not fitted within {self._answers_within_s:g} s")
 
     def end(self) -> None:
-        # It holds nothing that could be lost.
+        # The process has no state that could be lost.
         self._process.kill()
         with suppress(BrokenPipeError):
             self._requests.close()
@@ -152,7 +151,7 @@ def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
 
 
 def give_way() -> None:
-    """Let others go first, where this process may say so: the service's unit does not let it."""
+    """Lower this process's priority, if it is allowed to; the service's unit does not allow it."""
     with suppress(OSError):
         os.nice(_NICENESS)
 
@@ -161,7 +160,7 @@ def main() -> None:
     """Serve the agent that started this process."""
     give_way()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    # What a library prints must not come between the answers.
+    # Output of libraries goes to standard error, as answers go to standard output.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         _serve(sys.stdin.buffer, answers)

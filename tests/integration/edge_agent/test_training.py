@@ -108,7 +108,7 @@ def test_as_good_as_no_or_endless_epochs_are_no_training(
     board: VirtualBoard, watch: TrainingWatch, epochs: float
 ) -> None:
     before = board.current_mode()
-    with pytest.raises(InvalidInputError, match="0.001 to 10000 epochs"):
+    with pytest.raises(InvalidInputError, match="epochs must be 0.001 to 10000"):
         watch.start(MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
@@ -261,7 +261,7 @@ def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
     device.clock.sleep_s(10)
     jetson.put(f"{jetson.gpu}/min_freq", jetson.board.gpu_hz[0])
     assert watch.finish() is None
-    assert "somebody changed: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
+    assert "another process changed the mode: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
     assert device.current_mode() == parked_mode(device)
 
 

@@ -34,6 +34,7 @@ from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ProfileEnded
 from edge_agent.session.orders import Orders
+from edge_agent.settings import RecoverySettings
 from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.unix_socket import require_own_socket, serve_socket
@@ -109,28 +110,29 @@ class Agent:
         )
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
-        self.standing = StateReporter(self.reports)  # type: ignore[arg-type]
-        self.standing.decide(ProfileEnded(anew=False))
+        self.reporter = StateReporter(self.reports)  # type: ignore[arg-type]
+        self.reporter.decide(ProfileEnded(repeated=False))
 
 
 @contextmanager
 def agent_at(socket: Path) -> Iterator[Agent]:
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.came(order), loop).result(10)
+    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.receive(order), loop).result(10)
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
         reports: Any = agent.reports
-        care = RecoverySupervisor(
+        supervisor = RecoverySupervisor(
             watch,
             reports,
-            agent.standing,
+            agent.reporter,
             agent.learner,
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
+            RecoverySettings(retry_s=0.02),
         )
-        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, care)
-        async with aclosing(care), serve_socket(socket, servicer):
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor)
+        async with aclosing(supervisor), serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
 
@@ -288,7 +290,6 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
 
 def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     apply, broken = agent.board.apply, True
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
 
     def sometimes(mode: PowerMode) -> None:
         if broken:
@@ -541,7 +542,7 @@ def test_a_device_that_contradicts_its_predictor_is_measured_anew_and_comes_back
     agent.journal.append(Renewal("3 of the last 5 rounds took longer", 5))
     power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     give_up_s = time.monotonic() + 20
-    while agent.reports.states[-1].detail != "parked; measured anew":
+    while agent.reports.states[-1].detail != "parked; profiled again":
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
     assert len(agent.journal.records) == 5
@@ -569,12 +570,12 @@ def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms
     with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert agent.standing.state is DeviceState.READY
+    assert agent.reporter.state is DeviceState.READY
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"epochs": 1e-320}, "0.001 to 10000 epochs"), ({"plan_id": "7" * 201}, "200 characters at most")],
+    [({"epochs": 1e-320}, "epochs must be 0.001 to 10000"), ({"plan_id": "7" * 201}, "at most 200 characters")],
 )
 def test_an_assignment_that_cannot_be_is_refused_before_anything_is_done(
     agent: Agent, change: dict[str, Any], reason: str
@@ -595,7 +596,7 @@ def test_a_round_that_cannot_be_learnt_from_leaves_the_device_ready(agent: Agent
     agent.learner.observe = observe  # type: ignore[method-assign]
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert not reply.has_error()
-    assert agent.standing.state is DeviceState.READY
+    assert agent.reporter.state is DeviceState.READY
     assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
 
 
@@ -614,4 +615,4 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.standing.state is DeviceState.DEGRADED
+    assert agent.reporter.state is DeviceState.DEGRADED

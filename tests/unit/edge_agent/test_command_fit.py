@@ -82,7 +82,7 @@ def test_what_is_measured_later_joins(fit, agent, state):
     ("arguments", "said"),
     [
         (("--device", "simulated:orin-nx"), "holds the profile of the board orin-nano, and this device is orin-nx"),
-        (("--reference", "nowhere"), "no reference 'nowhere': give one that ships"),
+        (("--reference", "nowhere"), "unknown reference 'nowhere': choose one of"),
     ],
 )
 def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
