@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.cli.view_values import state_word
+from coordinator.cli.output.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.stored_profile import read_profile

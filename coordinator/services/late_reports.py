@@ -92,4 +92,4 @@ class LateReports:
             self._end(status_of(error, STATUS), str(error))
         except Exception:
             _log.exception("%s: its reports could not be stored", self._device_id)
-            self._end(grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
+            self._end(grpc.StatusCode.INTERNAL, "internal error; see the service's log")

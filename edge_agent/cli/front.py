@@ -39,7 +39,7 @@ def front(
     if html is not None:
         _write_file(html, lambda path: _write_page(view, path))
     if png is not None:
-        _write_file(png, lambda path: _write_picture(view, path))
+        _write_file(png, lambda path: _write_image(view, path))
     if json_:
         print_json(view.content())
     else:
@@ -47,15 +47,15 @@ def front(
 
 
 def _write_page(view: FrontView, path: Path) -> None:
-    from edge_agent.cli.front_plots.html import front_page
+    from edge_agent.cli.front_plots.html import write_front_page
 
-    path.write_text(front_page(view), encoding="utf-8")
+    write_front_page(view, path)
 
 
-def _write_picture(view: FrontView, path: Path) -> None:
-    from edge_agent.cli.front_plots.png import write_front_picture
+def _write_image(view: FrontView, path: Path) -> None:
+    from edge_agent.cli.front_plots.png import write_front_image
 
-    write_front_picture(view, path)
+    write_front_image(view, path)
 
 
 def _write_file(path: Path, write: Callable[[Path], None]) -> None:

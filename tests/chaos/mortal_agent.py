@@ -13,13 +13,13 @@ from pathlib import Path
 from edge_agent.devices import selection
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import backed_up
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.jetson_boards import FakedBoard
 from tests.fakes.jetson_tree import FakedJetson
 from wattfleet_io import cli
+from wattfleet_io.clock import SystemClock
 
 KERNEL_LOCK, OUTPUT_FILE, BEGUN_FILE, FOUND_FILE = "kernel.lock", "output.log", "begun", "found.json"
 

@@ -238,7 +238,7 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
 
 
 def test_a_host_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
+    with pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0"):
         serve_metrics(small_fleet(), "203.0.113.7", 0)
 
 

@@ -270,7 +270,7 @@ async def test_a_damaged_reference_is_refused(
                 json.dumps(no_predictor).encode(),
                 artefact.weights,
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "a predictor of the kind 'crystal-ball'",
+                "unknown predictor 'crystal-ball'",
             ),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:

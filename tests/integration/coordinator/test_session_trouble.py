@@ -203,7 +203,7 @@ async def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(co
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_boundary, "TOLD_WITHIN_S", 0.1)
+    monkeypatch.setattr(error_boundary, "STATUS_TIMEOUT_S", 0.1)
 
 
 async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(

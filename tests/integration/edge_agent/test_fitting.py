@@ -120,7 +120,7 @@ def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
         psutil.Process(started.pid).suspend()
         return started
 
-    monkeypatch.setattr("edge_agent.learning.fitting_process.python_process", suspended)
+    monkeypatch.setattr("wattfleet_io.child_process.python_process", suspended)
     stopping = threading.Event()
     threading.Timer(0.2, stopping.set).start()
     with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():
@@ -140,7 +140,7 @@ def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
 
 def test_a_process_ends_with_an_agent_that_was_killed():
     program = (
-        "import threading, time; from tests.edge_agent.test_fitting import elsewhere, the_process\n"
+        "import threading, time; from tests.integration.edge_agent.test_fitting import elsewhere, the_process\n"
         "with elsewhere()() as fitting: print(the_process().pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:

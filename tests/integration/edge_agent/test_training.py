@@ -17,7 +17,6 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
@@ -28,6 +27,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet_io.clock import VirtualClock
 
 MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 NAN = float("nan")

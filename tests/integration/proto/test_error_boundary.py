@@ -31,7 +31,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "wattfleet_flower.server.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "wattfleet_flower.server.errors.CoordinatorUnreachableError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp

@@ -12,7 +12,6 @@ import reference_models
 from edge_agent.cli.options import DEFAULT_TOLERANCE
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
@@ -20,6 +19,7 @@ from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import write_artefact
+from wattfleet_io.clock import SystemClock
 
 
 @pytest.fixture

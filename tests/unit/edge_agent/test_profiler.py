@@ -9,7 +9,6 @@ import reference_models
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
 from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import DisturbedError, Limits, TooHotError
@@ -23,6 +22,7 @@ from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet.prediction import read_artefact
+from wattfleet_io.clock import VirtualClock
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from reference_models.commands import app
-from reference_models.training import ensure_offers, model_card, train
+from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
 from wattfleet.prediction import Artefact, read_artefact, restore_predictor
@@ -23,7 +23,7 @@ WORKLOAD = Workload("made-up", 8, 100)
 
 
 def measured(modes: ModeArray, seed: int) -> Profile:
-    """Made measurements with 2 % noise: the mean absolute error of the truth itself is 1.6 %."""
+    """Synthetic measurements with 2 % noise; the true values have a mean absolute error of 1.6 %."""
     rng = np.random.default_rng(seed)
     noise = np.exp(rng.normal(0, 0.02, (2, len(modes))))
     return Profile(modes, step_time_ms(TIME, modes) * noise[0], power_mw(POWER, TIME, modes) * noise[1])
@@ -40,7 +40,7 @@ def trained() -> Artefact:
     return train(CORPUS, WORKLOAD, "orin-nano", {"measurements": "made up"}, {"target": TARGET}, STEPS.append)
 
 
-def test_a_reference_knows_its_corpus_to_the_noise_and_tells_how_well(trained: Artefact) -> None:
+def test_a_reference_fits_its_corpus_to_the_noise_and_states_its_errors(trained: Artefact) -> None:
     figures = trained.details.figures
     assert figures["corpus_modes"] == len(CORPUS) == 450
     for key in ("corpus", "held_out", "transfer_target"):
@@ -79,7 +79,7 @@ def corpus_csv(tmp_path: Path) -> Path:
 
 
 def test_a_target_with_rows_of_the_corpus_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="100 of the target's 100 rows stand in the reference's corpus"):
+    with pytest.raises(InvalidInputError, match="100 of the target's 100 rows are also in the reference's corpus"):
         train(CORPUS, WORKLOAD, "orin-nano", {}, {"part": CORPUS.rows(np.arange(100))}, lambda step: None)
 
 
@@ -88,7 +88,7 @@ def test_the_manifest_pins_the_rows_of_the_corpus(trained: Artefact) -> None:
 
 
 @pytest.mark.parametrize("missing", ["board", "workload", "minibatch", "minibatches-per-epoch"])
-def test_what_was_trained_and_where_has_no_default(corpus_csv: Path, tmp_path: Path, missing: str) -> None:
+def test_workload_and_board_have_no_default(corpus_csv: Path, tmp_path: Path, missing: str) -> None:
     given = options(corpus_csv, tmp_path / "nano")
     at = given.index(f"--{missing}")
     result = CliRunner().invoke(app, given[:at] + given[at + 2 :], env={"COLUMNS": "200"})
@@ -97,16 +97,18 @@ def test_what_was_trained_and_where_has_no_default(corpus_csv: Path, tmp_path: P
     assert not (tmp_path / "nano").exists()
 
 
-def test_the_board_is_one_that_offers_the_modes_of_the_corpus() -> None:
-    ensure_offers("orin-nano", CORPUS)
+def test_the_board_must_offer_the_modes_of_the_corpus() -> None:
+    require_board_offers("orin-nano", CORPUS)
     with pytest.raises(InvalidInputError, match="'agx-orin' does not offer .*: give --board orin-nano$"):
-        ensure_offers("agx-orin", CORPUS)
+        require_board_offers("agx-orin", CORPUS)
     odd = Profile(CORPUS.modes + [0, 0, 1, 0], CORPUS.minibatch_ms, CORPUS.power_mw)
-    with pytest.raises(InvalidInputError, match="'orin-nano' does not offer .*; nor does any of .* name of your own"):
-        ensure_offers("orin-nano", odd)
+    with pytest.raises(
+        InvalidInputError, match="'orin-nano' does not offer .*: no known board does .* name of your own"
+    ):
+        require_board_offers("orin-nano", odd)
     with pytest.raises(InvalidInputError, match="name of your own"):
-        ensure_offers(" ", odd)
-    ensure_offers("my-board", odd)
+        require_board_offers(" ", odd)
+    require_board_offers("my-board", odd)
 
 
 def options(corpus: Path, out: Path, /, **changed: str) -> list[str]:
@@ -122,7 +124,7 @@ def options(corpus: Path, out: Path, /, **changed: str) -> list[str]:
     return ["train", *(word for pair in given.items() for word in pair)]
 
 
-def test_the_command_stores_a_reference_with_its_card_and_prints_its_manifest(corpus_csv: Path, tmp_path: Path) -> None:
+def test_the_command_stores_the_reference_and_prints_its_manifest(corpus_csv: Path, tmp_path: Path) -> None:
     out = tmp_path / "references" / "nano"
     result = CliRunner().invoke(app, [*options(corpus_csv, out, source="made up"), "--json"])
     assert result.exit_code == 0, result.output
@@ -146,7 +148,7 @@ def test_without_json_the_command_prints_a_table(corpus_csv: Path, tmp_path: Pat
     ("changed", "text"),
     [
         ({"corpus": "nowhere.csv"}, "nowhere.csv: no such file"),
-        ({"board": "toaster"}, "unknown device kind 'toaster'"),
+        ({"board": "toaster"}, "unknown board 'toaster'"),
         ({"board": "agx-orin"}, "give --board orin-nano"),
         ({"minibatch": "0"}, "at least 1 sample"),
     ],
@@ -161,10 +163,10 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert not out.exists()
 
 
-def test_a_directory_that_holds_something_else_is_refused_before_the_corpus_is_fitted(
+def test_a_directory_with_foreign_files_is_refused_before_fitting(
     corpus_csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reference_models.training.train", lambda *args, **kwargs: pytest.fail("trained"))
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path))
     assert isinstance(result.exception, InvalidInputError)
-    assert "'corpus.csv', which belongs to no reference" in str(result.exception)
+    assert "'corpus.csv', which is not part of a reference" in str(result.exception)

@@ -1,4 +1,4 @@
-"""`wattfleet evaluate report`: everything is evaluated, the page stands alone, and bad input says what to do."""
+"""`wattfleet evaluate report`: its cases, its self-contained page, and its errors."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import pytest
+from click.testing import Result
 from plotly.offline import get_plotlyjs
 from typer.testing import CliRunner
 
@@ -53,14 +54,14 @@ def report(data: Path) -> dict[str, Any]:
 
 
 def page_of(report: dict[str, Any], folder: Path) -> str:
-    """The page without the plotting library, which is not ours."""
+    """The page without the Plotly library."""
     write_html(report, folder / "page.html")
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert page.count(get_plotlyjs()) == 1
     return page.replace(get_plotlyjs(), "")
 
 
-def invoke(*arguments: object):
+def invoke(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
@@ -77,10 +78,10 @@ def test_the_command_writes_both_files(
     assert "agx_orin_resnet18" in (out / "report.html").read_text(encoding="utf-8")
 
 
-def test_every_strategy_and_size_is_there_and_finite(report: dict[str, Any]) -> None:
+def test_the_report_has_every_method_and_size_with_finite_figures(report: dict[str, Any]) -> None:
     json.dumps(report, allow_nan=False)
 
-    assert [row["modes"] for row in report["transfers"]] == [5, 10, 20]  # 50 and 100 are more than the target has
+    assert [row["modes"] for row in report["transfers"]] == [5, 10, 20]  # The target has fewer than 50 modes.
     names = {row["name"] for row in report["choices"] if row["target"] == TARGET}
     assert names == {"wattfleet", "maxn", "random", "binary-search", "brute-force", "presets", "roofline"}
     assert [(front["reference"], front["target"]) for front in report["fronts"]] == [(REFERENCE, TARGET)]
@@ -93,15 +94,13 @@ def test_files_are_audited_with_a_reference(report: dict[str, Any]) -> None:
     assert all("time_mape_passing" in row for row in report["transfers"])
 
 
-def test_a_file_of_six_rows_or_one_that_cannot_be_audited_is_judged_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def believes_no_dozen(profile: Profile, known: RooflinePredictor | None) -> list[SuspectRow]:
+def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_a_dozen(profile: Profile, known: RooflinePredictor | None) -> list[SuspectRow]:
         if len(profile) == 12:
             raise NoAuditError("9 of 12 rows contradict the audit's fit")
         return audit_rows(profile, known)
 
-    monkeypatch.setattr("wattfleet_evaluation.audited_target.audit_rows", believes_no_dozen)
+    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit", refuse_a_dozen)
     six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
     six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
     dozen = measured("orin-nano", 12, ms=4)
@@ -118,17 +117,17 @@ def test_a_file_of_six_rows_or_one_that_cannot_be_audited_is_judged_all_the_same
     assert " · –" in page_of(found, tmp_path)
 
 
-def test_networks_run_as_often_as_asked_for(data: Path) -> None:
+def test_networks_have_their_own_number_of_runs(data: Path) -> None:
     profiles = read_folder(data)
     for cases in (transfer_cases, choice_cases):
         runs = {(case.name, case.target): case.runs for case in cases(profiles, Extent(runs=3, network_runs=2))}
         assert runs["powertrain", TARGET] == runs["scratch", TARGET] == runs["scratch", REFERENCE] == 2
         assert runs["roofline", TARGET] == 3
-        assert ("powertrain", REFERENCE) not in runs  # Nothing to transfer from
+        assert ("powertrain", REFERENCE) not in runs  # There is nothing to transfer from.
         assert not {"powertrain", "scratch"} & {case.name for case in cases(profiles, Extent(network_runs=0))}
 
 
-def test_the_page_stands_alone(report: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_is_self_contained(report: dict[str, Any], tmp_path: Path) -> None:
     page = page_of(report, tmp_path)
 
     assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
@@ -136,14 +135,14 @@ def test_the_page_stands_alone(report: dict[str, Any], tmp_path: Path) -> None:
     assert "doi:10.1016/j.future.2024.07.001" in page
 
 
-def test_published_figures_stand_beside_their_own_transfer_only(report: dict[str, Any], tmp_path: Path) -> None:
+def test_published_figures_appear_only_with_their_own_transfer(report: dict[str, Any], tmp_path: Path) -> None:
     assert "7.85" in page_of(report, tmp_path)
     renamed = json.loads(json.dumps(report).replace(REFERENCE, "another"))
     assert "7.85" not in page_of(renamed, tmp_path)
     assert all(one.time_mape or one.power_mape for one in PUBLISHED)
 
 
-def test_names_of_files_are_escaped(report: dict[str, Any], tmp_path: Path) -> None:
+def test_file_names_are_escaped(report: dict[str, Any], tmp_path: Path) -> None:
     renamed = json.loads(json.dumps(report).replace(TARGET, "</script><img>"))
     page = page_of(renamed, tmp_path)
 
@@ -151,7 +150,7 @@ def test_names_of_files_are_escaped(report: dict[str, Any], tmp_path: Path) -> N
     assert "&lt;/script&gt;&lt;img&gt;" in page
 
 
-def test_figures_are_what_plotly_accepts(report: dict[str, Any], tmp_path: Path) -> None:
+def test_plotly_accepts_the_figures(report: dict[str, Any], tmp_path: Path) -> None:
     drawn = set(re.findall(r'class="plot" id="([^"]+)"', page_of(report, tmp_path)))
     assert drawn == set(figures(report))
     for name, figure in figures(report).items():
@@ -159,7 +158,7 @@ def test_figures_are_what_plotly_accepts(report: dict[str, Any], tmp_path: Path)
         assert all(figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis")), name
 
 
-def test_budgets_are_the_published_ones_where_they_apply() -> None:
+def test_budgets_are_the_published_ones_on_the_agx_orin() -> None:
     assert budgets_w(measured("agx-orin", 30)) == [float(watts) for watts in range(17, 51)]
     nano = measured("orin-nano", 30)
     assert nano.power_mw.min() <= budgets_w(nano)[0] * 1e3
@@ -169,20 +168,20 @@ def test_budgets_are_the_published_ones_where_they_apply() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "options", "said"),
+    ("counts", "options", "message"),
     [
-        ({}, {}, "holds no CSV file"),
+        ({}, {}, "contains no CSV files"),
         ({"small": 24}, {}, "400 modes or more"),
         ({"big": 420}, {}, "no other file"),
         ({"big": 420, "tiny": 5}, {}, "tiny.csv: 5 modes"),
-        ({"big": 420, "small": 24}, {"--runs": 0}, "1 run or more"),
+        ({"big": 420, "small": 24}, {"--runs": 0}, "give 1 run or more"),
         ({"big": 420, "small": 24}, {"--network-runs": -1}, "0 or more"),
         ({"big": 420, "small": 24}, {"--seed": -1}, "0 or more"),
         (None, {}, "no such folder"),
     ],
 )
-def test_bad_input_says_what_to_do(
-    counts: dict[str, int] | None, options: dict[str, object], said: str, tmp_path: Path
+def test_bad_input_is_refused_with_the_remedy(
+    counts: dict[str, int] | None, options: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "data"
     if counts is not None:
@@ -192,17 +191,19 @@ def test_bad_input_says_what_to_do(
     result = invoke("--data", folder, "--out", tmp_path / "out", *(part for item in options.items() for part in item))
 
     assert isinstance(result.exception, InvalidInputError)
-    assert said in str(result.exception)
+    assert message in str(result.exception)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_in_the_way_of_the_folder_is_told(data: Path) -> None:
+def test_an_output_folder_that_is_a_file_is_refused(data: Path) -> None:
     result = invoke("--data", data, "--out", data / f"{TARGET}.csv")
     assert isinstance(result.exception, InvalidInputError)
-    assert "cannot be made a folder" in str(result.exception)
+    assert "cannot create the folder" in str(result.exception)
 
 
-def test_a_missing_extra_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_named_with_its_install_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "wattfleet_evaluation.reports.page")
     monkeypatch.setitem(sys.modules, "jinja2", None)
     result = invoke("--data", data, "--out", tmp_path)

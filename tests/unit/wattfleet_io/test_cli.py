@@ -104,9 +104,9 @@ def test_errors_end_with_their_code_and_one_line(
         pytest.param(["coordinator", *arguments], named, marks=needs_coordinator)
         for arguments, named in (
             (["devices", "--coordinator", "7070"], "'7070' is no address"),
-            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is no span of time"),
+            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is not a duration"),
             (["reference", "publish", "/nowhere"], "/nowhere: no such directory"),
-            (["plan"], "only with --dry-run"),
+            (["plan"], "pass --dry-run: "),
         )
     ]
     + [

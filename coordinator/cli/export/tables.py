@@ -1,4 +1,4 @@
-"""All that a coordinator has seen, as tables with a type and a unit for every column."""
+"""Everything a coordinator has stored, as tables with a type and a unit for every column."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.cli.view_values import Values, device_values, known, round_values, run_values
+from coordinator.cli.output.view_values import Values, device_values, known, round_values, run_values
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, SupplyUse
 from wattfleet_proto.convert import plan_from_message
@@ -114,10 +114,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "share": _NUMBER,
     },
 }
-"""Columns of every table, with pandas' name of their type; tags are separated by spaces.
+"""Columns of every table, with the pandas name of their type. Tags are separated by spaces.
 
-What was planned is there as it was at first; columns of `trimmed_` hold what took its place when the watts fell, and
-are empty where nothing did. What an assignment `became` is empty, `other mode` or `stopped`.
+Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
+otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
 """
 
 _Row = tuple[Any, ...]
@@ -128,13 +128,13 @@ class Tables:
     """The tables, row by row.
 
     Attributes:
-        rows: of every table in `COLUMNS`, in the order of its columns; None where a value is not known.
+        rows: of every table in `COLUMNS`, in the order of its columns; None for an unknown value.
     """
 
     rows: dict[str, list[_Row]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add_devices(self, views: Iterable[view_pb2.DeviceView]) -> None:
-        """Devices, with their fronts."""
+        """Add devices with their fronts."""
         for view in views:
             self._add("devices", device_values(view))
             self.rows["fronts"] += [
@@ -143,7 +143,7 @@ class Tables:
             ]
 
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
-        """A run with its rounds; what was evaluated before the first is of round 0."""
+        """Add a run with its rounds; round 0 holds the metrics from before the first round."""
         self._add("runs", {**run_values(run), "rounds": run.rounds})
         self._add_metrics((run.run_id, 0), run.initial_metrics)
         for view in rounds:
@@ -163,15 +163,15 @@ class Tables:
         ]
 
     def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
-        """What a plan assigned and set aside at first, and what a trim has made of it."""
+        """Add a plan's assignments and supplies, as first made and as trimmed."""
         plan = plan_from_message(message)
         first, is_trimmed = plan.at_first, plan.first_planned is not None
         now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
         self.rows["supplies"] += [
             (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply))) for use in first.supplies
         ]
-        told = message.first_planned if is_trimmed else message
-        nodes = {each.device_id: each.node_id for each in told.assignments}
+        original = message.first_planned if is_trimmed else message
+        nodes = {each.device_id: each.node_id for each in original.assignments}
         after = {each.device_id: each for each in plan.assignments if each.device_id in plan.in_other_mode}
         became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
         self.rows["assignments"] += [
@@ -183,7 +183,7 @@ class Tables:
         ]
 
     def _add(self, name: str, values: Values) -> None:
-        """One row, of values by the names of the columns; lists of words are joined."""
+        """Add one row from values by column name; lists of words are joined."""
         cells = [values[column] for column in COLUMNS[name]]
         self.rows[name].append(tuple(" ".join(cell) if isinstance(cell, list) else cell for cell in cells))
 
@@ -206,7 +206,7 @@ def _mode(mode: Any) -> tuple[int, ...]:
 
 
 def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
-    """One table as a data frame; what is not known is NA, as is a metric that is reported as no number."""
+    """One table as a data frame; unknown values and NaN metrics are NA."""
     import pandas as pd
 
     types = COLUMNS[name]
@@ -220,10 +220,10 @@ def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
 
 
 def require_format(form: Format) -> None:
-    """Make sure that tables can be written in a format, before anything is asked for.
+    """Make sure that a format can be written, before the coordinator is asked.
 
     Raises:
-        InvalidInputError: what it needs is not installed.
+        InvalidInputError: a package that the format needs is not installed.
     """
     if form != "parquet":
         return
@@ -236,7 +236,7 @@ def require_format(form: Format) -> None:
 
 
 def write(tables: Tables, folder: Path, form: Format) -> list[Path]:
-    """Write every table to a file of its own, in place of one that is there; each is whole when it appears.
+    """Write every table to its own file, replacing existing files atomically.
 
     Raises:
         InvalidInputError: the folder cannot be written to.
@@ -249,7 +249,7 @@ def write(tables: Tables, folder: Path, form: Format) -> list[Path]:
             for draft, path in zip(drafts, written, strict=True):
                 os.replace(draft, path)
     except OSError as error:
-        raise InvalidInputError(f"{folder}: cannot be written: {error.strerror}") from None
+        raise InvalidInputError(f"cannot write to {folder}: {error.strerror}") from None
     return written
 
 

@@ -1,4 +1,4 @@
-"""Which rows of a target an evaluation may trust."""
+"""The audit of an evaluation's target: which of its rows can be trusted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 from wattfleet.modes import Profile
 from wattfleet.prediction import MIN_CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit_rows, passing_rows
 
+Mask = NDArray[np.bool_]
+
 
 @dataclass(frozen=True)
 class AuditedTarget:
-    """What the audit of a target found.
+    """The result of a target's audit.
 
     Attributes:
-        trusted: `[n]` rows that pass; None where the target cannot be audited.
-        why_not: why it cannot be, for people; None where it was.
+        trusted: `[n]` rows that pass; None if the target cannot be audited.
+        why_not: why the target cannot be audited, as text for people; None if it was audited.
     """
 
     trusted: NDArray[np.bool_] | None
@@ -25,20 +27,20 @@ class AuditedTarget:
 
     @property
     def suspect_rows(self) -> int | None:
-        """Rows that do not pass; None where the target cannot be audited."""
+        """Number of rows that do not pass; None if the target cannot be audited."""
         return None if self.trusted is None else int((~self.trusted).sum())
 
 
 def audited(target: Profile, known: Predictor | None) -> AuditedTarget:
-    """Audit a target, as well as it can be.
+    """Audit a target if possible.
 
     Args:
         target: measured modes.
-        known: what is transferred from. It helps where the target is smaller than a corpus and it is of the kind that
-            the audit fits.
+        known: the reference. The audit's fit uses it if the target is smaller than a corpus and the reference is a
+            roofline predictor.
     """
-    helping = known if isinstance(known, RooflinePredictor) and len(target) < MIN_CORPUS_MODES else None
+    reference = known if isinstance(known, RooflinePredictor) and len(target) < MIN_CORPUS_MODES else None
     try:
-        return AuditedTarget(passing_rows(target, audit_rows(target, helping)))
+        return AuditedTarget(passing_rows(target, audit_rows(target, reference)))
     except NoAuditError as error:
         return AuditedTarget(None, str(error))

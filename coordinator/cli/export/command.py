@@ -1,4 +1,4 @@
-"""`wattfleet coordinator export`: all that was planned and observed, as tables."""
+"""The command `wattfleet coordinator export`."""
 
 from __future__ import annotations
 
@@ -8,30 +8,32 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
-from coordinator.cli.wording import counted
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from wattfleet_io.console import count_of, print_json
 
 
 class Format(str, Enum):
-    """What tables are written as."""
+    """File formats of the tables."""
 
     csv = "csv"
     parquet = "parquet"
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="Folder to write to; tables that are there are replaced.")],
-    format_: Annotated[Format, typer.Option("--format", help="Parquet needs the extra `parquet`.")] = Format.csv,
+    out: Annotated[Path, typer.Option(help="Write to this folder; its tables are replaced.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="File format; Parquet needs the extra `parquet`.")
+    ] = Format.csv,
     run: Annotated[
-        list[str] | None, typer.Option("--run", help="Only this run; may be repeated.  [default: all]")
+        list[str] | None, typer.Option("--run", help="Export only this run. Repeatable. Default: all runs.")
     ] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Write devices, fronts, runs, rounds, assignments, decisions, observations and results, a table each."""
+    """Export devices, fronts, runs, rounds, assignments, decisions, observations and results as tables."""
     from rich.console import Console
 
-    from coordinator.cli.exporting import Tables, require_format, write
+    from coordinator.cli.export.tables import Tables, require_format, write
     from wattfleet.errors import InvalidInputError
 
     require_format(format_.value)
@@ -39,7 +41,7 @@ def export(
     with connected(coordinator) as client, Console(stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
         if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
-            raise InvalidInputError(f"run {unknown[0]!r} never started, or is forgotten")
+            raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted after --keep-days")
         tables.add_devices(client.devices(with_fronts=True, with_times=True))
         for each in runs:
             if not run or each.run_id in run:
@@ -52,4 +54,4 @@ def export(
         print_json([{"file": str(path), "rows": count} for path, count in counts.items()])
     else:
         for path, count in counts.items():
-            print(f"{path}: {counted(count, 'row')}")
+            print(f"{path}: {count_of(count, 'row')}")

@@ -1,4 +1,4 @@
-"""Choosing among measured modes only, which never exceeds a budget."""
+"""Choosing the fastest mode from measurements, which never exceeds a budget, or from predictions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from wattfleet_evaluation.choice_methods.choice_method import Choose
 
 
 def fastest_measured(profile: Profile) -> Choose:
-    """The fastest measured mode within the budget."""
+    """Choose the fastest measured mode within the budget."""
     return fastest_known(KnownModes.only_measured(profile))
 
 
 def fastest_known(known: KnownModes, probability: float = 0.5) -> Choose:
-    """The fastest mode that keeps the budget with a probability."""
+    """Choose the fastest mode that is within the budget with at least the given probability."""
 
     def choose(budget_w: float) -> PowerMode | None:
         try:

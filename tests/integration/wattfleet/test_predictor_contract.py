@@ -1,4 +1,4 @@
-"""What every predictor owes, and what some owe besides."""
+"""The contract of all predictors, and additional behaviour of some."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
+from wattfleet_evaluation.judging.transfer import evaluate_transfer
 from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
-from wattfleet_evaluation.transfer import evaluate_transfer
 
 SPACE = board_named("agx-orin").space.array()
 
@@ -31,7 +31,7 @@ Fit = Callable[..., Predictor]
 
 
 def formula(modes: np.ndarray, seed: int, slower: float = 1.0) -> Profile:
-    """Measurements by a formula that is nobody's model, with 1 % noise."""
+    """Measurements by a formula that no predictor models, with 1 % noise."""
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     time = slower * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 20 / mem)
     power = 6000 + 900 * cores * cpu**1.5 + 9000 * gpu**1.5 + 900 * mem
@@ -55,14 +55,14 @@ def assert_sound(prediction: Prediction, count: int) -> None:
 
 
 class PredictorContract:
-    """The suite; `tolerance` is relative, between fits to the same rows in another order."""
+    """The contract; `tolerance` is the relative difference allowed between fits to reordered rows."""
 
     name: str
     tolerance: float
 
     @classmethod
     def fit(cls) -> Fit:
-        """Fits as the class does; networks with fewer steps than the paper's."""
+        """The `fit` of the class; networks use fewer steps than the paper."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
@@ -88,17 +88,17 @@ class PredictorContract:
         beyond = np.array([[1, 50_000, 5e7, 5e7], [64, 5e6, 5e9, 1e10], [1, 5e6, 5e7, 1e10]])
         assert_sound(fitted.predict(beyond), 3)
 
-    def test_predicts_no_modes(self, fitted: Predictor) -> None:
+    def test_predicts_an_empty_array_of_modes(self, fitted: Predictor) -> None:
         assert_sound(fitted.predict(SPACE[:0]), 0)
 
-    def test_predicts_a_mode_alike_alone_and_among_others(self, fitted: Predictor) -> None:
+    def test_predicts_a_mode_the_same_alone_and_among_others(self, fitted: Predictor) -> None:
         alone = [fitted.predict(SPACE[k : k + 1]) for k in (0, 9_000)]
         among = fitted.predict(SPACE)
         for one, k in zip(alone, (0, 9_000), strict=True):
             for single, many in zip(columns(one), columns(among), strict=True):
                 assert single[0] == pytest.approx(many[k], rel=1e-9)
 
-    def test_works_from_five_modes_and_refuses_four_alone(self, reference: Predictor) -> None:
+    def test_fits_five_modes_and_refuses_four_without_a_reference(self, reference: Predictor) -> None:
         five = formula(drawn(5, 2), 2)
         assert_sound(self.fit()(five, reference).predict(SPACE), len(SPACE))
         assert_sound(self.fit()(five).predict(SPACE), len(SPACE))
@@ -121,17 +121,17 @@ class PredictorContract:
         for one, other in zip(columns(fitted.predict(SPACE)), columns(turned.predict(SPACE)), strict=True):
             np.testing.assert_allclose(one, other, rtol=self.tolerance)
 
-    def test_what_was_saved_predicts_the_same(self, fitted: Predictor) -> None:
+    def test_a_saved_predictor_predicts_the_same(self, fitted: Predictor) -> None:
         loaded = type(fitted).load(fitted.save())
         for one, other in zip(columns(fitted.predict(SPACE)), columns(loaded.predict(SPACE)), strict=True):
             np.testing.assert_array_equal(one, other)
         assert loaded.save() == fitted.save()
 
-    def test_an_artefact_gives_it_back(self, fitted: Predictor) -> None:
+    def test_an_artefact_restores_it(self, fitted: Predictor) -> None:
         artefact = pack_artefact(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
         assert restore_predictor(artefact).save() == fitted.save()
 
-    def test_needs_no_adapting_to_the_same_hardware(self, reference: Predictor) -> None:
+    def test_adapting_to_the_same_hardware_changes_nothing(self, reference: Predictor) -> None:
         hardware = board_named("agx-orin").hardware
         assert reference.adapted(hardware, hardware).save() == reference.save()
 
@@ -144,7 +144,7 @@ class PredictorContract:
         with pytest.raises(CorruptReferenceError):
             type(fitted).load(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
 
-    def test_knows_the_modes_it_was_fitted_to(self, fitted: Predictor) -> None:
+    def test_predicts_the_fitted_modes_well(self, fitted: Predictor) -> None:
         profile = formula(drawn(20, 1), 1, slower=1.5)
         found = fitted.predict(profile.modes)
         assert np.median(np.abs(found.minibatch_ms / profile.minibatch_ms - 1)) < 0.35
@@ -153,7 +153,7 @@ class PredictorContract:
 
 class TestRoofline(PredictorContract):
     name = "roofline"
-    # Sums over the rows round differently, and an optimiser stops a little elsewhere.
+    # Sums over reordered rows round differently, and the optimizer stops at slightly other parameters.
     tolerance = 1e-4
 
     @classmethod
@@ -174,7 +174,7 @@ class TestRoofline(PredictorContract):
         assert 85 <= scores.power_coverage.mean() <= 95
 
     @pytest.mark.data
-    def test_data_sheets_say_most_of_what_changes_from_board_to_board(self, corpora: Path) -> None:
+    def test_adapting_by_data_sheets_reduces_most_of_the_error(self, corpora: Path) -> None:
         import reference_models
 
         artefact, nano = reference_models.load("agx_orin_resnet18"), read_profile(corpora / "orin_nano_resnet18.csv")
@@ -194,7 +194,7 @@ class TestRoofline(PredictorContract):
 
 
 class Networks(PredictorContract):
-    # Rows are sorted before anything is drawn: the order changes nothing at all.
+    # Rows are sorted before random draws, so their order has no effect.
     tolerance = 1e-12
     schedule = Schedule(epochs=40, entries=8, learning_rate=3e-3)
 
@@ -211,7 +211,7 @@ class TestPowerTrain(Networks):
     def fit(cls) -> Fit:
         return partial(PowerTrainPredictor.fit, schedule=cls.schedule)
 
-    def test_transfers_what_the_reference_learned(self, reference: PowerTrainPredictor) -> None:
+    def test_a_transfer_is_better_than_training_alone(self, reference: PowerTrainPredictor) -> None:
         fitted = self.fit()(formula(drawn(20, 1), 1, slower=1.5), reference)
         truth = formula(drawn(500, 4), 4, slower=1.5)
         alone = partial(ScratchPredictor.fit, schedule=self.schedule)(formula(drawn(20, 1), 1, slower=1.5))
@@ -236,7 +236,7 @@ class TestScratch(Networks):
     def fit(cls) -> Fit:
         return partial(ScratchPredictor.fit, schedule=cls.schedule)
 
-    def test_takes_nothing_from_the_reference(self, fitted: Predictor) -> None:
+    def test_the_reference_has_no_effect(self, fitted: Predictor) -> None:
         alone = self.fit()(formula(drawn(20, 1), 1, slower=1.5))
         assert alone.save() == fitted.save()
 

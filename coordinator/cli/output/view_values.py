@@ -1,4 +1,4 @@
-"""What the coordinator's views say, as plain values by name: for tables and for JSON alike."""
+"""Messages of the view service as plain values by name, for tables and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Values = dict[str, Any]
 
 
 def known(message: Any, name: str) -> Any:
-    """A field of a message; None where it is not there."""
+    """A field of a message; None if it is not set."""
     return getattr(message, name) if message.HasField(name) else None
 
 
@@ -21,7 +21,7 @@ def state_word(state: session_pb2.DeviceState.ValueType) -> str:
 
 
 def device_values(view: view_pb2.DeviceView) -> Values:
-    """What is known of a device, but for its front."""
+    """A device's values, without its front."""
     return {
         "device_id": view.device_id,
         "board": view.board,
@@ -44,7 +44,7 @@ def device_values(view: view_pb2.DeviceView) -> Values:
 
 
 def run_values(view: view_pb2.RunView) -> Values:
-    """What is known of a run, but for its rounds."""
+    """A run's values, without its rounds."""
     return {
         "run_id": view.run_id,
         "strategy": view.strategy,
@@ -58,7 +58,7 @@ def run_values(view: view_pb2.RunView) -> Values:
 
 
 def round_values(view: view_pb2.RoundView) -> Values:
-    """What is known of a round, but for its single devices: as first planned, and what a trim has made of it."""
+    """A round's totals, as first planned and as trimmed."""
     is_trimmed = view.plan.HasField("first_planned")
     first = view.plan.first_planned if is_trimmed else view.plan
     return {

@@ -1,4 +1,4 @@
-"""How well a predictor transfers: errors and coverage on measured modes that it was not given."""
+"""Scores of a transfer: a predictor's errors and coverage on measured modes that it was not fitted to."""
 
 from __future__ import annotations
 
@@ -9,28 +9,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_models.scoring import percentage_errors
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile
 from wattfleet.prediction import Predictor
 
 Values = NDArray[np.float64]
 Clock = Callable[[], float]
-"""Seconds since some moment."""
+"""Returns seconds since a fixed moment."""
 
 
 @dataclass(frozen=True)
 class TransferScores:
-    """What the runs of an evaluation gave, `[r]` each: one value a run, over the modes that were not fitted.
+    """Scores of `r` runs, `[r]` each: one value per run, over the modes that were not fitted.
 
     Attributes:
         time_mape: mean absolute percentage error of the time, %.
-        power_mape: that of the power, %.
+        power_mape: mean absolute percentage error of the power, %.
         time_coverage: share of modes whose time lies within the 90 % interval, %.
-        power_coverage: that of the power, %.
-        fit_seconds: how long the fit took, s.
-        time_mape_passing: `time_mape` over the rows that are trusted; None where no audit was made, or a run left no
-            such row to judge by.
-        power_mape_passing: that of the power.
+        power_coverage: share of modes whose power lies within the 90 % interval, %.
+        fit_seconds: duration of the fit, s.
+        time_mape_passing: `time_mape` over the trusted rows only. None without an audit, or if some run has no trusted
+            row to score.
+        power_mape_passing: `power_mape` over the trusted rows only, likewise.
     """
 
     time_mape: Values
@@ -42,7 +43,7 @@ class TransferScores:
     power_mape_passing: Values | None
 
     def summary(self) -> dict[str, Any]:
-        """Quartiles over the runs, and coverage over all of them; numbers and mappings of them, for JSON."""
+        """Quartiles over the runs, and the mean coverage, as numbers and mappings for JSON."""
         found: dict[str, Any] = {
             "time_mape": quartiles(self.time_mape),
             "power_mape": quartiles(self.power_mape),
@@ -72,33 +73,32 @@ def evaluate_transfer(
     trusted: NDArray[np.bool_] | None = None,
     track: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> TransferScores:
-    """Fit to modes drawn uniformly at random, predict all the others, and repeat.
+    """Fit a predictor to modes drawn uniformly at random, predict all other modes, and repeat.
 
     Args:
         predictor: the class to fit.
-        reference: a predictor of this class to transfer from; None transfers from nothing.
-        target: measured modes of the workload and device to transfer to, m of them.
-        modes: how many are drawn in each run; at least 1 is left. Not every predictor can do with few, or none.
-        runs: how many times.
+        reference: a predictor of this class to transfer from; None to fit without a reference.
+        target: `m` measured modes of the workload and device to transfer to.
+        modes: number of modes drawn in each run, below `m`. Some predictors need more than a few.
+        runs: number of runs.
         seed: run k draws with the seed `seed + k`.
-        clock: tells how long fits take.
-        trusted: `[m]` rows that pass an audit; errors over these are then told beside those over all, if every run
-            leaves such rows to judge by.
-        track: passes the numbers of the runs through, to show progress.
+        clock: measures how long the fits take.
+        trusted: `[m]` rows that pass an audit. The errors over these rows are scored too, if every run leaves some.
+        track: wraps the iteration over the runs, to show progress.
 
     Raises:
-        InvalidInputError: no run, or not fewer modes than the target has.
+        InvalidInputError: there are no runs, the seed is negative, or `modes` is not below the target's number.
     """
     if runs < 1:
-        raise InvalidInputError(f"{runs} runs evaluate nothing: give 1 or more")
+        raise InvalidInputError(f"give 1 or more runs, not {runs}")
     if not 0 <= modes < len(target):
         raise InvalidInputError(
-            f"{modes} modes cannot be drawn from the {len(target)} of the target with some left to judge by:"
-            f" give a number from 0 to {len(target) - 1}"
+            f"the target has {len(target)} modes and at least 1 must be left for scoring: draw 0 to"
+            f" {len(target) - 1} modes, not {modes}"
         )
     if seed < 0:
         raise InvalidInputError(f"the seed {seed} is negative: give 0 or more")
-    rows: list[tuple[float, ...]] = []
+    scores: list[tuple[float, ...]] = []
     for run in track(range(runs)):
         drawn = np.random.default_rng(seed + run).choice(len(target), modes, replace=False)
         others = np.ones(len(target), dtype=bool)
@@ -108,12 +108,11 @@ def evaluate_transfer(
         seconds = clock() - begun
         predicted = fitted.predict(target.modes[others])
         unseen = target.rows(others)
-        time_error = 100 * np.abs(predicted.minibatch_ms / unseen.minibatch_ms - 1)
-        power_error = 100 * np.abs(predicted.power_mw / unseen.power_mw - 1)
+        time_error, power_error = percentage_errors(predicted, unseen)
         time_low, time_high = (predicted.minibatch_ms_quantile(q) for q in (0.05, 0.95))
         power_low, power_high = (predicted.power_mw_quantile(q) for q in (0.05, 0.95))
         passing = np.ones(len(unseen), dtype=bool) if trusted is None else trusted[others]
-        rows.append(
+        scores.append(
             (
                 float(time_error.mean()),
                 float(power_error.mean()),
@@ -124,14 +123,14 @@ def evaluate_transfer(
                 float(power_error[passing].mean()) if passing.any() else np.nan,
             )
         )
-    time, power, time_coverage, power_coverage, fit_s, time_passing, power_passing = np.array(rows).T
-    told = trusted is not None and bool(np.isfinite(time_passing).all())
+    time, power, time_coverage, power_coverage, fit_s, time_passing, power_passing = np.array(scores).T
+    has_passing = trusted is not None and bool(np.isfinite(time_passing).all())
     return TransferScores(
         time,
         power,
         time_coverage,
         power_coverage,
         fit_s,
-        time_passing if told else None,
-        power_passing if told else None,
+        time_passing if has_passing else None,
+        power_passing if has_passing else None,
     )
