@@ -16,7 +16,7 @@ from typing import Any
 
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile

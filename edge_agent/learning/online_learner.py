@@ -10,12 +10,13 @@ import numpy as np
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, OpenFitting
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
+from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.profiling.profiling_plan import BATCH, Progress, StoppedError, profile_device
-from edge_agent.training.training import Observed
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError

@@ -10,13 +10,13 @@ from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
+from edge_agent.runtime.unix_socket import require_own_socket
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
-from edge_agent.training.unix_socket import require_own_socket
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import provenance_to_message
 from wattfleet_proto.v1 import session_pb2

@@ -10,21 +10,21 @@ from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import Device
+from edge_agent.learning.profiling_plan import Progress
 from edge_agent.paths import REFERENCES_DIRECTORY
-from edge_agent.profiling.profiled_workload import ProfiledWorkload
-from edge_agent.profiling.profiling_plan import Progress, StoppedError
+from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
+from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ModeMeasured
+from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome
 from edge_agent.session.references import reference_of_digest
 from edge_agent.settings import AgentSettings
-from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import TrainingWatch
-from edge_agent.training.unix_socket import serve_socket
 from wattfleet.errors import WattfleetError
 from wattfleet_io.tasks import run_uncancelled
 from wattfleet_proto.v1 import session_pb2

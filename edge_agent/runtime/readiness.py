@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.profiling_plan import Progress, profile_device
 from edge_agent.settings import AgentSettings
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from edge_agent.learning.online_learner import OnlineLearner
-from edge_agent.profiling.profiling_plan import Progress, StoppedError
+from edge_agent.learning.profiling_plan import Progress
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import (
     Action,

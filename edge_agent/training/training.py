@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.journal_records import require_above_zero
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
 from edge_agent.workloads.step import StepTimes
@@ -23,27 +23,6 @@ _log = logging.getLogger(__name__)
 _MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
 # Waiting for the first choice of modes for longer than this spoils the observation.
 _NEGLIGIBLE_S = 0.1
-
-
-@dataclass(frozen=True)
-class Observed:
-    """The observation of a round's training.
-
-    Attributes:
-        mode: the mode in force.
-        epoch_s: seconds per epoch at the pace of steady minibatches, without the warm-up.
-        power_w: mean power while training, without the warm-up, W.
-
-    Raises:
-        InvalidInputError: the time or the power is not finite and above 0.
-    """
-
-    mode: PowerMode
-    epoch_s: float
-    power_w: float
-
-    def __post_init__(self) -> None:
-        require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)
 
 
 @dataclass

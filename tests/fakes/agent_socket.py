@@ -16,19 +16,19 @@ from edge_agent.devices.selection import open_device
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.profiling.profiling_plan import profile_device
+from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ProfileEnded
+from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.orders import Orders
 from edge_agent.settings import RecoverySettings
-from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import TrainingWatch
-from edge_agent.training.unix_socket import serve_socket
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact

@@ -19,7 +19,7 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import JournalHeader
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, modes_to_array
@@ -159,7 +159,7 @@ from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import make_ready
-from edge_agent.training.training import Observed
+from edge_agent.learning.observation import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 settings = AgentSettings(
     device=DeviceSettings(spec="simulated:orin-nano", id="bench", state_dir=folder),

@@ -14,16 +14,17 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
-from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.profiling.profiling_plan import StoppedError, profile_device
+from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.runtime.readiness import make_ready
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from wattfleet.modes import Profile, array_to_modes, modes_to_array

@@ -17,10 +17,11 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import ORIN_NANO

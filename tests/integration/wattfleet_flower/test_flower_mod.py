@@ -16,10 +16,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal_records import Renewal
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import Observed, TrainingWatch
-from edge_agent.training.unix_socket import require_own_socket
+from edge_agent.runtime.unix_socket import require_own_socket
+from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_socket import (
     MODE,
     Agent,
@@ -197,7 +198,7 @@ def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Pa
 def test_neither_a_file_nor_a_living_agents_socket_is_taken(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("do not lose")
-    with pytest.raises(InvalidInputError, match="no socket"):
+    with pytest.raises(InvalidInputError, match="is not a socket"):
         require_own_socket(precious)
     assert precious.read_text() == "do not lose"
     with agent_at(tmp_path / "agent.sock") as living:

@@ -11,13 +11,13 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import most_modes
+from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
-from edge_agent.profiling.profiling_plan import Progress, profile_device
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import Artefact
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from edge_agent.training.local_socket import STATUS, LocalAgentServicer
+from edge_agent.runtime.local_socket import STATUS, LocalAgentServicer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.v1 import local_pb2_grpc

@@ -20,10 +20,6 @@ BATCH = 3
 """Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
 
 
-class StoppedError(Exception):
-    """Raised by who is told of progress, to end a profile after the mode that was just measured."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a profile is.

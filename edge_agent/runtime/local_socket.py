@@ -13,9 +13,10 @@ import grpc
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import (
     MAY_TRAIN,
@@ -28,7 +29,7 @@ from edge_agent.runtime.states import (
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.settings import SessionSettings
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
