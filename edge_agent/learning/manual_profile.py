@@ -94,8 +94,8 @@ def profile_by_hand(
         profiled: what is trained meanwhile.
         reference: the predictor to transfer from.
         state_directory: where the journal and the predictor are kept; it is made where it is missing.
-        begun: told how many modes an earlier run measured, and how many there will be at most.
-        report: told of every measured mode.
+        begun: called with the number of modes that an earlier run measured, and the limit.
+        report: called after every measured mode.
 
     Raises:
         InvalidInputError: the journal that is there is of something else, or a file cannot be written.
@@ -135,5 +135,5 @@ def _require_power(device: Device) -> None:
     """Find out before the first minibatch, not after a minute of them, that power cannot be read."""
     if math.isnan(power_now_mw(device)):
         raise MeasurementError(
-            f"{device.board_kind}: power cannot be read, so no mode can be measured; `wattfleet agent doctor` says why"
+            f"{device.board_kind}: power cannot be read, so no mode can be measured; run `wattfleet agent doctor` for the reason"
         )

@@ -58,7 +58,7 @@ def profile_device(
         fitting: fits the device's predictor.
         limit: modes to measure at most.
         seed: of the spread modes.
-        report: told of every measured mode.
+        report: called after every measured mode.
         tolerance: the share by which a choice must still promise to get faster for it to go on.
 
     Returns:
