@@ -135,5 +135,6 @@ def _require_power(device: Device) -> None:
     """Find out before the first minibatch, not after a minute of them, that power cannot be read."""
     if math.isnan(power_now_mw(device)):
         raise MeasurementError(
-            f"{device.board_kind}: power cannot be read, so no mode can be measured; run `wattfleet agent doctor` for the reason"
+            f"{device.board_kind}: power cannot be read, so no mode can be measured; run"
+            " `wattfleet agent doctor` for the reason"
         )

@@ -19,10 +19,10 @@ from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
+from tests.fakes.real_time_board import MODE, PARKED, RealTimeBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet.modes import modes_to_array
 
-MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 NAN = float("nan")
 
 

@@ -82,7 +82,7 @@ def test_a_failing_run_is_named(tmp_path: Path) -> None:
     line, environment, mark = command(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
-    assert "the Flower run failed" in done.stderr and "cannot carry one training device" in done.stderr
+    assert "the Flower run failed" in done.stderr and "is not enough to train one device" in done.stderr
     assert not (tmp_path / "out" / "report.json").exists()
     assert gone(mark), processes_of(mark)
 
