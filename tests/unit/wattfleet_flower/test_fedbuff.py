@@ -191,7 +191,7 @@ def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
     assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]
 
 
-def test_where_those_that_train_hold_all_watts_the_others_wait_for_them_and_nothing_stalls() -> None:
+def test_devices_wait_without_a_stall_while_others_hold_all_watts() -> None:
     grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 40.0))
     planner = PlannerStub(nodes=dict(KNOWN))
     none_left = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "no watts are left")
