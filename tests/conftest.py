@@ -9,8 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 pytest_plugins = ["tests.fixtures.edge_agent"]
-# tests/agent_alone runs the agent's tests where the coordinator's dependencies are not installed.
-if find_spec("sqlalchemy"):
+if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
     pytest_plugins.append("tests.fixtures.coordinator")
 
 # A busy machine is no failure: nothing is asserted of time.

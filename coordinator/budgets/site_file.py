@@ -22,7 +22,7 @@ from wattfleet.budgets import (
     ReadingRule,
     Supplies,
     Supply,
-    read_plan,
+    read_timed_schedule,
     require_watts,
 )
 from wattfleet.errors import InvalidInputError
@@ -153,7 +153,7 @@ class _Csv(_Keys):
         path = folder / self.csv
         text = _text(path)
         try:
-            return read_plan(text, self.fallback_w)
+            return read_timed_schedule(text, self.fallback_w)
         except InvalidInputError as error:
             raise InvalidInputError(f"{path}: {error}") from None
 

@@ -165,7 +165,7 @@ class Tables:
     def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
         """Add a plan's assignments and supplies, as first made and as trimmed."""
         plan = plan_from_message(message)
-        first, is_trimmed = plan.at_first, plan.first_planned is not None
+        first, is_trimmed = plan.original, plan.first_planned is not None
         now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
         self.rows["supplies"] += [
             (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply))) for use in first.supplies

@@ -38,7 +38,7 @@ class Coordinator(planning_pb2_grpc.PlanningServiceServicer):
         return planning_pb2.BindNodesResponse()
 
     def PlanRound(self, request: Any, context: Any) -> Any:  # noqa: N802 - named by the protocol
-        why = "others make more progress per second".ljust(400, ".")
+        why = "other devices make more progress per second".ljust(400, ".")
         return planning_pb2.PlanRoundResponse(
             decisions=[planning_pb2.Decision(device_id=device_id, reason=why) for device_id in IDS]
         )

@@ -64,6 +64,21 @@ def test_a_trimmed_round_is_waited_for_longer_within_the_apps_timeout(
     assert grid.timeouts_s == [2 * 600 + 90], "a round that is done in time is waited for by Flower alone"
     assert grid.clock.now_s() - began_s == pytest.approx(waited_s, abs=3.0)
     assert planner.results()[0]["d"].failure == failure
+    [planned] = planner.asked("PlanRound")
+    assert {one.plan_id for one in planner.asked("GetPlan")} == {f"{planned.run_id}/{planned.round}"}
+
+
+def test_a_trimmed_plan_is_looked_up_at_a_coordinator_without_get_plan() -> None:
+    planner = PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN), duration_s=600.0, before_get_plan=True)
+    grid = GridOfNodes(fleet())
+
+    def train(message: Any) -> Any:
+        planner.duration_s = 3_000
+        return trained(message)
+
+    vars(grid.nodes[D]).update(train=train, takes_s=3_000)
+    run(grid, planner, timeout=10_000)
+    assert planner.results()[0]["d"].failure == ""
     [asked, *again] = planner.asked("PlanRound")
     assert {(one.run_id, one.round, len(one.node_ids)) for one in again} == {(asked.run_id, asked.round, 0)}
 
@@ -144,14 +159,16 @@ def test_a_restarted_supernode_is_trained_once() -> None:
     assert not any(told.failure for told in planner.results()[-1].values())
 
 
-LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W cannot carry one training device: allow at least 15.0 W")
+LOW = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "12 W is not enough to train one device: allow at least 15.0 W")
 NOT_READY = StatusError(grpc.StatusCode.UNAVAILABLE, "no device is ready to train: a is profiling")
 
 
 def test_an_invalid_request_ends_the_run_at_once() -> None:
     grid = GridOfNodes(fleet())
-    planner = PlannerStub(refusals=[StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a round needs epochs above zero")])
-    with pytest.raises(PlanningError, match="INVALID_ARGUMENT: a round needs epochs above zero"):
+    planner = PlannerStub(
+        refusals=[StatusError(grpc.StatusCode.INVALID_ARGUMENT, "a round needs a number of epochs above 0")]
+    )
+    with pytest.raises(PlanningError, match="INVALID_ARGUMENT: a round needs a number of epochs above 0"):
         run(grid, planner)
     assert grid.clock.slept == []
     assert "epochs above zero" in planner.asked("FinishRun")[0].error

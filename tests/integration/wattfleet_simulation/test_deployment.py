@@ -100,7 +100,7 @@ def test_a_failing_run_is_named(
     monkeypatch.setenv(_MARK, mark)
     code, error = fails(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
     assert code == 1
-    assert "the Flower run failed" in error and "cannot carry one training device" in error
+    assert "the Flower run failed" in error and "is not enough to train one device" in error
     assert (tmp_path / "out" / "logs" / "superlink.log").exists()
     assert not (tmp_path / "out" / "report.json").exists()
     assert gone(mark), processes_of(mark)

@@ -96,7 +96,7 @@ def test_errors_end_with_their_code_and_one_line(
         for arguments, named in (
             (["50", "--policy", "luck"], "--policy must be 'fastest-k', 'all', "),
             (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
-            (["-1"], "a budget must be finite and above zero"),
+            (["-1"], "a budget must be finite and above 0 W"),
             (["50", "--address", "7070"], "'7070' is no address"),
         )
     ]
