@@ -14,7 +14,8 @@ from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedErr
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.runtime.readiness import IDLE_S, parked_mode
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.policies import policy_named
 from wattfleet_proto.v1 import view_pb2

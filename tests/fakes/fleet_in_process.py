@@ -29,7 +29,7 @@ from edge_agent.devices.selection import open_virtual_board
 from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.config import AgentConfig
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.flower_task import be_task
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
@@ -147,17 +147,16 @@ def running_fleet(
         agents = [
             asyncio.create_task(
                 run_agent(
-                    AgentConfig(
-                        device_id=device_id,
+                    agent_settings(
+                        directory / device_id,
+                        device_id,
                         coordinator=found[0].address,
-                        state_directory=directory / device_id,
-                        device_folder=device_folder(directory / device_id),
                         socket=directory / f"{device_id}.sock",
-                        minibatches_per_epoch=100,
                         seed=k,
                     ),
                     board,
                     built_in_workload(board.step),
+                    device_folder(directory / device_id),
                     stop,
                 )
             )

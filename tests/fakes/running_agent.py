@@ -12,7 +12,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.config import AgentConfig
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.coordinator_in_process import on_loop, until
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import array_to_modes
@@ -37,7 +37,7 @@ def new_board(kind=SimulatedDevice):
     return device
 
 
-def fitting_here(transfer, modes, stopping):
+def fitting_here(transfer, modes, stopping, answers_within_s):
     """In place of `fitting_process`: without a process to start for every round."""
     fitting = FittingHere(transfer, modes)
     return lambda: nullcontext(fitting)
@@ -50,10 +50,10 @@ def may_connect(socket):
 class RunningAgent:
     """An agent beside the test's own thread."""
 
-    def __init__(self, config, device):
-        self.config = config
+    def __init__(self, settings, device, folder):
+        self.settings = settings
         self._stop = asyncio.Event()
-        self._running = on_loop(run_agent(config, device, built_in_workload(device.step), self._stop))
+        self._running = on_loop(run_agent(settings, device, built_in_workload(device.step), folder, self._stop))
 
     @property
     def has_ended(self):
@@ -77,7 +77,7 @@ class RunningAgent:
         record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
         message.metadata.__dict__["_message_id"] = "1"
-        node = {"device-id": "orin-nano-0", "agent-socket": str(self.config.socket)}
+        node = {"device-id": "orin-nano-0", "agent-socket": str(self.settings.device.socket)}
         context = Context(run_id=7, node_id=5, node_config=node, state=RecordDict(), run_config={})
 
         def app(request, _):
@@ -88,17 +88,11 @@ class RunningAgent:
 
 
 @contextmanager
-def agent(coordinator, folder, device, state="state"):
-    config = AgentConfig(
-        device_id="orin-nano-0",
-        coordinator=coordinator.address,
-        state_directory=folder / state,
-        device_folder=folder / "device",
-        socket=folder / f"{state}.sock",
-        minibatches_per_epoch=100,
-        seed=0,
+def agent(coordinator, folder, device, state="state", retry_s=30.0):
+    settings = agent_settings(
+        folder / state, coordinator=coordinator.address, socket=folder / f"{state}.sock", retry_s=retry_s
     )
-    running = RunningAgent(config, device)
+    running = RunningAgent(settings, device, folder / "device")
     try:
         yield running
     finally:
@@ -106,9 +100,9 @@ def agent(coordinator, folder, device, state="state"):
 
 
 @contextmanager
-def ready_agent(coordinator, folder, device):
+def ready_agent(coordinator, folder, device, retry_s=30.0):
     coordinator.reports.clear()
-    with agent(coordinator, folder, device) as running:
+    with agent(coordinator, folder, device, retry_s=retry_s) as running:
         until(lambda: coordinator.is_ready() or running.has_ended)
         assert not running.has_ended
         yield running

@@ -31,17 +31,17 @@ class Agent:
     def __init__(self, client: Client, folder: Path) -> None:
         self.welcomes = 0
         outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
-        self.link = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
+        self.session = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
 
     async def _welcomed(self, welcome: session_pb2.Welcome) -> None:
         self.welcomes += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Agent]:
-        running = asyncio.create_task(self.link.run())
+        running = asyncio.create_task(self.session.run())
         try:
-            self.link.report_state(READY)
-            assert await self.link.flush(10)
+            self.session.report_state(READY)
+            assert await self.session.flush(10)
             yield self
         finally:
             running.cancel()
@@ -70,9 +70,9 @@ async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
 
                 await until(tried)
                 assert (older.welcomes, newer.welcomes) == (1, 1)
-                assert newer.link.connected and not older.link.connected
+                assert newer.session.connected and not older.session.connected
 
             async def is_back() -> bool:
-                return older.link.connected
+                return older.session.connected
 
             await until(is_back)

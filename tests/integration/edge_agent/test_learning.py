@@ -6,7 +6,6 @@ import functools
 import tempfile
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,19 +16,19 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
-from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.profiling.profiling_plan import StoppedError, profile_device
-from edge_agent.runtime.config import AgentConfig
+from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.runtime.readiness import make_ready
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
-from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
@@ -166,7 +165,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
         assert rounds <= 8
     assert "took longer" in reason
     old = len(bench.kept)
-    bench.learner.measure_anew(lambda progress: None)
+    bench.learner.reprofile(lambda progress: None)
     assert len(bench.journal.records) == 8
     assert len(bench.kept) == old + 1
     modes = bench.device.modes[::97]
@@ -184,7 +183,7 @@ def test_interrupted_remeasurement_continues_within_its_bound_after_a_restart(tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.learner.measure_anew(stop_after_three)
+        bench.learner.reprofile(stop_after_three)
     bench.learner.close()
     again = Bench(tmp_path / "profile.jsonl")
     assert len(again.journal.records) == 8
@@ -263,24 +262,15 @@ def test_a_fit_that_fails_or_is_stopped_leaves_the_round_its_own_mode(tmp_path, 
 
 
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
-    config = AgentConfig(
-        "bench",
-        "127.0.0.1:7070",
-        tmp_path / "state",
-        tmp_path / "state",
-        tmp_path / "socket",
-        PER_EPOCH,
-        0,
-        modes_first=6,
-    )
+    settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
     device = SimulatedDevice("orin-nano", 1)
     ready = make_ready(
-        config, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
+        settings, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
     )
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring
     ready.learner.close()
     kept = read_artefact(tmp_path / "state" / PREDICTOR_DIRECTORY)
     assert kept.details.figures["profiled_modes"] == 6
-    with pytest.raises(InvalidInputError, match="at least 1 mode"):
-        replace(config, modes_first=0)
+    with pytest.raises(ValueError, match="modes_first"):
+        agent_settings(tmp_path / "state", modes_first=0)

@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import profiled_workload
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError, profiled_workload
 from edge_agent.workloads.process import WorkloadFailedError, workload_steps
 from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard

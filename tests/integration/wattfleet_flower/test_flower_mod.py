@@ -16,10 +16,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal_records import Renewal
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import Observed, TrainingWatch
-from edge_agent.training.unix_socket import require_own_socket
+from edge_agent.runtime.unix_socket import require_own_socket
+from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_socket import (
     MODE,
     Agent,
@@ -102,7 +103,7 @@ def test_an_app_that_answers_with_an_error_is_not_observed(agent: Agent) -> None
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (lambda: assigned(device_id="agx-orin-0"), "this is orin-nano-0's agent"),
+        (lambda: assigned(device_id="agx-orin-0"), "this is the agent of orin-nano-0"),
         (lambda: assigned(mode=MODE._replace(gpu_hz=1_300_500_000)), "INVALID_ARGUMENT"),
     ],
 )
@@ -158,9 +159,11 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
     assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
 
 
-def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_degraded_device_comes_back_once_it_can_be_parked(
+    agent_that_retries_soon: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_that_retries_soon
     apply, broken = agent.board.apply, True
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
 
     def sometimes(mode: PowerMode) -> None:
         if broken:
@@ -195,7 +198,7 @@ def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Pa
 def test_neither_a_file_nor_a_living_agents_socket_is_taken(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("do not lose")
-    with pytest.raises(InvalidInputError, match="no socket"):
+    with pytest.raises(InvalidInputError, match="is not a socket"):
         require_own_socket(precious)
     assert precious.read_text() == "do not lose"
     with agent_at(tmp_path / "agent.sock") as living:
@@ -216,7 +219,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
     agent.journal.append(Renewal("3 of the last 5 rounds took longer", 5))
     power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     give_up_s = time.monotonic() + 20
-    while agent.reports.states[-1].detail != "parked; measured anew":
+    while agent.reports.states[-1].detail != "parked; profiled again":
         assert time.monotonic() < give_up_s
         time.sleep(0.01)
     assert len(agent.journal.records) == 5
@@ -226,7 +229,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"epochs": 1e-320}, "0.001 to 10000 epochs"), ({"plan_id": "7" * 201}, "200 characters at most")],
+    [({"epochs": 1e-320}, "epochs must be 0.001 to 10000"), ({"plan_id": "7" * 201}, "at most 200 characters")],
 )
 def test_an_invalid_assignment_is_refused_before_any_change(agent: Agent, change: dict[str, Any], reason: str) -> None:
     before = list(agent.journal.measurements)
@@ -245,7 +248,7 @@ def test_a_round_whose_observation_is_rejected_leaves_the_device_ready(agent: Ag
     agent.learner.observe = observe  # type: ignore[method-assign]
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert not reply.has_error()
-    assert agent.standing.state is DeviceState.READY
+    assert agent.reporter.state is DeviceState.READY
     assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
 
 
@@ -264,4 +267,4 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.standing.state is DeviceState.DEGRADED
+    assert agent.reporter.state is DeviceState.DEGRADED

@@ -10,12 +10,12 @@ from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrac
 from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import DisturbedError, Limits, TooHotError
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.profiling_plan import profile_device
 from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import CAP_6, ORIN_NANO
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
