@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import threading
-import time
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
@@ -89,11 +88,3 @@ def _loop():
 def on_loop(work) -> Future:
     """Begin a coroutine beside the test's own thread."""
     return asyncio.run_coroutine_threadsafe(work, _loop())
-
-
-def until(condition):
-    """Wait for something that another thread or process brings about."""
-    give_up_s = time.monotonic() + _WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not come about"
-        time.sleep(0.005)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +30,7 @@ from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings
 from tests.fakes.flower_task import be_task
+from tests.fakes.polling import until
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 
@@ -193,11 +193,3 @@ def running_fleet(
 
 def all_ready(view: CoordinatorView, count: int) -> bool:
     return [device.state for device in view.devices()].count(session_pb2.DEVICE_STATE_READY) == count
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread brings about."""
-    give_up_s = time.monotonic() + _WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not come about"
-        time.sleep(0.02)

@@ -13,8 +13,9 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from tests.fakes.agent_settings import agent_settings
-from tests.fakes.coordinator_in_process import on_loop, until
+from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.flower_task import be_task
+from tests.fakes.polling import until
 from wattfleet.modes import array_to_modes
 from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment

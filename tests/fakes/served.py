@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -164,12 +164,6 @@ async def serving_client(config: CoordinatorSettings) -> AsyncIterator[Client]:
 
 def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
     return refused.value.code(), refused.value.details() or ""
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what the coordinator does by itself; the test's own time limit ends it."""
-    while not await condition():
-        await asyncio.sleep(0.01)
 
 
 def fetch(digest: str) -> session_pb2.FetchReferenceRequest:

@@ -25,6 +25,7 @@ from coordinator.state.records import (
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
 from coordinator.store.times import Times, TimesOf
+from tests.fakes.polling import eventually
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
 from wattfleet.planning import History
 
@@ -119,11 +120,6 @@ async def never(_: float) -> None:
     pytest.fail("nothing failed")
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 def device(name: str, detail: str = "") -> DeviceRecord:
     return dataclasses.replace(BLANK, device_id=name, detail=detail)
 
@@ -211,10 +207,10 @@ async def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_s
     paper.free.set()
     with pytest.raises(StoreUnavailableError, match="locked"):
         await refused
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     paper.fails_with = None
     pauses.end()
-    await until(lambda: bool(paper.transactions))
+    await eventually(lambda: bool(paper.transactions))
     assert set(paper.saved) == {device("orin", "new"), device("nano")}
     await writer.close()
     assert len(paper.saved) == 2
@@ -227,7 +223,7 @@ async def test_while_nothing_can_be_stored_one_attempt_serves_all_who_wait() -> 
     paper.fails_with = StoreUnavailableError("full")
     with pytest.raises(StoreUnavailableError):
         await writer.save(BLANK)
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     waiting = [asyncio.create_task(writer.save(device("orin", str(k)))) for k in range(1_000)]
     await asyncio.sleep(_A_MOMENT_S)
     assert paper.attempts == 1
@@ -247,10 +243,10 @@ async def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.
         paper.fails_with = StoreUnavailableError("the disk is full")
         writer.save_soon(BLANK)
         for attempts in (1, 2):
-            await until(lambda: pauses.begun == attempts)  # noqa: B023 - awaited within the loop
+            await eventually(lambda: pauses.begun == attempts)  # noqa: B023 - awaited within the loop
             pauses.end()
         paper.fails_with = None
-        await until(lambda: bool(paper.transactions))
+        await eventually(lambda: bool(paper.transactions))
         await writer.save(BLANK)
         await writer.close()
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.writer"] == [
@@ -353,7 +349,7 @@ async def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> N
     writer = Writer(paper, pauses)
     watch = asyncio.create_task(writer.watch_owner())
     for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
-        await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
+        await eventually(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
         paper.fails_with = trouble
         assert not writer.ownership_lost.is_set()
         pauses.end()
@@ -451,7 +447,7 @@ async def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_l
     writer = Writer(paper, pauses)
     paper.fails_with = StoreUnavailableError("full")
     writer.save_soon(BLANK, device("orin"))
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     await writer.close()
     assert paper.attempts == 2
     assert "2 records could not be stored before the coordinator stopped" in caplog.text

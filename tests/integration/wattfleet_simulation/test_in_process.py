@@ -13,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
+from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
+from tests.fakes.polling import until
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
