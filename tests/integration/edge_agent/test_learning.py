@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 import threading
@@ -49,31 +50,35 @@ class TrainsByItself(PhysicalBoard):
 
 
 @functools.cache
-def profiled_journal(seed):
-    """The journal of a board that was profiled once for all tests."""
+def profiled(seed):
+    """A board after its profile, with the fitted predictor and the journal; made once for all tests."""
+    device = BoardThatBecomesSlower("orin-nano", seed)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.jsonl"
-        device = BoardThatBecomesSlower("orin-nano", seed)
         with Journal.open(path, HEADER) as journal:
             fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
             open_steps = built_in_workload(device.step).open_steps
-            profile_device(device, open_steps, journal, fitting, LIMIT, 0, lambda progress: None)
-        return path.read_bytes()
+            fitted = profile_device(device, open_steps, journal, fitting, LIMIT, 0, lambda progress: None)
+        return device, fitted, path.read_bytes()
 
 
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
     def __init__(self, path, seed=1, rule=DriftRule(modes=8), more=0, before_fit=lambda: None):  # noqa: B008 - frozen
-        self.device = BoardThatBecomesSlower("orin-nano", seed)
+        restarts = path.exists()
+        self.device, fitted, journal = copy.deepcopy(profiled(seed))
         self.kept = []
-        if not path.exists():
-            path.write_bytes(profiled_journal(seed))
+        if restarts:
+            self.device = BoardThatBecomesSlower("orin-nano", seed)
+        else:
+            path.write_bytes(journal)
         self.journal = Journal.open(path, HEADER)
         open_steps = built_in_workload(self.device.step).open_steps
-        most = most_modes(self.journal, LIMIT)
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
-        fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
+        if restarts:
+            most = most_modes(self.journal, LIMIT)
+            fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.device,
             open_steps,
