@@ -12,8 +12,7 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import reference_models
-from edge_agent.devices.selection import open_device
-from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.devices.selection import open_virtual_board
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.learning.profiling_plan import profile_device
@@ -73,7 +72,7 @@ class Agent:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self.board: VirtualBoard = open_device("simulated:orin-nano", 1)
+        self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = built_in_workload(self.board.step).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TypeVar
 
@@ -110,11 +110,6 @@ class Pauses:
 
 async def never(_: float) -> None:
     pytest.fail("nothing failed")
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 def device(name: str, detail: str = "") -> DeviceRecord:

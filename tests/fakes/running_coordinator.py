@@ -29,7 +29,8 @@ class Running:
 
     @asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        await asyncio.wait([self.task, self.bound], return_when=asyncio.FIRST_COMPLETED)
+        waited: list[asyncio.Future[Any]] = [self.task, self.bound]
+        await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         if self.task.done():
             await self.task
         async with grpc.aio.insecure_channel((await self.bound).address) as channel:

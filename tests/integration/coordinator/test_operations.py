@@ -9,7 +9,8 @@ import pytest
 
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.fronts import front
-from tests.fakes.served import Client, serving_client, status, until
+from tests.fakes.polling import eventually
+from tests.fakes.served import Client, serving_client, status
 from tests.fakes.small_fleet import RUN
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
@@ -80,9 +81,9 @@ async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when
     async with serving_client(config) as client:
         changed = await set_budget(client, 40.0, for_s=0.3)
         assert changed.budget.until_unix_s - changed.budget.since_unix_s == pytest.approx(0.3, abs=0.1)
-        await until(lambda: source_is_back(client))
+        await eventually(lambda: source_is_back(client))
         await set_budget(client, 30.0, for_s=0.1)
-        await until(lambda: source_is_back(client))
+        await eventually(lambda: source_is_back(client))
     async with serving_client(config) as client:
         assert await source_is_back(client)
 

@@ -17,7 +17,8 @@ from coordinator.state.records import (
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError
 from coordinator.store.store import Store
-from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never, until
+from tests.fakes.polling import eventually
+from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
 
 _WITHIN_S = 20.0
@@ -59,7 +60,7 @@ async def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> N
     writer = Writer(recording, pauses)
     watch = asyncio.create_task(writer.watch_owner())
     for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
-        await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
+        await eventually(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
         recording.fails_with = trouble
         assert not writer.ownership_lost.is_set()
         pauses.end()
@@ -157,7 +158,7 @@ async def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_l
     writer = Writer(recording, pauses)
     recording.fails_with = StoreUnavailableError("full")
     writer.save_soon(BLANK, device("orin"))
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     await writer.close()
     assert recording.attempts == 2
     assert "2 records could not be stored before the coordinator stopped" in caplog.text

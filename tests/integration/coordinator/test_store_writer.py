@@ -18,7 +18,8 @@ from coordinator.state.records import (
 )
 from coordinator.store.errors import StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
-from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never, until
+from tests.fakes.polling import eventually
+from tests.fakes.recording_store import Pauses, RecordingStore, device, devices, never
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
 
 _WITHIN_S = 20.0
@@ -106,10 +107,10 @@ async def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_s
     recording.free.set()
     with pytest.raises(StoreUnavailableError, match="locked"):
         await refused
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     recording.fails_with = None
     pauses.end()
-    await until(lambda: bool(recording.transactions))
+    await eventually(lambda: bool(recording.transactions))
     assert set(recording.saved) == {device("orin", "new"), device("nano")}
     await writer.close()
     assert len(recording.saved) == 2
@@ -122,7 +123,7 @@ async def test_while_nothing_can_be_stored_one_attempt_serves_all_who_wait() -> 
     recording.fails_with = StoreUnavailableError("full")
     with pytest.raises(StoreUnavailableError):
         await writer.save(BLANK)
-    await until(lambda: pauses.begun == 1)
+    await eventually(lambda: pauses.begun == 1)
     waiting = [asyncio.create_task(writer.save(device("orin", str(k)))) for k in range(1_000)]
     await asyncio.sleep(_A_MOMENT_S)
     assert recording.attempts == 1
@@ -142,10 +143,10 @@ async def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.
         recording.fails_with = StoreUnavailableError("the disk is full")
         writer.save_soon(BLANK)
         for attempts in (1, 2):
-            await until(lambda: pauses.begun == attempts)  # noqa: B023 - awaited within the loop
+            await eventually(lambda: pauses.begun == attempts)  # noqa: B023 - awaited within the loop
             pauses.end()
         recording.fails_with = None
-        await until(lambda: bool(recording.transactions))
+        await eventually(lambda: bool(recording.transactions))
         await writer.save(BLANK)
         await writer.close()
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.writer"] == [

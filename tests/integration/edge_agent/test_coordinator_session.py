@@ -15,6 +15,7 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import SessionSettings
+from tests.fakes.polling import eventually
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 
@@ -146,11 +147,6 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def state(detail: str) -> session_pb2.StateReport:
     return session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
 
@@ -174,7 +170,7 @@ def test_unacknowledged_reports_and_the_latest_state_are_sent_again(outbox: Outb
             session.report_front(session_pb2.FrontReport(idle_w=7))
             session.report_state(state("first"))
             session.report_observation(session_pb2.Observation(plan_id="lost"))
-            await until(lambda: len(coordinator.sessions) == 2)
+            await eventually(lambda: len(coordinator.sessions) == 2)
             session.report_state(state("second"))
             assert await session.flush(10)
             again = coordinator.sessions[1]
@@ -204,7 +200,7 @@ def test_leases_are_sent_while_there_is_nothing_to_report(outbox: Outbox) -> Non
     async def body() -> None:
         coordinator = Coordinator(lease_s=0.1)
         async with session_with(coordinator, outbox):
-            await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
+            await eventually(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
             assert all(request.HasField("lease") for request in coordinator.sessions[0])
 
     run(body)
@@ -214,10 +210,10 @@ def test_the_agent_reconnects_to_a_silent_coordinator(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(patience=10**9, lease_s=0.05)
         async with session_with(coordinator, outbox, IMPATIENT) as (session, _):
-            await until(lambda: session.connected)
+            await eventually(lambda: session.connected)
             coordinator.mute_sessions = 1
             session.report_observation(session_pb2.Observation(plan_id="unheard"))
-            await until(lambda: len(coordinator.sessions) > 1)
+            await eventually(lambda: len(coordinator.sessions) > 1)
             assert await session.flush(20)
             assert "unheard" in {request.observation.plan_id for request in coordinator.sessions[-1]}
 
@@ -230,7 +226,7 @@ def test_a_dead_connection_is_replaced_by_a_new_one(outbox: Outbox) -> None:
         async with served(coordinator) as port:
             proxy = Proxy(port)
             async with proxy.listening() as front, session_at(front, outbox, IMPATIENT) as (session, _):
-                await until(lambda: session.connected)
+                await eventually(lambda: session.connected)
                 proxy.silent = 1
                 session.report_observation(session_pb2.Observation(plan_id="unheard"))
                 assert await session.flush(20)
@@ -246,7 +242,7 @@ def test_reconnecting_follows_the_agents_backoff_and_not_grpcs(outbox: Outbox, m
         proxy = Proxy(None)
         async with proxy.listening() as front, session_at(front, outbox):
             # gRPC's own backoff would be at minutes.
-            await until(lambda: proxy.connections >= 30)
+            await eventually(lambda: proxy.connections >= 30)
 
     run(body)
 
@@ -265,9 +261,9 @@ def test_of_two_agents_from_a_copied_disk_the_older_yields(
         coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same installation has begun")
         monkeypatch.setattr("wattfleet_io.backoff.random.uniform", noted)
         async with session_with(coordinator, outbox) as (session, _):
-            await until(lambda: len(coordinator.installations) == 1)
+            await eventually(lambda: len(coordinator.installations) == 1)
             coordinator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "orin-0 is connected already")
-            await until(lambda: len(coordinator.installations) >= 4)
+            await eventually(lambda: len(coordinator.installations) >= 4)
             coordinator.refusal = None
             session.report_state(state("the other has left"))
             assert await session.flush(20)
@@ -313,9 +309,9 @@ def test_an_acknowledgement_can_change_the_lease(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(lease_s=60.0, ack=session_pb2.Ack(lease_s=0.05))
         async with session_with(coordinator, outbox) as (session, _):
-            await until(lambda: session.connected)
+            await eventually(lambda: session.connected)
             session.report_state(state("a report, so that there is an acknowledgement"))
-            await until(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
+            await eventually(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
 
     run(body)
 
@@ -332,11 +328,11 @@ def test_reconnects_are_spread_over_the_time_that_the_coordinator_names(
     async def body() -> None:
         coordinator = Coordinator(patience=2, ack=session_pb2.Ack(reconnect_s=77.0))
         async with session_with(coordinator, outbox) as (session, _):
-            await until(lambda: session.connected)
+            await eventually(lambda: session.connected)
             monkeypatch.setattr("edge_agent.session.coordinator_session.random.uniform", noted)
             for _ in range(2):
                 session.report_observation(session_pb2.Observation(plan_id="one"))
-            await until(lambda: len(coordinator.sessions) == 2)
+            await eventually(lambda: len(coordinator.sessions) == 2)
 
     run(body)
     assert 77.0 in spans

@@ -12,7 +12,8 @@ from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
 from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from tests.fakes.running_agent import (
     BoardThatBecomesSlower,
     agent,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor

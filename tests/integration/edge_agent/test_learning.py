@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import tempfile
 import threading
 from contextlib import nullcontext
 from pathlib import Path
@@ -46,17 +49,36 @@ class TrainsByItself(PhysicalBoard):
         return getattr(self.board, name)
 
 
+@functools.cache
+def profiled(seed):
+    """A board after its profile, with the fitted predictor and the journal; made once for all tests."""
+    device = BoardThatBecomesSlower("orin-nano", seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.jsonl"
+        with Journal.open(path, HEADER) as journal:
+            fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+            open_steps = built_in_workload(device.step).open_steps
+            fitted = profile_device(device, open_steps, journal, fitting, LIMIT, 0, lambda progress: None)
+        return device, fitted, path.read_bytes()
+
+
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
     def __init__(self, path, seed=1, rule=DriftRule(modes=8), more=0, before_fit=lambda: None):  # noqa: B008 - frozen
-        self.device = BoardThatBecomesSlower("orin-nano", seed)
+        restarts = path.exists()
+        self.device, fitted, journal = copy.deepcopy(profiled(seed))
         self.kept = []
+        if restarts:
+            self.device = BoardThatBecomesSlower("orin-nano", seed)
+        else:
+            path.write_bytes(journal)
         self.journal = Journal.open(path, HEADER)
         open_steps = built_in_workload(self.device.step).open_steps
-        most = most_modes(self.journal, LIMIT)
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
-        fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
+        if restarts:
+            most = most_modes(self.journal, LIMIT)
+            fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.device,
             open_steps,
@@ -156,7 +178,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
     assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
 
 
-def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
+def test_interrupted_remeasurement_continues_within_its_bound_after_a_restart(tmp_path):
     bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
     mode = array_to_modes(bench.device.modes)[1234]
     assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))

@@ -105,7 +105,7 @@ def test_hardware_needs_a_workload_and_a_soft_device_takes_none():
         profiled_workload(SimulatedDevice("orin-nano", 1), "resnet18", 16, "cuda")
 
 
-def test_what_is_trained_names_the_profile_and_a_soft_device_stands_for_its_references():
+def test_the_workload_names_the_profile_and_virtual_devices_use_the_references():
     reference = Workload("resnet18-imagenet", 16, 5000)
     own = profiled_workload(RealTimeBoard(), "own_process_workload:train", 8, "cpu")
     assert own.described(reference, 100) == Workload("own_process_workload:train", 8, 100)

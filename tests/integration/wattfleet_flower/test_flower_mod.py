@@ -30,6 +30,7 @@ from tests.fakes.agent_socket import (
     context,
     message,
 )
+from tests.fakes.polling import until
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_flower import AgentUnreachableError, power_mode_mod
@@ -149,10 +150,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
             power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
         call.cancel()  # as the end of its process does
         never_ends.set()
-    give_up_s = time.monotonic() + 10
-    while agent.board.current_mode() != parked_mode(agent.board):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
     assert agent.reports.observations == []
     assert all(name.startswith("asyncio_") for name in on), "parking takes its time, and the loop has more to do"
     # The next round finds it well.
@@ -176,10 +174,7 @@ def test_a_degraded_device_comes_back_once_it_can_be_parked(
     time.sleep(0.1)
     assert [report.state for report in agent.reports.states] == [session_pb2.DEVICE_STATE_DEGRADED]
     broken = False
-    give_up_s = time.monotonic() + 10
-    while agent.reports.states[-1].state != session_pb2.DEVICE_STATE_READY:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY)
 
 
 def test_no_agent_no_training(tmp_path: Path) -> None:
@@ -218,10 +213,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
     agent.learner.observe = lambda observed: next(reasons, None)  # type: ignore[method-assign]
     agent.journal.append(Renewal("3 of the last 5 rounds took longer", 5))
     power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
-    give_up_s = time.monotonic() + 20
-    while agent.reports.states[-1].detail != "parked; profiled again":
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.reports.states[-1].detail == "parked; profiled again")
     assert len(agent.journal.records) == 5
     assert session_pb2.DEVICE_STATE_PROFILING in [report.state for report in agent.reports.states]
     assert agent.board.current_mode() == parked_mode(agent.board)
