@@ -165,7 +165,7 @@ time.sleep(600)
 """
 
 
-def test_the_store_of_a_coordinator_that_is_killed_can_be_taken_over_with_all_that_it_saved(
+def test_the_store_of_a_killed_coordinator_is_taken_over_with_all_its_records(
     location: Path | URL,
 ) -> None:
     url = location if isinstance(location, URL) else database_url(location)

@@ -121,7 +121,7 @@ def test_a_history_that_is_recalled_is_brought_up_to_what_is_at_hand() -> None:
     assert len(fleet.rounds.cache.history(RUN).rounds) == 3, "what is at hand stays"
 
 
-def test_a_round_that_is_recalled_comes_before_the_newest_and_does_not_undo_what_came_since() -> None:
+def test_a_restored_round_is_not_the_newest_and_keeps_later_changes() -> None:
     fleet = small_fleet()
     first, *_, newest = [train(fleet, number) for number in range(1, 5)]
     let_go(fleet)
@@ -170,5 +170,5 @@ def test_a_round_that_ends_twice_is_of_the_history_as_it_ended_first() -> None:
     fleet.rounds.cache.history(RUN)
     again = fleet.rounds.finish(done.plan_id, [], 31.0)
     assert (again.results, again.wall_s) == ((), 31.0)
-    assert fleet.rounds.cache.history(RUN).times_done == {"orin": 1, "nano": 1}
+    assert fleet.rounds.cache.history(RUN).times_completed == {"orin": 1, "nano": 1}
     assert replace(planned_round(), plan_id=done.plan_id) == planned_round()

@@ -31,7 +31,7 @@ def test_every_policy_can_be_chosen_and_the_default_is_progress() -> None:
 
 def test_a_policy_gets_its_parameters() -> None:
     assert policy_of(PolicySettings(name="fastest-k", clients=2)) == FastestK(2)
-    with pytest.raises(InvalidInputError, match="policy 'all' takes no tiers"):
+    with pytest.raises(InvalidInputError, match="policy 'all' does not take tiers"):
         policy_of(PolicySettings(name="all", tiers=3))
 
 
