@@ -11,43 +11,8 @@ MODULES = sorted(TESTS.rglob("*.py"))
 MAX_NAME = 79
 MAX_LINES = 400
 
-TO_SPLIT = {
-    "integration/coordinator/test_operations.py",
-    "integration/coordinator/test_server_store.py",
-    "integration/coordinator/test_store.py",
-    "integration/coordinator/test_store_writer.py",
-    "integration/edge_agent/test_training.py",
-    "unit/coordinator/test_fleet.py",
-    "unit/edge_agent/test_profiler.py",
-    "unit/edge_agent/test_sysfs_device.py",
-    "unit/wattfleet/planning/test_plan.py",
-}
+TO_SPLIT = {"unit/edge_agent/test_profiler.py", "unit/edge_agent/test_sysfs_device.py"}
 """Modules that are still longer than the rule allows; no module may join them."""
-
-TO_RENAME = {
-    "integration/coordinator/test_archive.py",
-    "integration/coordinator/test_metrics.py",
-    "integration/coordinator/test_operations.py",
-    "integration/coordinator/test_server_store.py",
-    "integration/coordinator/test_store.py",
-    "integration/coordinator/test_store_ownership.py",
-    "integration/coordinator/test_store_trouble.py",
-    "integration/edge_agent/test_daemon.py",
-    "integration/edge_agent/test_daemon_offline.py",
-    "integration/edge_agent/test_training.py",
-    "unit/coordinator/test_budget_watch.py",
-    "unit/coordinator/test_fleet.py",
-    "unit/coordinator/test_fleet_commitments.py",
-    "unit/coordinator/test_round_cache.py",
-    "unit/coordinator/test_site_file.py",
-    "unit/edge_agent/test_states.py",
-    "unit/wattfleet/planning/test_max_utility.py",
-    "unit/wattfleet/planning/test_min_makespan.py",
-    "unit/wattfleet/planning/test_plan.py",
-    "unit/wattfleet/planning/test_policy_contract.py",
-    "unit/wattfleet/planning/test_policy_tiers.py",
-}
-"""Modules that still hold names longer than the rule allows."""
 
 
 def relative(module: Path) -> str:
@@ -66,7 +31,7 @@ def test_names_of_tests_are_under_80_characters() -> None:
         for module in MODULES
         if (names := [name for name in names_of_tests(module) if len(name) > MAX_NAME])
     }
-    assert {module: names for module, names in long.items() if module not in TO_RENAME} == {}
+    assert long == {}
 
 
 def test_no_test_module_is_over_400_lines() -> None:
