@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test format lint types contracts stubs unit chaos test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs chaos test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,7 +30,15 @@ $(VENV)/.installed: pyproject.toml requirements.lock
 demo: install ## Run federated rounds over a simulated fleet: out/simulate/report.html
 	$(BIN)/wattfleet simulate
 
-test: format lint types contracts stubs unit ## Run every check
+STATIC := format lint types contracts stubs
+# Tests run on all cores, so each process computes on one.
+PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/pytest --numprocesses=auto --dist=worksteal
+
+check: $(STATIC) ## Run the static checks and the unit tests
+	$(PYTEST) tests/unit
+
+test: $(STATIC) ## Run every check
+	$(PYTEST) --durations=10
 
 format: install
 	$(BIN)/ruff format --check
@@ -42,8 +50,6 @@ contracts: install
 	$(BIN)/lint-imports
 stubs: install
 	PATH="$(abspath $(BIN)):$$PATH" proto/generate --check
-unit: install
-	$(BIN)/pytest --durations=5
 
 chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py

@@ -24,7 +24,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import BOARDS, ModeArray, Profile, as_array, as_modes, read_csv
+from wattfleet.modes import BOARDS, ModeArray, Profile, array_to_modes, modes_to_array, read_profile
 from wattfleet.prediction import RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
@@ -69,7 +69,7 @@ def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
 def measured(device: SimulatedDevice, modes: ModeArray) -> Profile:
     """`[n, 4]` modes measured by the profiler."""
     profiler = Profiler(device)
-    return Profile.of(profiler.measure(mode, device.step).measurement for mode in as_modes(modes))
+    return Profile.of(profiler.measure(mode, device.step).measurement for mode in array_to_modes(modes))
 
 
 def repeatability(profile: Profile) -> dict[str, float]:
@@ -139,7 +139,7 @@ def maxn() -> dict[str, dict[str, float | None]]:
     """Minutes per epoch and watts of each kind at its highest mode, before units and misfit, and as published."""
     rows: dict[str, dict[str, float | None]] = {}
     for kind, board in BOARDS.items():
-        parameters, at = board_parameters(kind), as_array([board.space.highest])
+        parameters, at = board_parameters(kind), modes_to_array([board.space.highest])
         minutes, watts = PUBLISHED.get(kind, (None, None))
         rows[kind] = {
             "epoch_min": float(step_time_ms(parameters.time, at)[0]) * MINIBATCHES_PER_EPOCH / 60e3,
@@ -152,7 +152,7 @@ def maxn() -> dict[str, dict[str, float | None]]:
 
 def compare(data: Path) -> dict[str, Any]:
     """All comparisons, as a JSON document."""
-    corpora = {name: read_csv(data / name) for name in (AGX_CORPUS, "agx_orin_mobilenetv3.csv", NANO_CORPUS)}
+    corpora = {name: read_profile(data / name) for name in (AGX_CORPUS, "agx_orin_mobilenetv3.csv", NANO_CORPUS)}
     reference = RooflinePredictor.fit(corpora[AGX_CORPUS])
     rows: dict[str, Any] = {}
     for name, profile in corpora.items():

@@ -20,20 +20,21 @@ from time import process_time
 import numpy as np
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
-from edge_agent.devices.polled_meter import PolledMeter
-from edge_agent.devices.system_clock import SystemClock
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet_io.clock import SystemClock
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0
 _TIMES = StepTimes(fetch_stall_ms=0.0, compute_ms=1.0)
 
 
-class ThisMachine:
+class ThisMachine(PhysicalBoard):
     """This machine's clock, a file that is read for every sample, and one mode (a `Device`)."""
 
     board_kind = "bench"
@@ -43,7 +44,7 @@ class ThisMachine:
         self._sensor = sensor
         sensor.write_text(f"{_POWER_MW}\n", encoding="ascii")
         self.clock = SystemClock()
-        self.modes: ModeArray = as_array([_MODE])
+        self.modes: ModeArray = modes_to_array([_MODE])
 
     def current_mode(self) -> PowerMode:
         """The only mode."""

@@ -26,8 +26,8 @@ from coordinator.state.records import (
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from coordinator.store.writer import Writer
-from wattfleet.choosing import MAX_POINTS, Front
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
+from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, Decision, RoundPlan
 
 _MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
@@ -105,14 +105,14 @@ async def _reported(store: Store, records: Sequence[StoredRecord], at_once: int)
 
 
 def _device(number: int) -> DeviceRecord:
-    epoch_s = np.linspace(10.0, 90.0, MAX_POINTS) + number % 7
+    epoch_s = np.linspace(10.0, 90.0, MAX_FRONT_POINTS) + number % 7
     front = Front(
-        modes=as_array([_MODE] * MAX_POINTS),
+        modes=modes_to_array([_MODE] * MAX_FRONT_POINTS),
         epoch_s=epoch_s,
         power_w=600.0 / epoch_s,
-        epoch_log_sd=np.full(MAX_POINTS, 0.05),
-        power_log_sd=np.full(MAX_POINTS, 0.03),
-        warmup_s=np.full(MAX_POINTS, 4.0),
+        epoch_log_sd=np.full(MAX_FRONT_POINTS, 0.05),
+        power_log_sd=np.full(MAX_FRONT_POINTS, 0.03),
+        warmup_s=np.full(MAX_FRONT_POINTS, 4.0),
     )
     return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, front=front, idle_w=5.0)
 

@@ -31,26 +31,21 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # n
 from reference_models import load  # noqa: E402
 from wattfleet.choosing import predicted_front  # noqa: E402
 from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.modes import (  # noqa: E402
-    ModeArray,  # noqa: E402
-    Profile,
-    board,  # noqa: E402
-    read_csv,
-)
+from wattfleet.modes import ModeArray, Profile, board_named, read_profile  # noqa: E402
 from wattfleet.prediction import (  # noqa: E402
+    DEFAULT_PREDICTOR,
     Prediction,
     Predictor,
-    predictor_kind,  # noqa: E402
-    restore_predictor,  # noqa: E402
+    predictor_class,
+    restore_predictor,
 )
-from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR  # noqa: E402
 
 REFERENCE = "agx_orin_resnet18"
 TARGET = "agx_orin_mobilenetv3"
 _MODES = 50
 _MINIBATCHES_PER_EPOCH = 1443
 _REFERENCE_RUNS = 3
-_DEFAULT = predictor_kind(DEFAULT_PREDICTOR).predictor_class()
+_DEFAULT = predictor_class(DEFAULT_PREDICTOR)
 
 Result = TypeVar("Result")
 
@@ -63,15 +58,15 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
         runs: how often each step is timed, each time with other modes.
     """
     with threadpool_limits(limits=1):
-        space = board("agx-orin").space.array()
+        space = board_named("agx-orin").space.array()
         reference: Predictor = restore_predictor(load(REFERENCE))
-        target = _stand_in(reference, space) if data is None else read_csv(data / f"{TARGET}.csv")
+        target = _stand_in(reference, space) if data is None else read_profile(data / f"{TARGET}.csv")
         fit_s, predict_s, front_s, total_s, yardstick_s = np.median(
             [_steps(target, reference, space, run) for run in range(-1, runs)][1:], axis=0
         ).tolist()
         reference_s = None
         if data is not None:
-            corpus = read_csv(data / f"{REFERENCE}.csv")
+            corpus = read_profile(data / f"{REFERENCE}.csv")
             reference_s = statistics.median(
                 _timed(lambda: _DEFAULT.fit(corpus))[1] for _ in range(min(runs, _REFERENCE_RUNS))
             )

@@ -1,17 +1,17 @@
-"""The coordinator process: its gRPC server, its metrics and its store, from start to a clean stop."""
+"""The coordinator process from start to stop: store, gRPC server, metrics and background tasks."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
-import os
 import resource
 import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from sqlalchemy import URL
 
 from coordinator.budgets.budget_watch import BudgetWatch
-from coordinator.budgets.site_file import SiteFile
 from coordinator.budgets.trimmer import Trimmer
+from coordinator.composition import policy_of, selection_of, site_of
 from coordinator.errors import STATUS
 from coordinator.metrics import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
@@ -33,19 +32,21 @@ from coordinator.services.operations import OperatorServicer
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.sessions import SessionServicer
 from coordinator.services.views import ViewServicer
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState
 from coordinator.store.archive import archive
+from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
 from coordinator.store.retention import forget_daily
 from coordinator.store.standby import open_store
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import Policy
+from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
+from wattfleet_io.atomic_files import replace_file
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import (
@@ -59,26 +60,25 @@ from wattfleet_proto.v1 import (
     view_pb2_grpc,
 )
 
-_STOP_GRACE_S = 2.0
 _SERVICES = [
     service.full_name
     for module in (session_pb2, planning_pb2, view_pb2, operator_pb2, health_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
 ]
 OPTIONS = [
-    # Without it a second coordinator would share the port instead of failing.
+    # Otherwise a second coordinator would share the port instead of failing.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # What it measures serves downloads over long distances, and costs a fifth of what a lease takes.
+    # Bandwidth probing helps downloads over long distances, and takes a fifth of the time of a lease renewal.
     ("grpc.http2.bdp_probe", 0),
-    # Ten thousand connections keep what nobody asks for: gRPC's own statistics, tables of headers seen before, and what
-    # compresses answers.
+    # Ten thousand connections would each hold memory for what is not used here: channel statistics, header tables and
+    # compression.
     ("grpc.enable_channelz", 0),
     ("grpc.http2.hpack_table_size.decoder", 0),
     ("grpc.http2.hpack_table_size.encoder", 0),
     ("grpc.per_message_compression", 0),
-    # A large fleet that comes back has thousands of sessions begin in the same seconds. By itself gRPC cancels those
-    # beyond 1,000 that wait, or that wait for 30 s, and each is then tried again.
+    # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
+    # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
     ("grpc.server.max_pending_requests", 20_000),
     ("grpc.server.max_pending_requests_hard_limit", 40_000),
     ("grpc.server_max_unrequested_time_in_server", 120),
@@ -86,104 +86,72 @@ OPTIONS = [
 
 
 @dataclass(frozen=True)
-class CoordinatorConfig:
-    """How a coordinator runs.
-
-    Attributes:
-        address: host:port of the gRPC service; port 0 takes a free one.
-        metrics_address: host:port of `/metrics`; port 0 takes a free one.
-        store: the database: path of an SQLite file, or a URL (see `coordinator.store.database.database_url`).
-        reference: name or directory of the reference predictor.
-        site: supplies, their budgets, and which devices hang where.
-        policy: who is chosen for a round.
-        selection: the operator's own say in who is.
-        profile_modes: modes that each agent measures at most.
-        stands_by: wait while another coordinator serves from the store, and take over when it is gone.
-        keep: how long runs are kept after their end; None for ever.
-    """
-
-    address: str
-    metrics_address: str
-    store: Path | URL
-    reference: str
-    site: SiteFile
-    policy: Policy
-    profile_modes: int
-    selection: Selection = field(default_factory=Selection)
-    stands_by: bool = False
-    keep: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        if self.keep is not None and self.keep <= timedelta(0):
-            raise InvalidInputError("runs that are over have to be kept for some time")
-        if self.profile_modes < 5:
-            raise InvalidInputError(f"a predictor needs 5 or more measured modes, not {self.profile_modes}")
-        if self.selection.over_selection and not self.policy.has_count:
-            raise InvalidInputError(
-                f"policy {self.policy.name!r} takes as many devices as it finds best: over-selection adds to a"
-                " number of devices (--clients), which it was not given or does not take"
-            )
-
-
-@dataclass(frozen=True)
 class BoundAddresses:
-    """Where a coordinator really listens."""
+    """The addresses that a coordinator listens on, with the ports it took."""
 
     address: str
     metrics_address: str
 
     def announce(self, file: Path) -> None:
-        """Write them as JSON, whole or not at all."""
-        draft = file.with_name(f".{file.name}.tmp")
-        draft.write_text(json.dumps({"address": self.address, "metrics_address": self.metrics_address}))
-        os.replace(draft, file)
+        """Write them to a file as JSON, replacing it atomically."""
+        replace_file(file, json.dumps(dataclasses.asdict(self)).encode())
 
 
 async def serve(
-    config: CoordinatorConfig, on_ready: Callable[[BoundAddresses], None], stop: asyncio.Event | None = None
+    settings: CoordinatorSettings, on_ready: Callable[[BoundAddresses], None], stop: asyncio.Event | None = None
 ) -> None:
-    """Serve until `stop` is set, or until SIGINT or SIGTERM where none is given.
+    """Serve until `stop` is set, or until SIGINT or SIGTERM if it is None.
+
+    Args:
+        settings: how to serve.
+        on_ready: called with the bound addresses once everything answers.
+        stop: ends the coordinator.
 
     Raises:
-        InvalidInputError: an address cannot be listened on, or the store or reference cannot be used.
-        StoreInUseError: another coordinator serves from the store, and this one is not to stand by.
+        InvalidInputError: an address is in use, or a setting, the store or the reference cannot be used.
+        StoreInUseError: another coordinator serves from the store, and this one is no standby.
         StoreUnavailableError: the store's database does not answer.
-        NotOwnerError: another coordinator has taken the store over meanwhile.
+        NotOwnerError: another coordinator has taken the store over.
     """
-    host, port = split_address(config.address)
-    metrics_host, metrics_port = split_address(config.metrics_address)
+    site = site_of(settings.site)
+    policy = policy_of(settings.policy)
+    selection = selection_of(settings.selection, policy)
+    location = database_url(settings.store.location)
+    keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
+    host, port = split_address(settings.server.address)
+    metrics_host, metrics_port = split_address(settings.server.metrics_address)
     _allow_connections()
-    reference = open_reference(config.reference)
+    reference = open_reference(settings.profiling.reference)
     # Before the store, so that a start that cannot succeed leaves no file behind.
     _require_free(host, port)
     _require_free(metrics_host, metrics_port)
     async with AsyncExitStack() as held:
-        store = await open_store(config.store, config.stands_by)
+        store = await open_store(location, settings.store)
         held.callback(store.close)
-        if config.keep is not None:
-            store.forget(config.keep)
+        if keep is not None:
+            store.forget(keep)
         kept = store.load()
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
-            # Until the watch has looked, no supply has any watts.
-            Allowance(config.site.supplies, dict.fromkeys(config.site.supplies.names, 0.0)),
-            config.policy,
+            # No supply has any watts until the budget watch has read them.
+            Allowance(site.supplies, dict.fromkeys(site.supplies.names, 0.0)),
+            policy,
             kept.devices,
             kept.nodes,
             kept.runs,
             kept.rounds,
             kept.archived,
-            config.site,
-            config.selection,
+            site,
+            selection,
             kept.says,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
-        leases = Leases(time.monotonic(), expected)
-        writer = Writer(store)
+        leases = Leases(time.monotonic(), expected, settings.sessions)
+        writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
         orders = Orders()
-        trimmer = Trimmer(fleet, writer, orders)
-        budgets = BudgetWatch(config.site.budgets, trimmer.budget_changed, overrides=kept.overrides)
+        trimmer = Trimmer(fleet, writer, orders, settings=settings.site)
+        budgets = BudgetWatch(site.budgets, trimmer.budget_changed, overrides=kept.overrides, settings=settings.site)
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -193,15 +161,19 @@ async def serve(
             interceptors=[ErrorInterceptor(STATUS), SizeInterceptor()],
             options=OPTIONS,
         )
-        # Before the writer is closed: sessions that end are still written.
-        held.push_async_callback(server.stop, _STOP_GRACE_S)
-        sessions = SessionServicer(fleet, writer, leases, orders, references, config.profile_modes)
+        # Before the writer is closed, so that the end of a session is still stored.
+        held.push_async_callback(server.stop, settings.server.stop_grace_s)
+        sessions = SessionServicer(
+            fleet, writer, leases, orders, references, settings.profiling.modes, settings=settings.sessions
+        )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        planning = PlanningServicer(fleet, writer, leases)
+        planning = PlanningServicer(fleet, writer, leases, settings=settings.rounds)
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(planning, server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
-        operator = OperatorServicer(fleet, writer, budgets, references, sessions.have_all_back, planning.clear_way)
+        operator = OperatorServicer(
+            fleet, writer, budgets, references, sessions.have_all_back, planning.clear_way, settings.site
+        )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -218,17 +190,22 @@ async def serve(
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
-        background += [sessions.sweep(), trimmer.watch(), archive(fleet, writer), writer.watch_owner()]
-        if config.keep is not None:
-            background.append(forget_daily(fleet, writer, config.keep))
+        background += [
+            sessions.sweep(),
+            trimmer.watch(),
+            archive(fleet, writer, settings=settings.store),
+            writer.watch_owner(),
+        ]
+        if keep is not None:
+            background.append(forget_daily(fleet, writer, keep))
         await _first_of(background)
         await healthy.enter_graceful_shutdown()
         if writer.lost.is_set():
-            raise NotOwnerError("another coordinator has taken the store over: this one ends")
+            raise NotOwnerError("another coordinator has taken the store over; this one stops")
 
 
 async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait for whichever ends first, well or with its error, and end the others."""
+    """Wait until one ends, cancel the others, and raise its error if it failed."""
     tasks = [asyncio.ensure_future(each) for each in awaited]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -241,16 +218,16 @@ async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
 
 
 def _allow_connections() -> None:
-    """Let this process hold as many connections as the system allows it; most shells begin with 1,024."""
+    """Raise the limit on open files to the most that the system allows; most shells start with 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _require_free(host: str, port: int) -> None:
-    """Make sure that an address can be listened on.
+    """Make sure that an address is free.
 
     Raises:
-        InvalidInputError: it cannot.
+        InvalidInputError: it is in use or does not exist.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -261,4 +238,4 @@ def _require_free(host: str, port: int) -> None:
 
 
 def _in_use(address: str) -> InvalidInputError:
-    return InvalidInputError(f"{address} cannot be listened on; is another coordinator running? Choose another port")
+    return InvalidInputError(f"cannot listen on {address}: is another coordinator running? Choose another port")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from wattfleet.prediction import Suspect
+    from wattfleet.prediction import SuspectRow
 
 app = typer.Typer(no_args_is_help=True, help="Train reference predictors and audit measured profiles.")
 
@@ -48,13 +48,13 @@ def train(
 
     from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.modes import Workload, read_csv
+    from wattfleet.modes import Workload, read_profile
     from wattfleet.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
     trained = Workload(workload, minibatch, minibatches_per_epoch)
-    targets = {path.stem: read_csv(path) for path in target or []}
-    measured = read_csv(corpus)
+    targets = {path.stem: read_profile(path) for path in target or []}
+    measured = read_profile(corpus)
     require_board_offers(board, measured)
     console = Console(stderr=True)
     with console.status("reading") as status:
@@ -94,32 +94,31 @@ def audit(
 
     from reference_models import load
     from wattfleet.errors import InvalidInputError
-    from wattfleet.modes import board_offering, read_csv
-    from wattfleet.prediction import RooflinePredictor, restore_predictor
-    from wattfleet.prediction import audit as audit_profile
+    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.prediction import RooflinePredictor, audit_rows, restore_predictor
 
-    profile = read_csv(csv)
-    known = None if reference is None else restore_predictor(load(reference), board_offering(profile.modes))
+    profile = read_profile(csv)
+    known = None if reference is None else restore_predictor(load(reference), board_with_modes(profile.modes))
     if known is not None and not isinstance(known, RooflinePredictor):
         raise InvalidInputError(
             f"the reference {reference!r} is a {known.name!r} predictor: give --reference a 'roofline' one"
         )
     with Console(stderr=True).status(f"fitting {len(profile)} modes"):
-        suspects = audit_profile(profile, known)
+        suspects = audit_rows(profile, known)
     if json_:
         print(json.dumps({"rows": len(profile), "suspects": [_suspect_json(found) for found in suspects]}, indent=2))
     else:
         _print_suspects(suspects, len(profile))
 
 
-def _suspect_json(found: Suspect) -> dict[str, Any]:
+def _suspect_json(found: SuspectRow) -> dict[str, Any]:
     return asdict(found) | {
         "mode": found.mode._asdict(),
         "applied": None if found.applied is None else found.applied._asdict(),
     }
 
 
-def _print_suspects(suspects: Sequence[Suspect], rows: int) -> None:
+def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.console import Console
     from rich.table import Table
 

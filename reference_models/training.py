@@ -9,8 +9,8 @@ import numpy as np
 
 from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Profile, Workload, as_modes, board_offering
-from wattfleet.prediction import CORPUS_MODES, Artefact, RooflinePredictor, pack_artefact, transferable
+from wattfleet.modes import BOARDS, Profile, Workload, array_to_modes, board_with_modes
+from wattfleet.prediction import MIN_CORPUS_MODES, Artefact, RooflinePredictor, adapt_to_board, pack_artefact
 
 CORPUS_SHA256 = "corpus_sha256"
 """Key of the SHA-256 of the corpus's rows in a reference's provenance."""
@@ -46,9 +46,9 @@ def train(
     Raises:
         InvalidInputError: the corpus is too small for a reference, or a target is too small or shares rows with it.
     """
-    if len(corpus) < CORPUS_MODES:
+    if len(corpus) < MIN_CORPUS_MODES:
         raise InvalidInputError(
-            f"a reference needs a corpus of {CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
+            f"a reference needs a corpus of {MIN_CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
             " transfer from a shipped reference instead"
         )
     for name, target in targets.items():
@@ -65,7 +65,7 @@ def train(
     figures["held_out"] = _held_out(corpus)
     for name, target in targets.items():
         report(f"transferring to {name}")
-        start = transferable(predictor, BOARDS.get(board), board_offering(target.modes))
+        start = adapt_to_board(predictor, BOARDS.get(board), board_with_modes(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
     return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
 
@@ -78,7 +78,7 @@ def require_board_offers(board: str, corpus: Profile) -> None:
     Raises:
         InvalidInputError: the board does not offer all modes, or it is unknown and a known one offers them.
     """
-    modes = as_modes(corpus.modes)
+    modes = array_to_modes(corpus.modes)
     offering = [known.kind for known in BOARDS.values() if all(mode in known.space for mode in modes)]
     if board in offering or not (offering or board in BOARDS or not board.strip()):
         return

@@ -1,12 +1,24 @@
-"""The server's side of Flower: any strategy, steered by the fleet's round plans.
+"""What a Flower app imports: round plans for the ServerApp, power modes for the ClientApp.
 
-from wattfleet_flower import PowerAware
+On the server, wrap the strategy:
 
-strategy = PowerAware(FedAvg(), coordinator="127.0.0.1:7070")
+    from wattfleet_flower import PowerAware
+
+    strategy = PowerAware(FedAvg(), coordinator="127.0.0.1:7070")
+
+On the device, add the mod:
+
+    from wattfleet_flower import power_mode_mod
+
+    app = ClientApp(mods=[power_mode_mod])
+
+An app that trains by `for batch in until_deadline(loader)` stops in time for its round; the work done so far is kept
+and weighted. One that trains by `for batch in profiled(loader)` lets the agent measure power modes during training.
+Both combine: `until_deadline(profiled(loader))`.
 """
 
-from wattfleet_flower.server.errors import NoUpdatesError, PlanningError, TwoStrategiesError
-from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.power_aware import PowerAware
+import lazy_loader
 
-__all__ = ["FedBuff", "NoUpdatesError", "PlanningError", "PowerAware", "TwoStrategiesError"]
+# Names are listed in `__init__.pyi`; each module is imported when a name of it is first used (decision 0008), so that
+# a ClientApp loads nothing of the server side.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

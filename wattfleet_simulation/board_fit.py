@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual import board_parameters
 from wattfleet.errors import WattfleetError
-from wattfleet.modes import BOARDS, Profile, as_array, board, read_csv
-from wattfleet.prediction.roofline import Belief, PowerParameters, TimeParameters, power_mw, robust_fit, step_time_ms
+from wattfleet.modes import BOARDS, Profile, board_named, modes_to_array, read_profile
+from wattfleet.prediction.roofline import PowerParameters, Prior, TimeParameters, power_mw, robust_fit, step_time_ms
 
 TARGET = Path(board_parameters.__file__).with_name(board_parameters.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"
@@ -72,7 +72,7 @@ def fit_board(profile: Profile) -> BoardFit:
         return np.log(step_time_ms(TimeParameters.from_log(parameters), profile.modes))
 
     start = _time_start(float(np.median(profile.minibatch_ms))).log()
-    belief = Belief(start, np.full(len(start), _TIME_SD))
+    belief = Prior(start, np.full(len(start), _TIME_SD))
     log_theta = robust_fit(modelled_time, log_time, belief, _TIME_SCALE, "cauchy", _STARTS)
     time = TimeParameters.from_log(log_theta)
 
@@ -80,7 +80,7 @@ def fit_board(profile: Profile) -> BoardFit:
         return np.log(power_mw(PowerParameters.from_log(parameters), time, profile.modes))
 
     start = _power_start(float(np.median(profile.power_mw))).log()
-    belief = Belief(start, np.full(len(start), _POWER_SD))
+    belief = Prior(start, np.full(len(start), _POWER_SD))
     log_phi = robust_fit(modelled_power, log_power, belief, _POWER_SCALE, "cauchy", _STARTS)
     return BoardFit(
         time,
@@ -161,14 +161,14 @@ def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
     clock. That gives the published 8.47 minutes an epoch without any adjustment. Power is scaled as a whole.
     """
     time = _scaled(agx.time, ("compute_mcycles", "serial_compute_mcycles"), 2048 / 512)
-    maxn = as_array([board("xavier-agx").space.highest])
+    maxn = modes_to_array([board_named("xavier-agx").space.highest])
     factor = XAVIER_MAXN_MW / float(power_mw(agx.power, time, maxn)[0])
     return time, _scaled(agx.power, ("floor_mw", *_CORE_MW, *_GPU_MW, *_MEM_MW), factor)
 
 
 def build(data: Path) -> dict[str, Any]:
     """The whole data file as a JSON document."""
-    profiles = {name: read_csv(data / name) for name in (AGX_CORPUS, NANO_CORPUS)}
+    profiles = {name: read_profile(data / name) for name in (AGX_CORPUS, NANO_CORPUS)}
     agx, nano = fit_board(profiles[AGX_CORPUS]), fit_board(profiles[NANO_CORPUS])
     derived = {"orin-nx": orin_nx(agx, nano, profiles[NANO_CORPUS]), "xavier-agx": xavier_agx(agx)}
     parameters = {"agx-orin": (agx.time, agx.power), "orin-nano": (nano.time, nano.power), **derived}
@@ -180,7 +180,7 @@ def build(data: Path) -> dict[str, Any]:
             name: {"rows": len(profile), "sha256": hashlib.sha256((data / name).read_bytes()).hexdigest()}
             for name, profile in profiles.items()
         },
-        "misfit": {
+        "deviation": {
             "source": f"what the fit leaves of {AGX_CORPUS}, stretched by {STRETCH_TIME} and {STRETCH_POWER}",
             "levels": _rounded(_LEVELS),
             "time": _rounded(_quantiles(agx.time_misfit, STRETCH_TIME)),
@@ -228,7 +228,7 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     """Where a data file departs from what the corpora give, in words; empty where it does not."""
     found = [f"{name} differs" for name in ("workload", "source", "corpora") if kept.get(name) != made[name]]
     for kind in BOARDS:
-        modes = board(kind).space.array()
+        modes = board_named(kind).space.array()
         try:
             old, new = (_modelled(document["boards"][kind], modes) for document in (kept, made))
         except (KeyError, TypeError):
@@ -239,8 +239,8 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
             if not off <= _CHECK_LOG_TOLERANCE:
                 found.append(f"{kind}: {quantity} is off by up to {off:.1%}")
     for name in ("levels", "time", "power"):
-        if not np.allclose(kept.get("misfit", {}).get(name, []), made["misfit"][name], atol=_CHECK_LOG_TOLERANCE):
-            found.append(f"misfit: {name} differs")
+        if not np.allclose(kept.get("deviation", {}).get(name, []), made["deviation"][name], atol=_CHECK_LOG_TOLERANCE):
+            found.append(f"deviation: {name} differs")
     return found
 
 

@@ -9,12 +9,12 @@ from html import escape
 from typing import Any, NamedTuple
 
 from wattfleet.modes import PowerMode
+from wattfleet_io.html_page import INK
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
 Points = Sequence[Report] | Mapping[str, Sequence[float]]  # row by row, or column by column
 
-_INK = "@ink"  # Becomes what contrasts with the page.
 _GREY = "#8a8f98"
 _BUDGET = "#d1242f"
 SD_OF_90_PCT = 1.645
@@ -84,7 +84,7 @@ def _front(report: Report, device: str, style: Style) -> Figure:
         _points(
             *([seconds for _, seconds, _ in rounds], [watts for _, _, watts in rounds]),
             mode="markers+text",
-            marker={"size": 12, "color": style.colour, "symbol": style.symbol, "line": {"color": _INK, "width": 1.5}},
+            marker={"size": 12, "color": style.colour, "symbol": style.symbol, "line": {"color": INK, "width": 1.5}},
             text=[f"<b>{span(chosen)}</b>" for chosen in rounds.values()],
             textposition="top right",
             customdata=[label for label, _, _ in rounds],
@@ -120,7 +120,7 @@ def _agreement(report: Report, styles: Mapping[str, Style], quantity: str, title
     values = [value for trace in data for value in _reach(trace)] or [1.0]
     low, high = 0.97 * min(values), 1.03 * max(values)
     shapes = [
-        _line((low, high), (low * ratio, high * ratio), _INK, dash) | {"layer": "below"}
+        _line((low, high), (low * ratio, high * ratio), INK, dash) | {"layer": "below"}
         for ratio, dash in ((0.9, "dot"), (1.0, "solid"), (1.1, "dot"))
     ]
     layout = {
@@ -148,20 +148,20 @@ def _timeline(report: Report, styles: Mapping[str, Style]) -> Figure:
                 # A start is not observed.
                 busy_s = predicted_s if observed_s is None else begin_s + epochs * observed_s
                 (unseen if observed_s is None else trained).add(row, start_s, busy_s, style.colour)
-                expected.add(row, start_s + predicted_s, predicted_s, _INK)
+                expected.add(row, start_s + predicted_s, predicted_s, INK)
             if busy_s < length_s:
                 idle.add(row, start_s + busy_s, length_s - busy_s, _GREY)
         words = f"round {one['round']}" if len(rounds) <= _FEW_ROUNDS else str(one["round"])
         notes.append({"x": start_s + length_s / 2, "y": 1, "yref": "paper", "yanchor": "bottom", "text": words})
         start_s += length_s
-        shapes.append(_line((start_s, start_s), (0, 1), _INK, "dot") | {"yref": "paper"})
+        shapes.append(_line((start_s, start_s), (0, 1), INK, "dot") | {"yref": "paper"})
     data = [
         idle.bars("%{x:.1f} s idle", opacity=0.25),
         unseen.bars("%{x:.1f} s planned, no report", pattern="/", opacity=0.5),
         trained.bars("%{x:.1f} s observed", texttemplate="%{x:.0f} s", insidetextanchor="middle"),
         _points(
             *(expected.start_s, expected.row),
-            marker={"symbol": "line-ns", "size": 20, "line": {"color": _INK, "width": 2.5}},
+            marker={"symbol": "line-ns", "size": 20, "line": {"color": INK, "width": 2.5}},
             customdata=expected.length_s,
             hovertemplate="%{customdata:.1f} s predicted<extra></extra>",
         ),
@@ -237,8 +237,8 @@ def _accuracy(report: Report) -> Figure:
     line = _points(
         *([0, *_column(report["rounds"], "round")], accuracy),
         mode="lines+markers+text",
-        line={"color": _INK, "width": 2},
-        marker={"size": 8, "color": _INK},
+        line={"color": INK, "width": 2},
+        marker={"size": 8, "color": INK},
         text=[percent(value) if few else "" for value in accuracy],
         textposition="top left",
         cliponaxis=False,

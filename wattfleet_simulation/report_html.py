@@ -1,7 +1,4 @@
-"""The report of a run as one HTML page that opens anywhere, offline, and asks nothing of any network.
-
-Figures are plain Plotly dictionaries; fonts and colours of a light or a dark page are added by the page's script.
-"""
+"""The report of a simulated run as one HTML page that works offline."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import jinja2
-from plotly.offline import get_plotlyjs
-
+from wattfleet_io.html_page import write_page
 from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent, span
 
 Report = Mapping[str, Any]
@@ -23,32 +18,24 @@ Figure = dict[str, Any]
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write a report as a page that holds all it needs.
+    """Write a report as an HTML page.
 
     Args:
         report: as `wattfleet_simulation.report.build_report` makes it.
         path: the file to write.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader("wattfleet_simulation"), jinja2.PackageLoader("wattfleet_io")]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=_number, percent=percent, mean=_mean, mode=mode_label, span=span)
-    page = environment.get_template("report.html.j2").render(
+    write_page(
+        path,
+        "wattfleet_simulation",
+        "report.html.j2",
+        figures(report),
+        {"percent": percent, "mean": _mean, "mode": mode_label, "span": span},
         report=report,
         styles=device_styles(report["devices"]),
         selections=_selections(report),
         within={quantity: _within_interval(report, quantity) for quantity in ("epoch_s", "power_w")},
-        figures=figures(report),
         command=repeat_command(report["settings"]),
-        plotly=get_plotlyjs(),
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def repeat_command(settings: Report) -> str:
@@ -86,10 +73,6 @@ def _selections(report: Report) -> list[dict[str, Any]]:
         else:
             alike["rounds"].append(one["round"])
     return groups
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
@@ -164,11 +163,9 @@ class SimulatedRun:
                 try:
                     self._await_ready(parts, view)
                     return self._await_rounds(parts, view, flower, address)
-                except grpc.RpcError as error:
+                except (CoordinatorUnreachableError, RequestFailedError) as error:
                     parts.check()
-                    raise PartFailedError(
-                        f"the coordinator does not answer: {error.code().name} (logs: {self._logs})"
-                    ) from None
+                    raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
 
     def _start_coordinator(self, parts: Parts) -> str:
         announced = self._scratch / "coordinator.json"

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profile_state import read_fitted
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.profiling.stored_profile import read_fitted
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.readiness import make_ready
 from reference_models import load
 from wattfleet.choosing import POWER_QUANTILE, Front, pareto_front, predicted_front
-from wattfleet.modes import ModeArray, as_array, board
+from wattfleet.modes import ModeArray, board_named, modes_to_array
 from wattfleet.prediction import Prediction
 from wattfleet_evaluation.choice_methods.presets import nearest_mode
 
@@ -145,7 +145,7 @@ def profiled(unit: Unit) -> BoardFacts:
             minibatches_per_epoch=_MINIBATCHES,
             seed=unit.seed,
         )
-        workload, never = virtual_workload(device), threading.Event()
+        workload, never = built_in_workload(device.step), threading.Event()
         ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
         fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes
@@ -155,14 +155,14 @@ def profiled(unit: Unit) -> BoardFacts:
 
 def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
     """What was found of a board beside its truth."""
-    known = board(device.board_kind)
+    known = board_named(device.board_kind)
     return BoardFacts(
         idle_w=idle_w,
         profiled_modes=profiled_modes,
         predicted=predicted,
         true=truth(device, device.modes),
-        presets=truth(device, as_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
-        maxn=truth(device, as_array([known.space.highest])),
+        presets=truth(device, modes_to_array([nearest_mode(device.modes, mode) for mode in known.presets.values()])),
+        maxn=truth(device, modes_to_array([known.space.highest])),
     )
 
 

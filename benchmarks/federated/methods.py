@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wattfleet.choosing import Front
-from wattfleet.choosing.front import Values
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Allowance, Assignment, History, Offer, plan_round
 from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, Progress, RandomK, Tiers
+
+Values = NDArray[np.float64]
 
 OVERHEAD_S = 10.0
 """Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""

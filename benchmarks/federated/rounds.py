@@ -13,7 +13,7 @@ from benchmarks.federated.learning import Federation
 from benchmarks.federated.methods import Method
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.training.training import TrainingWatch
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, History, Participation
 
 LOCAL_EPOCHS = 2
@@ -91,7 +91,7 @@ class Station:
     def true_w(self, mode: PowerMode) -> float:
         """Watts of training in a mode, without noise."""
         if mode not in self._true_w:
-            self._true_w[mode] = float(self._board.truth(as_array([mode]))[1][0]) / 1e3
+            self._true_w[mode] = float(self._board.truth(modes_to_array([mode]))[1][0]) / 1e3
         return self._true_w[mode]
 
 

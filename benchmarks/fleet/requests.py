@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.state.leases import LEASE_S, Pace
-from wattfleet.choosing import MAX_POINTS, Front
+from coordinator.settings import SessionSettings
+from coordinator.state.leases import Pace
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
@@ -24,7 +25,7 @@ _KNOBS = (
 
 ACK_BYTES = len(
     session_pb2.SessionResponse(
-        ack=session_pb2.Ack(sequence=1000, lease_s=LEASE_S, reconnect_s=1.0)
+        ack=session_pb2.Ack(sequence=1000, lease_s=SessionSettings().lease_s, reconnect_s=1.0)
     ).SerializeToString()
 )
 
@@ -60,11 +61,11 @@ def hello(number: int) -> bytes:
 
 def front() -> bytes:
     """A front of as many points as one may have."""
-    slowdown = np.linspace(1.0, 6.0, MAX_POINTS)
+    slowdown = np.linspace(1.0, 6.0, MAX_FRONT_POINTS)
     rng = np.random.default_rng(0)
-    modes = np.column_stack([rng.choice(values, MAX_POINTS) for values in _KNOBS]).round()
-    spread = np.full(MAX_POINTS, 0.03)
-    reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_POINTS, 4.0))
+    modes = np.column_stack([rng.choice(values, MAX_FRONT_POINTS) for values in _KNOBS]).round()
+    spread = np.full(MAX_FRONT_POINTS, 0.03)
+    reported = Front(modes, 40.0 * slowdown, 10.0 + 40.0 / slowdown, spread, spread, np.full(MAX_FRONT_POINTS, 4.0))
     return session_pb2.SessionRequest(
         sequence=2,
         front=session_pb2.FrontReport(

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
 from coordinator.errors import BudgetSourceError, UnknownRecordError
+from coordinator.settings import SiteSettings
 from wattfleet.budgets import InForce, Override, Reading
 
 _log = logging.getLogger(__name__)
@@ -30,10 +31,6 @@ class Standing:
     in_force: InForce
     since: datetime
     override: Override | None
-
-
-_LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the clock: how late a schedule's change or a stale reading is noticed at most."""
 
 
 def _utc_now() -> datetime:
@@ -55,6 +52,7 @@ class BudgetWatch:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         ask: Callable[[PrometheusBudget], Awaitable[Reading]] = fetch,
         overrides: Mapping[str, Override] | None = None,
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Watch budgets.
 
@@ -66,11 +64,13 @@ class BudgetWatch:
             sleep: lets seconds pass.
             ask: asks a query once; it answers or fails within some seconds.
             overrides: what the operator has set before; what is set for no supply of these is let go.
+            settings: the time between two looks at the clock.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
         self._now = now
         self._sleep = sleep
+        self._check_s = settings.budget_check_s
         self._ask = ask
         self._readings: dict[str, Reading] = {}
         self._troubles: dict[str, BudgetSourceError] = {}
@@ -146,7 +146,7 @@ class BudgetWatch:
     async def _look_on(self) -> None:
         """Look at the clock for ever."""
         while True:
-            await self._sleep(_LOOK_EVERY_S)
+            await self._sleep(self._check_s)
             for name in self._budgets:
                 self._look_safely(name)
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from coordinator.settings import SiteSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.orders import Orders
 from coordinator.state.records import Reassignment, RoundRecord
@@ -13,9 +14,6 @@ from coordinator.store.writer import Writer
 from wattfleet.budgets import InForce
 
 _log = logging.getLogger(__name__)
-
-_LOOK_EVERY_S = 1.0
-"""Seconds between two looks: a whole fleet that comes back at once is looked at once."""
 
 
 class Trimmer:
@@ -27,6 +25,7 @@ class Trimmer:
         writer: Writer,
         orders: Orders,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Trim one fleet's rounds.
 
@@ -35,11 +34,13 @@ class Trimmer:
             writer: keeps what changed.
             orders: what devices are to be told.
             sleep: lets seconds pass.
+            settings: the time between two looks; a fleet that comes back at once is looked at once.
         """
         self._fleet = fleet
         self._writer = writer
         self._orders = orders
         self._sleep = sleep
+        self._check_s = settings.trim_check_s
 
     def budget_changed(self, supply: str, in_force: InForce) -> None:
         """A supply has other watts."""
@@ -49,7 +50,7 @@ class Trimmer:
         """Trim whenever more may be drawn than before, until cancelled."""
         is_failing = False
         while True:
-            await self._sleep(_LOOK_EVERY_S)
+            await self._sleep(self._check_s)
             if not self._fleet.may_exceed:
                 continue
             try:

@@ -19,9 +19,6 @@ from wattfleet_proto.error_boundary import status_of
 
 _log = logging.getLogger(__name__)
 
-MOST_LATE = 1_500
-"""Reports of one session that may wait; an agent's outbox holds fewer, and a new session begins with that."""
-
 
 class LateReports:
     """What one session has yet to acknowledge."""
@@ -33,6 +30,7 @@ class LateReports:
         writer: Writer,
         acknowledge: Callable[[int], Awaitable[None]],
         end: Callable[[grpc.StatusCode, str], None],
+        limit: int,
     ) -> None:
         """Begin with none.
 
@@ -42,12 +40,14 @@ class LateReports:
             writer: keeps what changed.
             acknowledge: tells the agent that the report of a number is stored.
             end: ends the session, where they cannot ever be stored.
+            limit: number of reports that may wait. It exceeds an agent's outbox, with which a new session begins.
         """
         self._device_id = device_id
         self._fleet = fleet
         self._writer = writer
         self._acknowledge = acknowledge
         self._end = end
+        self._limit = limit
         self._waiting: deque[tuple[int, StoredRecord | None]] = deque()
         self._storing: asyncio.Task[None] | None = None
 
@@ -60,9 +60,9 @@ class LateReports:
         Raises:
             StoreUnavailableError: too many wait already.
         """
-        if len(self._waiting) >= MOST_LATE:
+        if len(self._waiting) >= self._limit:
             raise StoreUnavailableError(
-                f"{self._device_id}: {MOST_LATE} reports wait to be stored, and nothing can be: come back with what"
+                f"{self._device_id}: {self._limit} reports wait to be stored, and nothing can be: come back with what"
                 " stands"
             )
         # A device's newest record says all of it, and is in the fleet.
@@ -92,4 +92,4 @@ class LateReports:
             self._end(status_of(error, STATUS), str(error))
         except Exception:
             _log.exception("%s: its reports could not be stored", self._device_id)
-            self._end(grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
+            self._end(grpc.StatusCode.INTERNAL, "internal error; see the service's log")

@@ -9,6 +9,7 @@ from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetWatch, Standing
 from coordinator.references import MAX_BYTES, ReferenceShelf, checked
+from coordinator.settings import SiteSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.preview import Trial
 from coordinator.state.records import DeviceOverrides, SupplyOverride
@@ -18,8 +19,6 @@ from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
-
-_LONGEST_OVERRIDE_S = 366 * 86_400.0
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -33,6 +32,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         references: ReferenceShelf,
         have_all_back: Callable[[str], int],
         clear_way: Callable[[Fleet, Sequence[int]], None],
+        settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -43,6 +43,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             references: the predictors that are handed out.
             have_all_back: ends all sessions, saying why, so that their agents come back; returns how many.
             clear_way: what comes before every new plan (see `PlanningServicer.clear_way`).
+            settings: for how long watts may be overridden.
         """
         self._fleet = fleet
         self._writer = writer
@@ -50,6 +51,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._references = references
         self._have_all_back = have_all_back
         self._clear_way = clear_way
+        self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
@@ -93,9 +95,11 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         """Watts in place of a source's."""
         until = None
         if request.HasField("for_s"):
-            if not 0 < request.for_s <= _LONGEST_OVERRIDE_S:
+            most = self._settings.max_override_days
+            if not 0 < request.for_s <= most * 86_400:
                 raise InvalidInputError(
-                    f"watts are set for up to a year, or until cleared, not for {_days(request.for_s)}"
+                    f"a budget can be overridden for up to {most:g} days, or until it is cleared, not for"
+                    f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
         budget, trimmed = await self._override(request.supply, Override(request.watts, until))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from coordinator.errors import FleetReturningError
+from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.names import require_name
@@ -22,12 +23,6 @@ from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _log = logging.getLogger(__name__)
 
-_OVERDUE_AFTER = 2.0
-"""A round that has taken so many times what was planned, or its deadline, and `_OVERDUE_S` beyond, has no server any
-more that waits for it: Flower's servers wait as many times as long, and by default a minute and a half beyond."""
-
-_OVERDUE_S = 600.0
-
 _LONGEST_FAILURE = 500
 
 
@@ -35,7 +30,12 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     """The Flower server's side."""
 
     def __init__(
-        self, fleet: Fleet, writer: Writer, leases: Leases, now_s: Callable[[], float] = time.monotonic
+        self,
+        fleet: Fleet,
+        writer: Writer,
+        leases: Leases,
+        now_s: Callable[[], float] = time.monotonic,
+        settings: RoundSettings = RoundSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -44,11 +44,13 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             writer: keeps what changed.
             leases: the sessions.
             now_s: the clock of the leases.
+            settings: when a round is given up.
         """
         self._fleet = fleet
         self._writer = writer
         self._leases = leases
         self._now_s = now_s
+        self._settings = settings
         self._awaited_since_s: dict[str, float] = {}
         self._turn = asyncio.Lock()
         self._give_up_overdue(fleet)
@@ -175,7 +177,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         awaited = {record.plan_id: record.plan for record in fleet.awaited_rounds()}
         since_s = {plan_id: self._awaited_since_s.get(plan_id, now_s) for plan_id in awaited}
         for plan_id, plan in awaited.items():
-            longest_s = _OVERDUE_AFTER * max(plan.duration_s, plan.deadline_s or 0.0) + _OVERDUE_S
+            longest_s = (
+                self._settings.overdue_factor * max(plan.duration_s, plan.deadline_s or 0.0) + self._settings.overdue_s
+            )
             if now_s - since_s[plan_id] > longest_s:
                 _log.warning("round %s was never finished: its devices are free for others", plan_id)
                 fleet.give_up(plan_id)

@@ -14,29 +14,26 @@ import grpc
 from coordinator.errors import UnknownRecordError
 from coordinator.references import ReferenceShelf
 from coordinator.services.late_reports import LateReports
+from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.leases import LEASE_S, Lease, Leases
+from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.orders import Orders, Outlet, order_message
-from coordinator.state.records import DeviceState, ObservedTraining, StoredRecord
+from coordinator.state.records import ObservedTraining, StoredRecord
 from coordinator.store.archive import recalled
 from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import front_from_message, provenance_from_message
+from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
-_SWEPT_EVERY_S = 1.0
-_STORED_WITHIN_S = 3.0
 _CHUNK_BYTES = 64 * 1024
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-
-STATE_MESSAGE = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in DeviceState}
-_STATE = {message: state for state, message in STATE_MESSAGE.items() if state is not DeviceState.OFFLINE}
 
 
 class SessionServicer(session_pb2_grpc.SessionServiceServicer):
@@ -51,6 +48,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         references: ReferenceShelf,
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
+        settings: SessionSettings = SessionSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -62,6 +60,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             references: the predictors that are handed out, one of which agents transfer from.
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
+            settings: timeouts and limits.
         """
         self._fleet = fleet
         self._writer = writer
@@ -70,6 +69,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._references = references
         self._profile_modes = profile_modes
         self._now_s = now_s
+        self._settings = settings
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -79,7 +79,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     ) -> None:
         """One agent's session, from its Hello until it goes silent."""
         try:
-            async with asyncio.timeout(LEASE_S):
+            async with asyncio.timeout(self._settings.lease_s):
                 first = await context.read()
         except TimeoutError:
             return  # it never began
@@ -177,7 +177,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if record is None:
             return True
         try:
-            async with asyncio.timeout(_STORED_WITHIN_S):
+            async with asyncio.timeout(self._settings.store_timeout_s):
                 await self._writer.saved(record)
         except (StoreUnavailableError, TimeoutError):
             return False
@@ -190,6 +190,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._writer,
             partial(self._acknowledge, outlet),
             partial(self._end, lease),
+            self._settings.max_unstored_reports,
         )
 
     async def _acknowledge(self, outlet: Outlet, sequence: int) -> None:
@@ -201,9 +202,9 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take one report; what is to be stored before it is acknowledged, also where nothing is new to the fleet."""
         body = request.WhichOneof("body")
         if body == "state":
-            if request.state.state not in _STATE:
-                raise InvalidInputError(f"{device_id}: no state that a device can report")
-            state = _STATE[request.state.state]
+            state = state_from_message(request.state.state)
+            if state is DeviceState.OFFLINE:
+                raise InvalidInputError(f"{device_id}: a device cannot report that it is offline")
             return self._fleet.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
         if body == "front":
             report = request.front
@@ -258,7 +259,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
     async def sweep(self) -> None:
         """End the sessions of devices that have gone silent, for as long as the coordinator serves."""
         while True:
-            await asyncio.sleep(_SWEPT_EVERY_S)
+            await asyncio.sleep(self._settings.check_s)
             if missing := self._leases.missing(self._now_s()):
                 _log.warning("%d devices did not come back, and are waited for no more", len(missing))
                 # Stored as what they were, each later start would wait for them again.

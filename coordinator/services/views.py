@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.services.sessions import STATE_MESSAGE
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord
 from coordinator.store.archive import rounds_of
@@ -16,7 +15,7 @@ from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from coordinator.store.writer import Writer
 from wattfleet.choosing import Front
 from wattfleet.planning import RoundPlan
-from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message
+from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message, state_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
@@ -89,7 +88,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             device_id=record.device_id,
             board=record.board,
             provenance=provenance_to_message(record.provenance),
-            state=STATE_MESSAGE[record.state],
+            state=state_to_message(record.state),
             profiled_modes=record.profiled_modes,
             mode_count=record.mode_count,
             detail=record.detail,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from coordinator.state.records import DeviceState, RoundRecord, RunRecord, run_of
+from coordinator.state.records import RoundRecord, RunRecord, run_of
 from wattfleet.planning import Assignment
+from wattfleet_proto.device_state import DeviceState
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
-    DeviceState,
     NodeRecord,
     ObservedTraining,
     Reassignment,
@@ -36,9 +35,10 @@ from coordinator.state.round_cache import RoundCache
 from coordinator.state.round_request import RoundRequest
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
-from wattfleet.errors import MOST_NAMED, InvalidInputError, few_of
+from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
+from wattfleet_proto.device_state import DeviceState
 
 # What devices say of themselves is kept for all of them, so that its size has to be bounded.
 _LONGEST_DETAIL = 2_000
@@ -334,7 +334,7 @@ class Fleet:
         if len(nodes) < len(known):
             twice = sorted({self.nodes[n] for n in known if n not in nodes.values()})
             raise InvalidInputError(
-                f"several connected nodes say that they are {few_of(twice)}: give each SuperNode its own device-id"
+                f"several connected nodes say that they are {first_few(twice)}: give each SuperNode its own device-id"
             )
         offers = [
             offer
@@ -435,10 +435,10 @@ class Fleet:
         if not self.devices:
             return "none ever connected"
         told = [f"{each.device_id} is {self.occupation(each, run_id)}" for each in self.devices.values()]
-        if len(told) <= MOST_NAMED:
-            return few_of(told)
+        if len(told) <= MAX_LISTED:
+            return first_few(told)
         counts = Counter(device.state.value for device in self.devices.values()).most_common()
-        return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {few_of(told)}"
+        return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {first_few(told)}"
 
     def occupation(self, device: DeviceRecord, run_id: str) -> str:
         """What keeps a device from a run's round, in words."""

@@ -6,22 +6,7 @@ from collections.abc import Collection, Set
 from dataclasses import dataclass
 
 from coordinator.errors import DuplicateSessionError
-
-LEASE_S = 5.0
-"""An agent of a small fleet says something at least this often."""
-
-RENEWALS_PER_S = 250.0
-"""Leases of a large fleet are stretched so that these would run out in a second, as Nomad does it; agents renew each
-before that."""
-
-WELCOMES_PER_S = 400.0
-"""A fleet that lost its coordinator comes back over as many seconds as it takes to welcome these in each."""
-
-GRACE_S = 60.0
-"""A coordinator waits this long for the devices that it had before its start, or whose sessions it ended to have them
-back, ere it plans without them."""
-
-_LEASES_MISSED = 3
+from coordinator.settings import SessionSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +22,15 @@ class Pace:
     reconnect_s: float
 
 
-def pace_of(devices: int) -> Pace:
-    """The pace of a fleet of some size."""
-    return Pace(max(LEASE_S, devices / RENEWALS_PER_S), devices / WELCOMES_PER_S)
+def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace:
+    """The pace of a fleet of some size.
+
+    Leases of a large fleet are stretched to keep the number of renewals per second, as in Nomad.
+    """
+    return Pace(
+        max(settings.lease_s, devices / settings.renewals_per_s),
+        devices / settings.reconnects_per_s,
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -62,16 +53,20 @@ class Lease:
 class Leases:
     """The sessions of a fleet."""
 
-    def __init__(self, started_s: float, expected: Collection[str] = ()) -> None:
+    def __init__(
+        self, started_s: float, expected: Collection[str] = (), settings: SessionSettings = SessionSettings()
+    ) -> None:
         """Begin with no session.
 
         Args:
             started_s: now.
             expected: devices that had a session when the coordinator ended.
+            settings: the pace of leases and reconnections.
         """
+        self._settings = settings
         self._held: dict[str, Lease] = {}
         self._expected = set(expected)
-        self._grace_ends_s = started_s + GRACE_S
+        self._grace_ends_s = started_s + settings.return_grace_s
 
     def __len__(self) -> int:
         return len(self._held)
@@ -79,7 +74,7 @@ class Leases:
     @property
     def pace(self) -> Pace:
         """What agents are asked for, at the size that the fleet has now; those that are expected back included."""
-        return pace_of(len(self._held) + len(self._expected))
+        return pace_of(len(self._held) + len(self._expected), self._settings)
 
     def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
         """A session begins.
@@ -93,7 +88,7 @@ class Leases:
         """
         self.require_free(device_id, installation)
         held = self._held.get(device_id)
-        lease = Lease(device_id, installation, now_s + _LEASES_MISSED * self.pace.lease_s)
+        lease = Lease(device_id, installation, now_s + self._settings.missed_leases * self.pace.lease_s)
         self._held[device_id] = lease
         self._expected.discard(device_id)
         return lease, held
@@ -111,7 +106,7 @@ class Leases:
     def renew(self, lease: Lease, now_s: float) -> Pace:
         """A device was heard of; the pace from now on."""
         pace = self.pace
-        lease.lapses_s = now_s + _LEASES_MISSED * pace.lease_s
+        lease.lapses_s = now_s + self._settings.missed_leases * pace.lease_s
         return pace
 
     def end(self, lease: Lease) -> bool:
@@ -126,7 +121,7 @@ class Leases:
     def call_back(self, lease: Lease, now_s: float) -> None:
         """A session is about to be ended so that its device comes back: from its end on that is waited for."""
         lease.is_called_back = True
-        self._grace_ends_s = now_s + GRACE_S
+        self._grace_ends_s = now_s + self._settings.return_grace_s
 
     def lapsed(self, now_s: float) -> list[Lease]:
         """Leases that were not renewed in time; the devices count as connected until their sessions end."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState, RoundRecord
+from coordinator.state.records import RoundRecord
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.device_state import DeviceState
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, Participation, RoundPlan
-
-
-class DeviceState(str, Enum):
-    """What a device is doing."""
-
-    ENROLLED = "enrolled"
-    PROFILING = "profiling"
-    READY = "ready"
-    TRAINING = "training"
-    DEGRADED = "degraded"
-    OFFLINE = "offline"
+from wattfleet_proto.device_state import DeviceState
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from coordinator.settings import StoreSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord, run_of
 from coordinator.store.writer import Writer
 from wattfleet.planning import History
 
-_LOOK_EVERY_S = 1.0
 
-
-async def archive(fleet: Fleet, writer: Writer, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+async def archive(
+    fleet: Fleet,
+    writer: Writer,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    settings: StoreSettings = StoreSettings(),
+) -> None:
     """Let go of rounds as long as the coordinator serves; see `Fleet.dispensable_rounds`."""
     while True:
-        await sleep(_LOOK_EVERY_S)
+        await sleep(settings.archive_check_s)
         unsaved = writer.unsaved_rounds()
         # Somebody is about to look at what was recalled, and what a history lacks is taken from the rounds at hand.
         fleet.memory.let_go(

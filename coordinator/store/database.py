@@ -6,6 +6,7 @@ import errno
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ _DRIVERS = {
 
 READS = {"only_reads": True}
 """Options of an engine's transactions that only read, beside one that writes."""
-
-_LOCK_WAITED_FOR_S = 5
 
 # Seconds, which the URL may override. A server that vanished must not hold up the writer for the kernel's quarter of
 # an hour (tcp_user_timeout is in ms).
@@ -80,19 +79,23 @@ def display_name(url: URL) -> str:
     return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
 
 
-def open_engine(url: URL) -> Engine:
+def open_engine(url: URL, lock_timeout_s: float = 5.0) -> Engine:
     """An engine whose commits are on disk when they return.
+
+    Args:
+        url: of the database.
+        lock_timeout_s: time to wait for another program's lock.
 
     Raises:
         InvalidInputError: the database's driver is not installed.
     """
     if url.drivername == "sqlite":
         engine = create_engine(url)
-        event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * lock_timeout_s)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     # Of several, the last counts.
-    options = f"-c lock_timeout={_LOCK_WAITED_FOR_S}s {url.normalized_query.get('options', [''])[0]}"
+    options = f"-c lock_timeout={int(1000 * lock_timeout_s)}ms {url.normalized_query.get('options', [''])[0]}"
     patient = url.set(query={**_POSTGRESQL_PATIENCE, **url.query, "options": options})
     try:
         return create_engine(patient, pool_pre_ping=True)
@@ -100,12 +103,12 @@ def open_engine(url: URL) -> Engine:
         raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
 
 
-def _prepare_sqlite(connection: Any, _record: object) -> None:
+def _prepare_sqlite(lock_timeout_ms: int, connection: Any, _record: object) -> None:
     # The driver would begin transactions by itself, and not before it creates tables.
     connection.isolation_level = None
     try:
         with closing(connection.cursor()) as cursor:
-            cursor.execute(f"PRAGMA busy_timeout={_LOCK_WAITED_FOR_S * 1000}")
+            cursor.execute(f"PRAGMA busy_timeout={lock_timeout_ms}")
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
     except sqlite3.Error:

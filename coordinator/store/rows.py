@@ -13,7 +13,6 @@ from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
-    DeviceState,
     NodeRecord,
     ObservedTraining,
     PublishedReference,
@@ -24,6 +23,7 @@ from coordinator.state.records import (
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import plan_from_message, plan_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
 
 Values = dict[str, Any]

@@ -10,6 +10,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, delete
 from sqlalchemy.engine import Engine
 
+from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -57,12 +58,15 @@ class Store:
     and beside it one of those that only read rounds.
     """
 
-    def __init__(self, location: Path | URL, now: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, location: Path | URL, now: Callable[[], datetime] = utc_now, settings: StoreSettings = StoreSettings()
+    ) -> None:
         """Open, or create, a database; take it over, and bring its tables to this version.
 
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
             now: the date and time, with an offset.
+            settings: the time to wait for another program's lock.
 
         Raises:
             InvalidInputError: it cannot be used as a store, or is of a newer version.
@@ -74,7 +78,7 @@ class Store:
         self._now = now
         self._fronts: dict[str, Front | None] = {}
         with ExitStack() as undone:
-            self._engine = open_engine(url)
+            self._engine = open_engine(url, settings.lock_timeout_s)
             undone.callback(self._engine.dispose)
             self._statements = Statements(self._engine.dialect.name)
             with typed_opening_errors(self.name):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
+from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
@@ -29,10 +30,6 @@ from wattfleet.planning import History
 
 _log = logging.getLogger(__name__)
 
-_RETRIED_AFTER_S = 1.0
-"""Seconds between attempts while nothing can be stored, however many records come meanwhile."""
-
-_OWNER_LOOKED_FOR_EVERY_S = 2.0
 
 _Key = tuple[object, ...]
 _Result = TypeVar("_Result")
@@ -119,17 +116,24 @@ class Writer:
         recalls: what is being read for the fleet's memory.
     """
 
-    def __init__(self, store: RecordStore, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self,
+        store: RecordStore,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: StoreSettings = StoreSettings(),
+    ) -> None:
         """Write to a store, which is not to be used otherwise until `close`, and read from it.
 
         Args:
             store: where to.
             sleep: lets seconds pass.
+            settings: when a failed write is retried, and ownership checked.
         """
         self.lost = asyncio.Event()
         self.recalls = Recalls()
         self._store = store
         self._sleep = sleep
+        self._settings = settings
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         # A run's rounds may take seconds to read: what writes does not wait for it.
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
@@ -247,7 +251,7 @@ class Writer:
         One that stores nothing would not learn of it otherwise, and go on to tell agents what to do.
         """
         while not self.lost.is_set():
-            await self._sleep(_OWNER_LOOKED_FOR_EVERY_S)
+            await self._sleep(self._settings.owner_check_s)
             with suppress(NotOwnerError, StoreUnavailableError):  # the one is in `lost`, the other may pass
                 await self._as_owner(self._store.require_owner)
 
@@ -272,7 +276,7 @@ class Writer:
 
     async def _pause(self) -> None:
         """Let some time pass, unless it is the end."""
-        waits = [asyncio.ensure_future(each) for each in (self._sleep(_RETRIED_AFTER_S), self._is_closing.wait())]
+        waits = [asyncio.ensure_future(each) for each in (self._sleep(self._settings.retry_s), self._is_closing.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

@@ -10,9 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import grpc
-
-from coordinator.cli.view_values import state_word
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+from coordinator.cli.output.view_values import state_word
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
@@ -144,8 +143,8 @@ def main() -> None:
             await_run(view, run_id, lambda: flower.completed(run_id), arguments.rounds)
     except PartFailedError as error:
         sys.exit(str(error))
-    except grpc.RpcError as error:
-        sys.exit(f"the coordinator at {arguments.coordinator} answered {error.code().name}: {error.details()}")
+    except (CoordinatorUnreachableError, RequestFailedError) as error:
+        sys.exit(f"the coordinator at {arguments.coordinator}: {error}")
     print(f"Flower run {run_id} completed", flush=True)
 
 

@@ -1,1 +1,1 @@
-"""What each `wattfleet agent` command does; `edge_agent.cli.commands` names them."""
+"""The `wattfleet agent` commands, one module each; `commands` registers them."""

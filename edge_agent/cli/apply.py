@@ -1,4 +1,4 @@
-"""`wattfleet agent apply` and `restore`: a mode in force, and what was in force before."""
+"""`wattfleet agent apply` and `restore`: set a power mode, and undo it."""
 
 from __future__ import annotations
 
@@ -7,34 +7,38 @@ from typing import Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 
 def apply(
-    mode: Annotated[str, typer.Argument(help="cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")],
+    mode: Annotated[str, typer.Argument()],
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Put a power mode in force and keep it, until `restore` or the agent's next start puts back what was before."""
-    from edge_agent.cli.mode_names import written
+    """Apply a power mode until `wattfleet agent restore` or the next start of the agent undoes it.
+
+    MODE is cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset. `wattfleet agent modes` lists both.
+    """
+    from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.training.mode_change import apply_kept
+    from edge_agent.training.mode_change import apply_with_backup
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
     try:
         with StopSignals.held() as signals:
-            found = apply_kept(board, mode, folder_of_device(device, state_dir), signals.interrupting())
+            found = apply_with_backup(board, mode, folder_of_device(device, state_dir), signals.interrupting())
     except StoppedBySignal as stopped:
-        typer.echo("stopped half-way; the device is as its owner left it", err=True)
+        typer.echo("stopped before the mode was applied; the device was restored", err=True)
         raise typer.Exit(stopped.exit_code) from None
     if json_:
-        print_json({"board": board.board_kind, "mode": found._asdict(), "argument": written(found)})
+        print_json({"board": board.board_kind, "mode": found._asdict(), "argument": mode_argument(found)})
     else:
-        print(f"{board.board_kind}: {written(found)} is in force ({found.label()})")
-        print("`wattfleet agent restore` puts back what was before")
+        print(f"{board.board_kind}: applied {mode_argument(found)} ({found.label()})")
+        print("Undo with: wattfleet agent restore")
 
 
 def restore(
@@ -42,26 +46,26 @@ def restore(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Put back what was in force before the device was first changed; nothing happens where nothing was."""
-    from edge_agent.cli.mode_names import written
+    """Restore the settings that the device had before `apply`; do nothing if it was not changed."""
+    from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.training.mode_change import is_kept, restore_kept
+    from edge_agent.training.mode_change import has_backup, restore_backup
     from wattfleet_io.stop_signals import StopSignals
 
     folder = folder_of_device(device, state_dir)
-    if not is_kept(folder):
-        # Not even a device is needed: the service's stop hook runs on every end.
+    if not has_backup(folder):
+        # Opens no device: the service's stop hook runs this every time, even if the device cannot be opened.
         if json_:
             print_json({"restored": False})
         else:
-            print(f"nothing to restore: {folder} holds nothing")
+            print(f"nothing to restore: no backup in {folder}")
         return
     board = open_named(device, state_dir)
     with StopSignals.held():
-        # Half of what was before is no use to anyone.
-        restored = restore_kept(board, folder)
+        # Signals wait: a half-restored device would be in no known mode.
+        restored = restore_backup(board, folder)
     found = board.current_mode()
     if json_:
         print_json({"restored": restored, "board": board.board_kind, "mode": found._asdict()})
     else:
-        print(f"{board.board_kind}: as it was before, {written(found)} ({found.label()})")
+        print(f"{board.board_kind}: restored {mode_argument(found)} ({found.label()})")

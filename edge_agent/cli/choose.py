@@ -1,4 +1,4 @@
-"""`wattfleet agent choose`: a mode for a limit on power or on time."""
+"""`wattfleet agent choose`: the best mode within a power or time limit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
-    from edge_agent.profiling.profile_state import FittedDevice
-    from wattfleet.choosing import Chosen
+    from edge_agent.profiling.stored_profile import FittedDevice
+    from wattfleet.choosing import ChosenMode
 
 _PROBABILITY = 0.95
 
 
 class Goal(str, Enum):
-    """What is to be least where a deadline is kept."""
+    """What to minimise under a deadline."""
 
     energy = "energy"
     power = "power"
@@ -28,27 +29,31 @@ class Goal(str, Enum):
 
 def choose(
     budget_w: Annotated[
-        float | None, typer.Option(help="Watts while training: choose the fastest mode that keeps to them.")
+        float | None, typer.Option(help="Choose the fastest mode that draws at most this many watts while training.")
     ] = None,
     deadline_s: Annotated[
-        float | None, typer.Option(help="Seconds for an epoch: choose the mode of the least energy that keeps to them.")
+        float | None,
+        typer.Option(help="Choose the mode with the least energy whose epoch takes at most this many seconds."),
     ] = None,
-    least: Annotated[Goal, typer.Option(help="What is to be least within a deadline.")] = Goal.energy,
+    least: Annotated[Goal, typer.Option(help="Set what to minimise under --deadline-s.")] = Goal.energy,
     probability: Annotated[
-        float, typer.Option(help="With which a mode that was not measured must keep the limit.")
+        float, typer.Option(help="Set the probability with which a mode that was only predicted must keep the limit.")
     ] = _PROBABILITY,
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Choose a power mode by what was measured on this device and what is predicted for it; nothing is changed."""
+    """Recommend the best measured or predicted power mode within a limit, without applying it.
+
+    Pass exactly one of --budget-w, --deadline-s.
+    """
     from rich.console import Console
 
-    from edge_agent.profiling.profile_state import read_fitted
+    from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import InvalidInputError
 
     if (budget_w is None) == (deadline_s is None):
-        raise InvalidInputError("give one limit: --budget-w, or --deadline-s")
+        raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
     with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
         fitted = read_fitted(state_dir, board)
@@ -62,7 +67,7 @@ def choose(
 
 def _chosen(
     fitted: FittedDevice, budget_w: float | None, deadline_s: float | None, least: Goal, probability: float
-) -> Chosen:
+) -> ChosenMode:
     from wattfleet.choosing import fastest_within_budget, least_energy_by_deadline, lowest_power_by_deadline
 
     if budget_w is not None:
@@ -72,8 +77,10 @@ def _chosen(
     return by_deadline(fitted.choosable, deadline_s * 1e3 / fitted.minibatches_per_epoch, probability)
 
 
-def _content(fitted: FittedDevice, chosen: Chosen, budget_w: float | None, deadline_s: float | None) -> dict[str, Any]:
-    from edge_agent.cli.mode_names import written
+def _content(
+    fitted: FittedDevice, chosen: ChosenMode, budget_w: float | None, deadline_s: float | None
+) -> dict[str, Any]:
+    from edge_agent.devices.mode_names import mode_argument
     from edge_agent.learning.expectation import expectation_of
 
     expected = expectation_of(fitted, chosen.mode)
@@ -82,7 +89,7 @@ def _content(fitted: FittedDevice, chosen: Chosen, budget_w: float | None, deadl
     return {
         **limit,
         "mode": chosen.mode._asdict(),
-        "argument": written(chosen.mode),
+        "argument": mode_argument(chosen.mode),
         "label": chosen.mode.label(),
         **expected.content(),
         "probability_of_keeping_the_limit": kept,
@@ -95,15 +102,15 @@ def _print(content: Mapping[str, Any], board: str) -> None:
 
     from edge_agent.learning.expectation import lines_of
 
-    limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s for an epoch"
-    table = Table(title=f"Chosen for {board} within {limit}", title_justify="left", show_header=False)
+    limit = f"{content['budget_w']:g} W" if "budget_w" in content else f"{content['deadline_s']:g} s per epoch"
+    table = Table(title=f"Best mode for {board} within {limit}", title_justify="left", show_header=False)
     table.add_column("what", no_wrap=True)
     table.add_column("value", overflow="fold")
     table.add_row("mode", f"{content['argument']}\n{content['label']}")
     for what, text in lines_of(content).items():
         table.add_row(what, text)
     kept = content["probability_of_keeping_the_limit"]
-    table.add_row("keeps the limit", "as measured" if kept is None else f"with a probability of {kept:.1%}")
+    table.add_row("within limit", "yes, measured" if kept is None else f"with probability {kept:.1%}")
     console = Console(highlight=False)
     console.print(table)
-    console.print(f"apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)
+    console.print(f"Apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`wattfleet agent doctor`: what was found, what is missing, what to do."""
+"""`wattfleet agent doctor`: check this machine, and advise on problems."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
@@ -22,12 +23,14 @@ _STYLES = {"ok": "green", "limited": "yellow", "absent": "yellow", "fails": "bol
 def doctor(
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
-    socket: Annotated[Path, typer.Option(help="Unix socket for Flower's ClientApp.")] = Path(DEFAULT_SOCKET),
+    socket: Annotated[Path, typer.Option(help="Unix socket where the agent serves Flower's ClientApp.")] = Path(
+        DEFAULT_SOCKET
+    ),
     json_: JsonOption = False,
 ) -> None:
-    """Look at all that the agent needs, and say what to do about what is missing; nothing is changed.
+    """Check everything that the agent needs and suggest fixes, without changing anything.
 
-    Ends with 1 if something has to be repaired; a machine that has no power meter is in order, and serves no round.
+    The exit code is 1 if something must be fixed. A machine without a power meter exits with 0, but joins no rounds.
     """
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.diagnosis.machine import diagnose
@@ -62,11 +65,11 @@ def _print_table(findings: Sequence[Finding]) -> None:
     console = Console(highlight=False)
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
-    told = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
+    summary = ", ".join(f"{count} {level}" for level, count in counts.items() if count)
     if counts["fails"]:
-        verdict, style = "The agent cannot work here", "bold red"
+        verdict, style = "The agent cannot run here", "bold red"
     elif counts["absent"]:
-        verdict, style = "Nothing is out of order, but the agent serves no round without what is absent", "bold yellow"
+        verdict, style = "The agent can run here, but joins no rounds until the absent parts are added", "bold yellow"
     else:
-        verdict, style = "The agent can work here", "bold"
-    console.print(f"\n{verdict}: {told}.", style=style)
+        verdict, style = "The agent can run here", "bold"
+    console.print(f"\n{verdict}: {summary}.", style=style)

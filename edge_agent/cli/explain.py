@@ -1,4 +1,4 @@
-"""`wattfleet agent explain`: what bounds a training step at a mode."""
+"""`wattfleet agent explain`: what limits a training step's speed at a mode."""
 
 from __future__ import annotations
 
@@ -8,40 +8,44 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 _BAR_CELLS = 30
 
 
 def explain(
-    mode: Annotated[str, typer.Argument(help="cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")],
+    mode: Annotated[str, typer.Argument()],
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Say which part of the device a training step waits for at a mode, and which knob would make it faster."""
+    """Explain which part of the device limits training at a mode, and which setting would speed it up.
+
+    MODE is cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset. `wattfleet agent modes` lists both.
+    """
     from rich.console import Console
 
-    from edge_agent.cli.mode_names import mode_named, written
+    from edge_agent.devices.mode_names import mode_argument, parse_mode
     from edge_agent.learning.expectation import expectation_of
-    from edge_agent.profiling.profile_state import read_fitted
+    from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import InvalidInputError
     from wattfleet.prediction import RooflinePredictor
 
     board = open_named(device, state_dir)
-    wanted = mode_named(board, mode)
+    wanted = parse_mode(board, mode)
     with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
         fitted = read_fitted(state_dir, board)
     if not isinstance(fitted.predictor, RooflinePredictor):
         raise InvalidInputError(
-            f"the predictor of this device is of the kind {fitted.predictor.name!r}, which knows no resources: an"
-            " explanation needs 'roofline'"
+            f"the fitted predictor is {fitted.predictor.name!r}, which cannot explain its predictions; fit a 'roofline'"
+            " predictor with `wattfleet agent fit --reference`"
         )
     explanation = fitted.predictor.explain(wanted)
     content = {
         "mode": wanted._asdict(),
-        "argument": written(wanted),
+        "argument": mode_argument(wanted),
         "label": wanted.label(),
         "bound": explanation.bound,
         "words": explanation.words(),

@@ -1,4 +1,4 @@
-"""`wattfleet agent fit`: the predictor, fitted anew to what was measured."""
+"""`wattfleet agent fit`: fit the predictor again to the measured modes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -19,22 +20,25 @@ def fit(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="The predictor to transfer from: a shipped one, or the directory of another.  [default: that of the"
-            " stored predictor]"
+            help="Set the reference predictor to transfer from: a shipped one, or a directory. By default, reuse the"
+            " reference of the stored predictor."
         ),
     ] = None,
     minibatches_per_epoch: Annotated[
-        int | None, typer.Option(min=1, help="Minibatches in one pass over the device's data; as before if not given.")
+        int | None,
+        typer.Option(
+            min=1, help="Set the minibatches in one pass over the device's data. By default, keep the stored number."
+        ),
     ] = None,
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Fit the predictor anew to the modes measured so far, store it, and say how well it foresees each of them."""
+    """Fit the predictor to the modes measured so far, store it, and report its error on each of them."""
     from rich.console import Console
 
     from edge_agent.learning.refit import refit
-    from edge_agent.profiling.profile_state import read_profile, require_profile_of
+    from edge_agent.profiling.stored_profile import read_profile, require_profile_of
 
     board = open_named(device, state_dir)
     if (measured := read_profile(state_dir)) is not None:
@@ -51,12 +55,12 @@ def fit(
 def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, Any]:
     import numpy as np
 
-    from edge_agent.cli.mode_names import written
-    from wattfleet.choosing import descending
-    from wattfleet.modes import as_modes
+    from edge_agent.devices.mode_names import mode_argument
+    from wattfleet.choosing import descending_modes
+    from wattfleet.modes import array_to_modes
     from wattfleet.prediction import RooflinePredictor
 
-    highest = as_modes(descending(board.modes)[:1])[0]
+    highest = array_to_modes(descending_modes(board.modes)[:1])[0]
     left_out, explanation = None, None
     if fitted.left_out is not None:
         left_out = {
@@ -64,7 +68,7 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
             "median_power_error": float(np.median([abs(mode.power_error) for mode in fitted.left_out])),
             "modes": [
                 {
-                    "argument": written(mode.mode),
+                    "argument": mode_argument(mode.mode),
                     "label": mode.mode.label(),
                     "minibatch_ms": mode.minibatch_ms,
                     "time_error": mode.time_error,
@@ -87,7 +91,7 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
         "predictor": {"kind": details.predictor, "digest": fitted.artefact.digest},
         "predictor_directory": str(state_directory / PREDICTOR_DIRECTORY),
         "left_out": left_out,
-        "highest_mode": {"argument": written(highest), "label": highest.label(), "explanation": explanation},
+        "highest_mode": {"argument": mode_argument(highest), "label": highest.label(), "explanation": explanation},
     }
 
 
@@ -95,14 +99,14 @@ def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edge_agent.cli.mode_names import counted
+    from wattfleet_io.console import count_of
 
     console = Console(highlight=False)
     left_out, highest = content["left_out"], content["highest_mode"]
     if left_out is not None:
-        table = Table(title="Each measured mode, foreseen by all the others", title_justify="left")
+        table = Table(title="Error at each measured mode when predicted from all other modes", title_justify="left")
         table.add_column("mode", no_wrap=True)
-        for name in ("ms measured", "off by", "W measured", "off by"):
+        for name in ("ms measured", "time error", "W measured", "power error"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in left_out["modes"]:
             table.add_row(
@@ -114,14 +118,14 @@ def _print(content: dict[str, Any]) -> None:
             )
         console.print(table)
         console.print(
-            f"Off by {left_out['median_time_error']:.1%} in time and {left_out['median_power_error']:.1%} in power"
-            " (medians)."
+            f"Median error: {left_out['median_time_error']:.1%} in time, {left_out['median_power_error']:.1%} in power."
         )
     if highest["explanation"] is not None:
         console.print(f"The highest mode, {highest['label']}: {highest['explanation']['words']}")
     predictor = content["predictor"]
     console.print(
-        f"{predictor['kind']} for {content['workload']}, fitted to {counted(content['fitted_to_modes'])}, is stored in"
-        f" {content['predictor_directory']} (digest {predictor['digest'][:12]}...)",
+        f"Stored the {predictor['kind']} predictor for {content['workload']}, fitted to"
+        f" {count_of(content['fitted_to_modes'], 'mode')}, in {content['predictor_directory']}"
+        f" (digest {predictor['digest'][:12]}...)",
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`wattfleet agent front`: the modes worth using on this device."""
+"""`wattfleet agent front`: the device's Pareto front of time against power."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.cli.front_plots.view import FrontView
@@ -19,16 +20,16 @@ _WIDEST = 120
 
 
 def front(
-    html: Annotated[Path | None, typer.Option(help="Also write a page that opens offline.")] = None,
-    png: Annotated[Path | None, typer.Option(help="Also write a picture.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write the plot as an HTML page that works offline.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Also write the plot as a PNG image.")] = None,
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Plot the modes of which none is predicted to be both slower and hungrier than another."""
+    """Plot the Pareto front: the modes that no other mode is predicted to beat in both time and power."""
     from rich.console import Console
 
-    from edge_agent.profiling.profile_state import read_fitted
+    from edge_agent.profiling.stored_profile import read_fitted
 
     board = open_named(device, state_dir)
     with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
@@ -36,9 +37,9 @@ def front(
 
         view = FrontView.of(read_fitted(state_dir, board))
     if html is not None:
-        _written(html, lambda path: _write_page(view, path))
+        _write_file(html, lambda path: _write_page(view, path))
     if png is not None:
-        _written(png, lambda path: _write_picture(view, path))
+        _write_file(png, lambda path: _write_image(view, path))
     if json_:
         print_json(view.content())
     else:
@@ -46,25 +47,26 @@ def front(
 
 
 def _write_page(view: FrontView, path: Path) -> None:
-    from edge_agent.cli.front_plots.html import front_page
+    from edge_agent.cli.front_plots.html import write_front_page
 
-    path.write_text(front_page(view), encoding="utf-8")
-
-
-def _write_picture(view: FrontView, path: Path) -> None:
-    from edge_agent.cli.front_plots.png import write_front_picture
-
-    write_front_picture(view, path)
+    write_front_page(view, path)
 
 
-def _written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file and say so where it does not disturb what is printed."""
+def _write_image(view: FrontView, path: Path) -> None:
+    from edge_agent.cli.front_plots.png import write_front_image
+
+    write_front_image(view, path)
+
+
+def _write_file(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file, and confirm it on standard error."""
     from wattfleet.errors import InvalidInputError
 
     try:
         write(path)
     except ModuleNotFoundError as error:
-        raise InvalidInputError(f"{path}: drawing it needs {error.name}: pip install 'wattfleet[plots]'") from None
+        library = str(error.name).partition(".")[0]
+        raise InvalidInputError(f"{path}: {library} is not installed; run pip install 'wattfleet[plots]'") from None
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}", err=True)
@@ -77,7 +79,7 @@ def _print(view: FrontView) -> None:
     from rich.text import Text
 
     from edge_agent.cli.front_plots.terminal import front_text
-    from edge_agent.cli.mode_names import written
+    from edge_agent.devices.mode_names import mode_argument
 
     console, front = Console(highlight=False), view.front
     console.print(view.title, style="bold")
@@ -86,18 +88,18 @@ def _print(view: FrontView) -> None:
     shown = np.unique(np.linspace(0, len(front) - 1, _ROWS).round().astype(int))
     table = Table(box=None, pad_edge=False)
     table.add_column("mode", no_wrap=True)
-    table.add_column("to apply it", no_wrap=True)
+    table.add_column("argument of `apply`", no_wrap=True)
     for name in ("s/epoch", "W", "W planned"):
         table.add_column(name, justify="right", no_wrap=True)
     for index in shown.tolist():
         mode = front.mode(index)
         table.add_row(
             mode.label(),
-            written(mode),
+            mode_argument(mode),
             f"{front.epoch_s[index]:.1f}",
             f"{front.power_w[index]:.1f}",
             f"{front.planned_w[index]:.1f}",
         )
     console.print(table)
     if len(shown) < len(front):
-        console.print(f"{len(shown)} of {len(front)} modes; --json and --html have all", style="dim")
+        console.print(f"{len(shown)} of {len(front)} modes shown; --json and --html list all", style="dim")

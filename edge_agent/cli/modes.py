@@ -1,4 +1,4 @@
-"""`wattfleet agent modes`: what can be set."""
+"""`wattfleet agent modes`: the power modes that a device offers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -20,10 +21,10 @@ _TITLES = {"cores": "cores", "cpu_khz": "CPU", "gpu_hz": "GPU", "mem_hz": "memor
 def modes(
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
-    list_: Annotated[bool, typer.Option("--list", help="Print every mode as CSV instead.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="Print every mode as CSV instead of tables.")] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Show the values that each knob takes, and the modes that have names."""
+    """List the values of each power setting, and the named presets."""
     board = open_named(device, state_dir)
     if list_:
         print("\n".join(_csv_lines(board)))
@@ -43,7 +44,7 @@ def _csv_lines(board: Device) -> list[str]:
 
 
 def _content(board: Device) -> dict[str, Any]:
-    from edge_agent.cli.mode_names import presets_of
+    from edge_agent.devices.mode_names import presets_of
     from wattfleet.modes import PowerMode
 
     columns = zip(PowerMode._fields, board.modes.T, strict=True)
@@ -60,24 +61,24 @@ def _print_tables(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edge_agent.cli.mode_names import written
+    from edge_agent.devices.mode_names import mode_argument
     from wattfleet.modes import PowerMode
 
     console = Console()
     values = Table(title=f"{content['board']}: {content['modes']:,} modes", title_justify="left")
-    values.add_column("knob", no_wrap=True)
-    values.add_column("values", justify="right")
-    values.add_column("from low to high")
+    values.add_column("setting", no_wrap=True)
+    values.add_column("count", justify="right")
+    values.add_column("values")
     for knob, taken in content["values"].items():
         unit = f" {_UNITS[knob]}" if _UNITS[knob] else ""
         values.add_row(f"{_TITLES[knob]}{unit}", str(len(taken)), " ".join(map(str, taken)))
     console.print(values)
     if content["presets"]:
-        presets = Table(title="Modes with names", title_justify="left")
+        presets = Table(title="Presets", title_justify="left")
         presets.add_column("name", no_wrap=True)
         presets.add_column("cores,CPU kHz,GPU Hz,memory Hz", no_wrap=True)
-        presets.add_column("in short", no_wrap=True)
+        presets.add_column("cores, CPU/GPU/memory GHz", no_wrap=True)
         for name, knobs in content["presets"].items():
             mode = PowerMode(**knobs)
-            presets.add_row(name, written(mode), mode.label())
+            presets.add_row(name, mode_argument(mode), mode.label())
         console.print(presets)

@@ -1,10 +1,9 @@
-"""Options that several commands share, and the device that they name."""
+"""Options that several commands share, and opening the device that `--device` names."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, get_args
 
 import click
 import typer
@@ -14,54 +13,60 @@ from edge_agent.workloads.loading import SHIPPED, Processor
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
 
-DEVICES = (
-    "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or replay:<file>.csv; see docs/devices.md"
+DEVICE_HELP = (
+    "Device to use: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or replay:<file>.csv."
+    " See docs/devices.md."
 )
 
-DeviceOption = Annotated[str, typer.Option("--device", help=f"The device: {DEVICES}.")]
+DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 StateDirOption = Annotated[
     Path,
-    # Whether it can be read is for each command to say, with what to do about it.
-    typer.Option("--state-dir", readable=False, help="Where profile, reference and predictor are kept."),
+    # Each command reports an unreadable directory itself, with the remedy.
+    typer.Option("--state-dir", readable=False, help="Directory with the agent's profile, reference and predictor."),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", help="Seed of the modes to profile, and of a simulated board.", min=0)
+    int, typer.Option("--seed", help="Set the random seed for choosing modes and for a simulated board.", min=0)
 ]
 WorkloadOption = Annotated[
     str | None,
     typer.Option(
-        "--workload", help=f"What real hardware is measured with: {', '.join(SHIPPED)}, or your own module:function."
+        "--workload",
+        help=f"Set the workload to train while measuring: {', '.join(SHIPPED)}, or your own module:function. Required"
+        " on real hardware; virtual boards need none.",
     ),
 ]
-MinibatchOption = Annotated[int, typer.Option("--minibatch", help="Samples in a minibatch of the workload.", min=1)]
+MinibatchOption = Annotated[
+    int, typer.Option("--minibatch", help="Set the workload's minibatch size, in samples.", min=1)
+]
 ProcessorOption = Annotated[
     Processor,
-    typer.Option("--processor", help="Where the workload computes.", click_type=click.Choice(get_args(Processor))),
+    typer.Option("--processor", help="Set where the workload computes.", click_type=click.Choice(get_args(Processor))),
 ]
 ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
-        help="Stop measuring once no choice of a mode promises to get faster by more than this share; 0 never does.",
+        help="Stop early once measuring more modes would not speed up any choice by more than this share; 0 disables"
+        " stopping early.",
     ),
 ]
-USUAL_TOLERANCE = 0.01
-"""That of `wattfleet.choosing.sampling.SamplingSettings`, which takes long to import for a default."""
+DEFAULT_TOLERANCE = 0.01
+"""Equals `wattfleet.choosing.SamplingSettings.tolerance`, which is slow to import for a default."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def open_named(spec: str, state_directory: Path, seed: int = 0) -> Device:
-    """The device that `--device` names; it is closed when the command ends.
+    """Open the device that `--device` names; it is closed when the command ends.
 
     Args:
-        spec: what the command line says.
-        state_directory: where a device may write what it needs.
-        seed: of a soft board; what its noise is like matters to few commands.
+        spec: value of `--device`.
+        state_directory: directory where a device may keep files.
+        seed: random seed of a virtual board.
 
     Raises:
-        InvalidInputError: no such device, or none that can be used.
-        ModeNotAppliedError: a device does not say which mode is in force.
+        InvalidInputError: the device is unknown or cannot be used.
+        ModeNotAppliedError: the device does not report its current mode.
     """
     from edge_agent.devices.jtop import JtopDevice
     from edge_agent.devices.selection import open_device
@@ -70,8 +75,3 @@ def open_named(spec: str, state_directory: Path, seed: int = 0) -> Device:
     if isinstance(device, JtopDevice):
         click.get_current_context().call_on_close(device.close)
     return device
-
-
-def print_json(content: Any) -> None:
-    """Print one JSON document."""
-    print(json.dumps(content, indent=2))

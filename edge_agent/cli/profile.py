@@ -1,4 +1,4 @@
-"""`wattfleet agent profile`: modes measured by hand, without a coordinator."""
+"""`wattfleet agent profile`: measure modes without a coordinator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_agent.cli.options import (
-    USUAL_TOLERANCE,
+    DEFAULT_TOLERANCE,
     DeviceOption,
     JsonOption,
     MinibatchOption,
@@ -20,54 +20,59 @@ from edge_agent.cli.options import (
     ToleranceOption,
     WorkloadOption,
     open_named,
-    print_json,
 )
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from edge_agent.profiling.manual_profile import HandProfile
     from edge_agent.profiling.profiling_plan import Progress
 
-_USUAL_REFERENCE = "agx_orin_resnet18"
+_DEFAULT_REFERENCE = "agx_orin_resnet18"
 
 
 def profile(
     device: DeviceOption = "auto",
     modes: Annotated[
-        int, typer.Option(min=1, help="Modes to measure in all, at most; those of earlier runs count.")
+        int, typer.Option(min=1, help="Set the most modes to measure, including those measured by earlier runs.")
     ] = 50,
-    tolerance: ToleranceOption = USUAL_TOLERANCE,
+    tolerance: ToleranceOption = DEFAULT_TOLERANCE,
     workload: WorkloadOption = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
     reference: Annotated[
-        str, typer.Option(help="The predictor to transfer from: a shipped one, or the directory of another.")
-    ] = _USUAL_REFERENCE,
+        str, typer.Option(help="Set the reference predictor to transfer from: a shipped one, or a directory.")
+    ] = _DEFAULT_REFERENCE,
     device_id: Annotated[
         str | None,
-        typer.Option(help="The device's name in its fleet.  [default: that of a profile already begun, or the host's]"),
+        typer.Option(
+            help="Set the device's name in its fleet. By default, use the name in the profile, else the host name."
+        ),
     ] = None,
     minibatches_per_epoch: Annotated[
         int | None,
-        typer.Option(min=1, help="Minibatches in one pass over the device's data; the reference's if not given."),
+        typer.Option(
+            min=1,
+            help="Set the minibatches in one pass over the device's data. By default, use the reference's number.",
+        ),
     ] = None,
     seed: SeedOption = 0,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Measure power modes and fit the device's predictor to them, as the daemon does; the device is put back after.
+    """Measure power modes, fit the device's predictor to them, and restore the device afterwards.
 
-    Every measured mode is on disk before the next begins: stop it at any time, and the same command goes on.
+    Each mode is saved once measured. After an interruption, the same command continues where it stopped.
     """
     import platform
 
-    from edge_agent.cli.mode_names import counted
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.learning.reference_choice import named_reference
     from edge_agent.profiling.manual_profile import HandProfileSettings, profile_by_hand
-    from edge_agent.profiling.profile_state import read_profile
     from edge_agent.profiling.profiled_workload import profiled_workload
-    from edge_agent.training.knob_backup import safekept
+    from edge_agent.profiling.stored_profile import read_profile
+    from edge_agent.training.knob_backup import backed_up
+    from wattfleet_io.console import count_of
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir, seed)
@@ -76,14 +81,15 @@ def profile(
     name = device_id or (begun_before.header.device_id if begun_before else platform.node())
     settings = HandProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed)
     transferred = named_reference(reference)
-    shown = _Measured()
+    progress = _Measured()
     try:
-        with StopSignals.held() as signals, safekept(board, folder_of_device(device, state_dir)):
-            with signals.interrupting(), _live(shown) as (begun, report):
+        with StopSignals.held() as signals, backed_up(board, folder_of_device(device, state_dir)):
+            with signals.interrupting(), _live(progress) as (begun, report):
                 found = profile_by_hand(settings, board, profiled, transferred, state_dir, begun, report)
     except StoppedBySignal as stopped:
         typer.echo(
-            f"stopped with {counted(shown.modes)} measured and kept; the device is as it was, the same command goes on",
+            f"stopped; {count_of(progress.modes, 'mode')} measured and saved, device restored."
+            " Run the same command again to continue",
             err=True,
         )
         raise typer.Exit(stopped.exit_code) from None
@@ -94,19 +100,19 @@ def profile(
 
 
 class _Measured:
-    """How many modes are measured by now."""
+    """Counts the modes measured so far."""
 
     modes = 0
 
 
 @contextmanager
-def _live(shown: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callable[[Progress], None]]]:
-    """Show how far it is and how long it will take at most; where nobody watches, a line for every mode."""
+def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callable[[Progress], None]]]:
+    """Show a progress bar with an upper bound on the time left; without a terminal, one line per mode."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
-    from edge_agent.cli.mode_names import counted
+    from wattfleet_io.console import count_of
 
     console = Console(stderr=True, highlight=False)
     columns = (
@@ -118,18 +124,18 @@ def _live(shown: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callab
         TimeRemainingColumn(),
         TextColumn("left"),
     )
-    # A mode takes about a minute: the pace of a few of them tells what is left.
+    # A mode takes about a minute, so the pace of a few modes predicts the time left.
     with Bar(*columns, console=console, speed_estimate_period=900, disable=not console.is_terminal) as bar:
         task = bar.add_task("measuring the first mode", total=None)
 
-        def begun(already: int, most: int) -> None:
-            shown.modes = already
+        def begun(already: int, limit: int) -> None:
+            measured.modes = already
             if already:
-                console.print(f"{counted(already)} measured before")
-            bar.reset(task, total=most, completed=already)
+                console.print(f"{count_of(already, 'mode')} already measured")
+            bar.reset(task, total=limit, completed=already)
 
         def report(progress: Progress) -> None:
-            shown.modes = progress.done
+            measured.modes = progress.done
             bar.update(task, completed=progress.done, description=progress.detail)
             if not console.is_terminal:
                 console.print(f"{progress.done} of at most {progress.total}: {progress.detail}", soft_wrap=True)
@@ -138,7 +144,7 @@ def _live(shown: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callab
 
 
 def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
-    from edge_agent.cli.mode_names import written
+    from edge_agent.devices.mode_names import mode_argument
 
     return {
         "device_id": found.header.device_id,
@@ -151,7 +157,7 @@ def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
         "modes": [
             {
                 "mode": record.mode._asdict(),
-                "argument": written(record.mode),
+                "argument": mode_argument(record.mode),
                 "label": record.mode.label(),
                 "minibatch_ms": record.minibatch_ms,
                 "minibatch_spread": record.minibatch_spread,
@@ -162,8 +168,8 @@ def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
             for record in found.records
         ],
         "discarded": [
-            {"argument": written(given.mode), "label": given.mode.label(), "reason": given.reason}
-            for given in found.discarded
+            {"argument": mode_argument(entry.mode), "label": entry.mode.label(), "reason": entry.reason}
+            for entry in found.discarded
         ],
         "predictor": {"kind": found.artefact.details.predictor, "digest": found.artefact.digest},
         "journal_file": str(state_directory / PROFILE_FILE),
@@ -175,7 +181,7 @@ def _print(found: HandProfile, state_directory: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from edge_agent.cli.mode_names import counted
+    from wattfleet_io.console import count_of
 
     content = _content(found, state_directory)
     console = Console(highlight=False)
@@ -185,7 +191,7 @@ def _print(found: HandProfile, state_directory: Path) -> None:
         title_justify="left",
     )
     table.add_column("mode", no_wrap=True)
-    for name in ("ms", "spread", "W", "spread", "took s"):
+    for name in ("ms", "time spread", "W", "power spread", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in content["modes"]:
         table.add_row(
@@ -197,10 +203,10 @@ def _print(found: HandProfile, state_directory: Path) -> None:
             f"{row['seconds']:.0f}",
         )
     console.print(table)
-    for given in content["discarded"]:
-        console.print(f"discarded {given['label']}: {given['reason']}", style="yellow", soft_wrap=True)
+    for entry in content["discarded"]:
+        console.print(f"discarded {entry['label']}: {entry['reason']}", style="yellow", soft_wrap=True)
     measured, most = len(content["modes"]), content["at_most"]
-    early = "" if measured >= most else f" of at most {most}: more promise no better choice"
+    early = "" if measured >= most else f" of at most {most}; stopped early: more modes would not help"
     console.print(
-        f"{counted(measured)}{early}. `wattfleet agent front` shows what they lead to expect.", soft_wrap=True
+        f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front", soft_wrap=True
     )

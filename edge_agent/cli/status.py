@@ -1,4 +1,4 @@
-"""`wattfleet agent status`: how the device and its agent stand now."""
+"""`wattfleet agent status`: the current state of the device and its agent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named, print_json
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import count_of, print_json
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -20,9 +21,9 @@ def status(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Show the mode in force, heat and power now, and what the agent has measured and fitted.
+    """Show the device's current mode, power and temperature, and the agent's profile and predictor.
 
-    Ends with 1 if something cannot be read.
+    The exit code is 1 if something cannot be read.
     """
     from edge_agent.devices.selection import folder_of_device
 
@@ -31,7 +32,7 @@ def status(
     problems: dict[str, str] = {}
     parts: Mapping[str, Callable[[], dict[str, Any] | None]] = {
         "device": lambda: _device(board),
-        "safekeeping": lambda: _safekeeping(folder),
+        "knob_backup": lambda: _knob_backup(folder),
         "profile": lambda: _profile(state_dir),
         "predictor": lambda: _predictor(state_dir),
     }
@@ -47,7 +48,7 @@ def status(
 def _or_problem(
     name: str, part: Callable[[], dict[str, Any] | None], problems: dict[str, str]
 ) -> dict[str, Any] | None:
-    """One part; what cannot be read hides no other part."""
+    """Read one part; note a failure so that the other parts are still shown."""
     from wattfleet.errors import WattfleetError
 
     try:
@@ -60,8 +61,8 @@ def _or_problem(
 def _device(board: Device) -> dict[str, Any]:
     import math
 
-    from edge_agent.cli.mode_names import presets_of, written
-    from edge_agent.devices.power_now import power_now_mw
+    from edge_agent.devices.meters.power_now import power_now_mw
+    from edge_agent.devices.mode_names import mode_argument, presets_of
 
     mode, conditions = board.current_mode(), board.conditions()
     power_mw = power_now_mw(board)
@@ -69,7 +70,7 @@ def _device(board: Device) -> dict[str, Any]:
         "board": board.board_kind,
         "provenance": board.provenance,
         "mode": mode._asdict(),
-        "argument": written(mode),
+        "argument": mode_argument(mode),
         "label": mode.label(),
         "presets": [name for name, preset in presets_of(board).items() if preset == mode],
         "power_w": None if math.isnan(power_mw) else power_mw / 1e3,
@@ -78,15 +79,15 @@ def _device(board: Device) -> dict[str, Any]:
     }
 
 
-def _safekeeping(folder: Path) -> dict[str, Any]:
+def _knob_backup(folder: Path) -> dict[str, Any]:
     from edge_agent.training.knob_backup import holder_of
-    from edge_agent.training.mode_change import is_kept
+    from edge_agent.training.mode_change import has_backup
 
-    return {"held_by": holder_of(folder), "restore_file": is_kept(folder)}
+    return {"held_by": holder_of(folder), "restore_file": has_backup(folder)}
 
 
 def _profile(state_directory: Path) -> dict[str, Any] | None:
-    from edge_agent.profiling.profile_state import read_profile
+    from edge_agent.profiling.stored_profile import read_profile
 
     measured = read_profile(state_directory)
     if measured is None:
@@ -104,7 +105,7 @@ def _profile(state_directory: Path) -> dict[str, Any] | None:
 
 
 def _predictor(state_directory: Path) -> dict[str, Any] | None:
-    from edge_agent.profiling.profile_state import read_predictor
+    from edge_agent.profiling.stored_profile import read_predictor
 
     artefact = read_predictor(state_directory)
     if artefact is None:
@@ -125,10 +126,10 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("what", no_wrap=True)
-    table.add_column("how it stands", overflow="fold")
+    table.add_column("value", overflow="fold")
     lines = {
         "device": _device_lines,
-        "safekeeping": _safekeeping_lines,
+        "knob_backup": _knob_backup_lines,
         "profile": _profile_lines,
         "predictor": _predictor_lines,
     }
@@ -148,41 +149,37 @@ def _device_lines(device: Any) -> dict[str, str]:
         "device": f"{device['board']} ({device['provenance']})",
         "mode": f"{device['argument']} ({device['label']}{named})",
         "power": "cannot be read" if power_w is None else f"{power_w:.1f} W",
-        "temperature": "not shown by this board" if degrees is None else f"{degrees:.1f} degrees C",
-        "throttled": "not counted by this board" if throttled is None else f"{throttled} times since the start",
+        "temperature": "not reported by this board" if degrees is None else f"{degrees:.1f} degrees C",
+        "throttled": "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} since boot",
     }
 
 
-def _safekeeping_lines(safekeeping: Any) -> dict[str, str]:
-    holder, kept = safekeeping["held_by"], safekeeping["restore_file"]
+def _knob_backup_lines(backup: Any) -> dict[str, str]:
+    holder, kept = backup["held_by"], backup["restore_file"]
     if holder is not None:
-        return {"changed": f"in use by process {holder}{', which will restore it' if kept else ''}"}
+        return {"changed": f"in use by process {holder}{', which will restore it when it ends' if kept else ''}"}
     if kept:
-        return {"changed": "yes; `wattfleet agent restore` puts back what was before"}
-    return {"changed": "no, it is as its owner left it"}
+        return {"changed": "yes; undo with `wattfleet agent restore`"}
+    return {"changed": "no, it has its owner's settings"}
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:
-    from edge_agent.cli.mode_names import counted
-
     if profile is None:
         return {"profile": "none yet"}
-    line = f"{counted(profile['measured_modes'])} of {profile['workload']}, minibatch {profile['minibatch']}"
+    line = f"{count_of(profile['measured_modes'], 'mode')} of {profile['workload']}, minibatch {profile['minibatch']}"
     line += f" ({profile['provenance']}), in {_duration(profile['seconds'])}"
     if profile["discarded"]:
-        line += f"; discarded, as disturbed: {profile['discarded']}"
+        line += f"; {count_of(profile['discarded'], 'disturbed measurement')} discarded"
     if profile["renewed"] is not None:
-        line += f"; begun anew: {profile['renewed']}"
+        line += f"; restarted: {profile['renewed']}"
     return {"profile": line}
 
 
 def _predictor_lines(predictor: Any) -> dict[str, str]:
-    from edge_agent.cli.mode_names import counted
-
     if predictor is None:
-        return {"predictor": "none fitted yet"}
+        return {"predictor": "not fitted yet"}
     fitted = predictor["fitted_to_modes"]
-    to = "" if fitted is None else f", fitted to {counted(fitted)}"
+    to = "" if fitted is None else f", fitted to {count_of(fitted, 'mode')}"
     return {"predictor": f"{predictor['kind']} for {predictor['workload']}{to}, digest {predictor['digest'][:12]}..."}
 
 

@@ -1,8 +1,7 @@
-"""`wattfleet agent watch`: power, heat and mode as they are now, beside what is predicted."""
+"""`wattfleet agent watch`: live power, temperature and mode beside the prediction."""
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,121 +11,128 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from wattfleet_io.console import count_of, json_text
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from edge_agent.cli.watching import Sample
     from edge_agent.devices.device import Device
-    from edge_agent.profiling.profile_state import FittedDevice
+    from edge_agent.diagnosis.live_samples import Sample
+    from edge_agent.profiling.stored_profile import FittedDevice
 
 _INTERVAL_S = 1.0
-_SHOWN_SAMPLES = 60
+_DISPLAYED_SAMPLES = 60
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def watch(
-    seconds: Annotated[float | None, typer.Option(min=0, help="End after so many seconds; on Ctrl-C if not given.")] = (
-        None
-    ),
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after this many seconds. By default, run until Ctrl-C.")
+    ] = None,
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
-    json_: Annotated[bool, typer.Option("--json", help="Print a line of JSON for every sample instead.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON per sample instead of a table.")
+    ] = False,
 ) -> None:
-    """Show power, temperature, throttling and the mode in force every second; nothing is changed."""
-    from edge_agent.cli.watching import samples
+    """Show power, temperature, throttling and the current mode every second, without changing anything."""
+    from edge_agent.diagnosis.live_samples import samples
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
-    fitted, unknown = _fitted(board, state_dir)
+    fitted, no_prediction = _fitted(board, state_dir)
     try:
-        with StopSignals.held() as signals, closing(samples(board, fitted, seconds, lambda: _wait(board))) as looks:
+        with (
+            StopSignals.held() as signals,
+            closing(samples(board, fitted, seconds, lambda: _wait(board))) as live_samples,
+        ):
             with signals.interrupting():
                 if json_:
-                    _print_lines(looks)
+                    _print_lines(live_samples)
                 else:
-                    _show(looks, board, unknown)
+                    _show(live_samples, board, no_prediction)
     except StoppedBySignal:
-        # The usual way to end it.
+        # Ctrl-C is the normal way to end it.
         return
 
 
 def _wait(board: Device) -> None:
-    """A second on the device's clock, and for who watches a board that is not there."""
+    """Wait for a second on the device's clock, and on the wall clock where the device's is virtual."""
     import time
 
-    from edge_agent.devices.device import VirtualDevice
-
+    begun_s = time.monotonic()
     board.clock.sleep_s(_INTERVAL_S)
-    if isinstance(board, VirtualDevice):
-        time.sleep(_INTERVAL_S)
+    time.sleep(max(0.0, _INTERVAL_S - (time.monotonic() - begun_s)))
 
 
 def _fitted(board: Device, state_directory: Path) -> tuple[FittedDevice | None, str]:
-    """What is known of the device's modes, or why nothing is: a device can be watched without."""
-    from edge_agent.profiling.profile_state import read_fitted
+    """The fitted device, and the text to show for a mode without a prediction; watching needs no fit."""
+    from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import WattfleetError
 
     try:
-        return read_fitted(state_directory, board), "nothing is known of this mode"
+        return read_fitted(state_directory, board), "no prediction for this mode"
     except WattfleetError as error:
         return None, str(error)
 
 
-def _print_lines(looks: Iterator[Sample]) -> None:
-    for sample in looks:
-        print(json.dumps(sample.content()), flush=True)
+def _print_lines(live_samples: Iterator[Sample]) -> None:
+    for sample in live_samples:
+        print(json_text(sample.content()), flush=True)
 
 
-def _show(looks: Iterator[Sample], board: Device, unknown: str) -> None:
+def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    recent: deque[float | None] = deque(maxlen=_SHOWN_SAMPLES)
+    recent: deque[float | None] = deque(maxlen=_DISPLAYED_SAMPLES)
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False) as live:
-        for sample in looks:
+        for sample in live_samples:
             recent.append(sample.power_w)
-            live.update(_table(sample, recent, board, unknown), refresh=True)
+            live.update(_table(sample, recent, board, no_prediction), refresh=True)
     if not console.is_terminal:
-        # What is shown last has no end of line there.
+        # Without a terminal, Live ends its last output without a newline.
         console.line()
 
 
-def _table(sample: Sample, recent: deque[float | None], board: Device, unknown: str) -> Table:
+def _table(sample: Sample, recent: deque[float | None], board: Device, no_prediction: str) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    from edge_agent.cli.mode_names import written
+    from edge_agent.devices.mode_names import mode_argument
     from edge_agent.learning.expectation import lines_of
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column("what", no_wrap=True)
-    table.add_column("now", overflow="fold")
+    table.add_column("value", overflow="fold")
     table.add_row("device", f"{board.board_kind} ({board.provenance}), watched for {sample.at_s:.0f} s")
     if sample.mode is None:
         table.add_row("mode", Text(sample.problem or "cannot be read", style="red"))
     else:
-        table.add_row("mode", f"{written(sample.mode)} ({sample.mode.label()})")
-    table.add_row("power", "missing: it cannot be read" if sample.power_w is None else f"{sample.power_w:.1f} W")
+        table.add_row("mode", f"{mode_argument(sample.mode)} ({sample.mode.label()})")
+    table.add_row("power", "cannot be read" if sample.power_w is None else f"{sample.power_w:.1f} W")
     table.add_row("", Text(_bars(recent), style="cyan"))
     if sample.expected is None:
-        table.add_row("expected", Text(unknown, style="dim"))
+        table.add_row("expected", Text(no_prediction, style="dim"))
     else:
         lines = lines_of(sample.expected.content())
-        table.add_row("expected", f"{lines['power']} while training, {lines['minibatch']} a minibatch")
+        table.add_row("expected", f"{lines['power']} while training, {lines['minibatch']} per minibatch")
         table.add_row("", lines["known"])
         ratio = sample.power_ratio
         table.add_row("observed", "" if ratio is None else f"{ratio:.0%} of the expected power")
     degrees, throttled = sample.temperature_c, sample.throttled
-    table.add_row("temperature", "not shown by this board" if degrees is None else f"{degrees:.1f} degrees C")
-    table.add_row("throttled", "not counted by this board" if throttled is None else f"{throttled} times while watched")
+    table.add_row("temperature", "not reported by this board" if degrees is None else f"{degrees:.1f} degrees C")
+    table.add_row(
+        "throttled",
+        "not counted by this board" if throttled is None else f"{count_of(throttled, 'time')} while watched",
+    )
     return table
 
 
 def _bars(recent: deque[float | None]) -> str:
-    """The last samples as bars from 0 W to the highest; a gap where one is missing."""
+    """Recent power as bars from 0 W to the highest sample; a missing sample is a gap."""
     highest = max((power_w for power_w in recent if power_w is not None), default=0.0) or 1.0
     top = len(_BARS) - 1
     return "".join(" " if power_w is None else _BARS[round(max(power_w, 0.0) / highest * top)] for power_w in recent)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
+from wattfleet_io.clock import Clock
 
 Provenance = Literal["simulated", "replayed", "hardware"]
 """Where a figure comes from; carried by every report."""
@@ -19,18 +20,6 @@ Provenance = Literal["simulated", "replayed", "hardware"]
 
 class ModeNotAppliedError(WattfleetError):
     """A mode was set but the knobs read back differ."""
-
-
-class Clock(Protocol):
-    """Time as the device sees it; a soft device's clock is virtual."""
-
-    def now_s(self) -> float:
-        """Seconds since some fixed moment."""
-        ...
-
-    def sleep_s(self, seconds: float) -> None:
-        """Let time pass."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,6 +64,32 @@ class PowerMeter(Protocol):
         ...
 
 
+class AppTraining(Protocol):
+    """An app's training as one board experiences it, from `Device.begin_training` to `finish`.
+
+    A physical board does the work itself. A virtual board has to be advanced by the minibatches that the app reports.
+    """
+
+    @property
+    def first_minibatch_observed(self) -> bool:
+        """Whether the first minibatch, which takes longer than the others, falls into the time that is observed."""
+        ...
+
+    def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
+        """Replay the minibatches of one report, the last of which ended just now.
+
+        Args:
+            seconds: how long each of them took.
+            ended: called with each one's index and the device-clock second at which it ended. Returns whether it
+                changed the mode. Minibatches that were trained before such a change are skipped.
+        """
+        ...
+
+    def finish(self, minibatches: int) -> None:
+        """End a training of so many minibatches, those that were reported included."""
+        ...
+
+
 class Device(Protocol):
     """One board with its power modes."""
 
@@ -98,6 +113,16 @@ class Device(Protocol):
         """`[n, 4]` modes that can be applied."""
         ...
 
+    @property
+    def mode_persists(self) -> bool:
+        """Whether a mode stays in force after the process that applied it has ended."""
+        ...
+
+    @property
+    def built_in_workload(self) -> Callable[[], None] | None:
+        """Trains one minibatch of the workload built into the device; None where a workload has to be run on it."""
+        ...
+
     def current_mode(self) -> PowerMode:
         """The mode in force, read back from the board."""
         ...
@@ -113,6 +138,10 @@ class Device(Protocol):
 
     def differences(self, mode: PowerMode) -> list[str]:
         """What is in force instead of a mode that was applied; nothing while every knob is as `apply` left it."""
+        ...
+
+    def begin_training(self) -> AppTraining:
+        """An app begins to train in the mode in force."""
         ...
 
     def start_meter(self) -> PowerMeter:
@@ -154,16 +183,3 @@ def require_in_force(device: Device, mode: PowerMode) -> None:
     found = device.differences(mode)
     if found:
         raise ModeNotAppliedError(f"{mode.label()} was set, but {'; '.join(found)}")
-
-
-@runtime_checkable
-class VirtualDevice(Device, Protocol):
-    """A board that is not there: it has to be told when work is done, so that its clock moves on."""
-
-    def step(self) -> None:
-        """Train one minibatch of the workload at the mode in force."""
-        ...
-
-    def run(self, minibatches: int) -> None:
-        """Train many minibatches in one go."""
-        ...

@@ -6,13 +6,15 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from edge_agent.devices.device import Clock, Conditions, Knobs, Provenance
-from edge_agent.devices.nvml import Nvml
-from edge_agent.devices.polled_meter import PolledMeter
-from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.device import Conditions, Knobs, Provenance
+from edge_agent.devices.meters.nvml import Nvml
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.meters.rapl import Rapl
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_array
+from wattfleet.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet_io.clock import Clock
 
 ABSENT_KHZ = 1_000_000
 """Stands for a CPU frequency that the machine does not tell; a constant says nothing, and 1 GHz reads as a unit."""
@@ -24,7 +26,7 @@ _CPUS = "/sys/devices/system/cpu"
 _ON_CHIP = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc_thermal")
 
 
-class HostDevice:
+class HostDevice(PhysicalBoard):
     """A machine as it is (a `Device`): it is measured and trained on, never set.
 
     Args:
@@ -41,7 +43,7 @@ class HostDevice:
         self._clock = clock
         self._nvml = nvml
         self._rapl = Rapl(tree, clock)
-        self._modes = as_array([self.current_mode()])
+        self._modes = modes_to_array([self.current_mode()])
 
     @property
     def board_kind(self) -> str:

@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from edge_agent.devices.device import Clock, Conditions, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Conditions, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
-from edge_agent.devices.jetson.heat import read_conditions
 from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.memory import Memory
@@ -18,16 +17,19 @@ from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, NvpmodelConfErr
 from edge_agent.devices.jetson.presets import preset_mode
 from edge_agent.devices.jetson.programs import RunProgram
 from edge_agent.devices.jetson.rails import BoardPower
-from edge_agent.devices.polled_meter import PolledMeter
+from edge_agent.devices.jetson.thermal import read_conditions
+from edge_agent.devices.meters.polled_meter import PolledMeter
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
+from wattfleet_io.clock import Clock
 
 # The Nano is no board that is simulated; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 
-class SysfsDevice:
+class SysfsDevice(PhysicalBoard):
     """A Jetson whose kernel is asked and told directly (a `Device`); changing anything takes root.
 
     A mode is held: minimum and maximum of each frequency are set to it.

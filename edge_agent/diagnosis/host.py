@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.power_now import power_now_mw
+from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.diagnosis.finding import Finding, absent, failing, fine, limited
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
-from edge_agent.devices.jetson.heat import read_conditions, read_throttle_counters, read_zones
 from edge_agent.devices.jetson.identity import identify
 from edge_agent.devices.jetson.memory import Memory
 from edge_agent.devices.jetson.programs import run_no_program
 from edge_agent.devices.jetson.rails import BoardPower
+from edge_agent.devices.jetson.thermal import read_conditions, read_throttle_counters, read_zones
 from edge_agent.devices.sysfs import usual_memory_hz
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.console import count_of
 
 _AS_ROOT = "run this as root: `sudo wattfleet agent doctor`"
 _DRIVER = "check that the kernel is NVIDIA's, of a JetPack that Wattfleet knows (4 to 7)"
@@ -64,13 +65,13 @@ def _clocks(tree: Tree, kind: str) -> Iterator[Finding]:
     )
     for topic, look in zip(("CPU", "GPU", "memory"), looks, strict=True):
         try:
-            finding, written = look()
+            finding, files = look()
         except (InvalidInputError, ModeNotAppliedError) as error:
             yield failing(topic, str(error), _DRIVER)
             continue
-        writable += written
+        writable += files
         yield finding
-    writable += Fan(tree, run_no_program).written()
+    writable += Fan(tree, run_no_program).written_files()
     refused = [path for path in writable if not tree.may_write(path)]
     if refused:
         yield failing(
@@ -85,25 +86,27 @@ def _cpu(tree: Tree) -> tuple[Finding, list[str]]:
     policies = tree.glob("/sys/devices/system/cpu/cpufreq/policy*")
     shared = f"{len(policies)} {'policy' if len(policies) == 1 else 'policies'}"
     found = f"{cpu.cores} cores, {len(cpu.online())} online, {shared}; {_span(cpu.table_khz, 1e3)}"
-    return fine("CPU", found), cpu.written()
+    return fine("CPU", found), cpu.written_files()
 
 
 def _gpu(tree: Tree) -> tuple[Finding, list[str]]:
     gpu = Gpu(tree)
-    return fine("GPU", f"{gpu.folder.rpartition('/')[2]}; {_span(gpu.table_hz, 1e6)}"), gpu.written()
+    return fine("GPU", f"{gpu.folder.rpartition('/')[2]}; {_span(gpu.table_hz, 1e6)}"), gpu.written_files()
 
 
 def _memory(tree: Tree, kind: str) -> tuple[Finding, list[str]]:
     memory = Memory(tree, usual_memory_hz(kind))
-    if not memory.written():
+    if not memory.written_files():
         found = "no interface to set it: it has one frequency"
         return limited("memory", found, f"{_AS_ROOT}; a Nano has none"), []
     found = f"{memory.interface}; {_span(memory.table_hz, 1e6)}"
     if not memory.table_is_live:
-        return limited("memory", f"{found}, the usual table of its kind", _debugfs("the live one")), memory.written()
+        return limited(
+            "memory", f"{found}, the usual table of its kind", _debugfs("the live one")
+        ), memory.written_files()
     if not memory.has_lock:
-        return limited("memory", f"{found}; capped, not held", _debugfs("a lock")), memory.written()
-    return fine("memory", f"{found}, the live table; held by a lock"), memory.written()
+        return limited("memory", f"{found}; capped, not held", _debugfs("a lock")), memory.written_files()
+    return fine("memory", f"{found}, the live table; held by a lock"), memory.written_files()
 
 
 def _debugfs(what: str) -> str:
@@ -135,7 +138,7 @@ def _zones(tree: Tree) -> Finding:
             "temperature", "no zone on the chip answers", "watch the heat yourself: a profile cannot stop for it"
         )
     off = f", switched off: {', '.join(silent)}" if silent else ""
-    return fine("temperature", f"{hottest_c:.0f} degrees C, {_count(zones, 'zone')}{off}")
+    return fine("temperature", f"{hottest_c:.0f} degrees C, {count_of(len(zones), 'zone')}{off}")
 
 
 def _throttling(tree: Tree) -> Finding:
@@ -161,7 +164,3 @@ def _span(table: tuple[int, ...], per_mhz: float) -> str:
     if len(table) == 1:
         return f"{table[0] / per_mhz:g} MHz"
     return f"{len(table)} frequencies, {table[0] / per_mhz:g} to {table[-1] / per_mhz:g} MHz"
-
-
-def _count(things: Sequence[str] | dict[str, float | None], name: str) -> str:
-    return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"

@@ -12,14 +12,14 @@ from pathlib import Path
 from edge_agent.devices.device import Device
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.jetson.identity import is_jetson
-from edge_agent.devices.power_now import power_now_mw
+from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.systemd.ownership import InstalledCode
 from edge_agent.training.knob_backup import KnobBackupError, holder_of
-from edge_agent.training.mode_change import is_kept
+from edge_agent.training.mode_change import has_backup
 from wattfleet.errors import InvalidInputError, WattfleetError
 
 
@@ -102,7 +102,7 @@ _WANTED_FREE_MB = 50.0
 
 def _kept(folder: Path) -> Finding:
     try:
-        holder, kept = holder_of(folder), is_kept(folder)
+        holder, kept = holder_of(folder), has_backup(folder)
     except KnobBackupError as error:
         return limited("restore file", str(error), "run this as root")
     if holder is not None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from edge_agent.profiling.profile_state import FittedDevice
-from wattfleet.modes import PowerMode, as_array
+from edge_agent.profiling.stored_profile import FittedDevice
+from wattfleet.modes import PowerMode, modes_to_array
 
 INTERVAL = 0.9
 """The share of modes whose true value an interval holds."""
@@ -65,7 +65,7 @@ class Expectation:
 def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
     """What is expected of a mode that the device offers."""
     known = fitted.known
-    place = int(np.flatnonzero((known.modes == as_array([mode])).all(axis=1))[0])
+    place = int(np.flatnonzero((known.modes == modes_to_array([mode])).all(axis=1))[0])
     return Expectation(
         bool(known.measured[place]),
         float(known.minibatch_ms[place]),

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
-import select
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, BinaryIO
+from typing import Any
 
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
 from edge_agent.learning.transfer import Transfer
@@ -24,12 +20,11 @@ from edge_agent.profiling.profiling_plan import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
-from wattfleet_io.child_process import python_process
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, parent_connection
 
 ANSWERS_WITHIN_S = 600.0
 """A board may fit with a single core at its lowest clock, which takes it a minute."""
 
-_LOOKED_FOR_EVERY_S = 0.1
 # An app or a profiled workload may train meanwhile: that is what is measured.
 _NICENESS = 10
 
@@ -56,99 +51,64 @@ def fitting_process(
     @contextmanager
     def open_fitting() -> Iterator[_FittingProcess]:
         try:
-            process = python_process(__name__)
+            process = ChildProcess(__name__)
         except OSError as error:
             raise FittingFailedError(f"no process can be started to fit the predictor: {error.strerror}") from None
         with process:
             fitting = _FittingProcess(process, stopping, answers_within_s)
-            try:
-                fitting.send((transfer, modes))
-                yield fitting
-            finally:
-                fitting.end()
+            fitting.begin(transfer, modes)
+            yield fitting
 
     return open_fitting
 
 
 class _FittingProcess:
-    def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        stopping: threading.Event,
-        answers_within_s: float,
-    ) -> None:
-        assert process.stdin is not None and process.stdout is not None, "both are pipes"
+    def __init__(self, process: ChildProcess, stopping: threading.Event, answers_within_s: float) -> None:
         self._process = process
-        self._requests, self._answers = process.stdin, process.stdout
         self._stopping = stopping
         self._answers_within_s = answers_within_s
 
+    def begin(self, transfer: Transfer, modes: ModeArray) -> None:
+        self._process.send((transfer, modes), self._deadline())
+
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
-        found: Fitted = self._answer("fit", profile, measured_modes)
-        return found
+        fitted: Fitted = self._ask("fit", profile, measured_modes)
+        return fitted
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
-        found: ModeArray = self._answer("next_modes", profile, settings, exclude)
-        return found
+        modes: ModeArray = self._ask("next_modes", profile, settings, exclude)
+        return modes
 
-    def _answer(self, method: str, *arguments: Any) -> Any:
-        self.send((method, arguments))
-        give_up_s = time.monotonic() + self._answers_within_s
-        while not select.select([self._answers], [], [], _LOOKED_FOR_EVERY_S)[0]:
-            self._require_patience(give_up_s)
+    def _ask(self, method: str, *arguments: Any) -> Any:
         try:
-            answer = pickle.load(self._answers)
-        except (EOFError, pickle.UnpicklingError):
+            return self._process.ask((method, arguments), self._deadline())
+        except ChildEndedError as ended:
             raise FittingFailedError(
-                f"the process that fits the predictor ended with exit code {self._process.wait()}; see its own message"
-                " in this log"
+                f"the process that fits the predictor {ended}; see its own message in this log"
             ) from None
-        if isinstance(answer, WattfleetError):
-            raise answer
-        return answer
 
-    def send(self, request: Any) -> None:
-        # A request may be larger than a pipe holds, and the process may not come to read it.
-        pipe = self._requests.fileno()
-        os.set_blocking(pipe, False)
-        left = memoryview(pickle.dumps(request))
+    def _deadline(self) -> Callable[[], None]:
+        """A check that raises once the agent stops, or the time for one answer is over."""
         give_up_s = time.monotonic() + self._answers_within_s
-        # One that has ended is noticed when its answer is read.
-        with suppress(BrokenPipeError):
-            while left:
-                if select.select([], [pipe], [], _LOOKED_FOR_EVERY_S)[1]:
-                    left = left[os.write(pipe, left) :]
-                else:
-                    self._require_patience(give_up_s)
 
-    def _require_patience(self, give_up_s: float) -> None:
-        if self._stopping.is_set():
-            raise StoppedError
-        if time.monotonic() > give_up_s:
-            raise FittingFailedError(f"the predictor was not fitted within {self._answers_within_s:g} s")
+        def check() -> None:
+            if self._stopping.is_set():
+                raise StoppedError
+            if time.monotonic() > give_up_s:
+                raise FittingFailedError(f"the predictor was not fitted within {self._answers_within_s:g} s")
 
-    def end(self) -> None:
-        # It holds nothing that could be lost.
-        self._process.kill()
-        with suppress(BrokenPipeError):
-            self._requests.close()
+        return check
 
 
-def _serve(requests: BinaryIO, answers: BinaryIO) -> None:
-    fitting = None
-    transfer, modes = pickle.load(requests)
-    while True:
-        try:
-            method, arguments = pickle.load(requests)
-        except EOFError:
-            return
+def _serve(parent: ParentConnection) -> None:
+    requests, fitting = parent.requests(), None
+    transfer, modes = next(requests)
+    for method, arguments in requests:
         try:
             fitting = fitting or FittingHere(transfer, modes)
-            answer = getattr(fitting, method)(*arguments)
+            parent.answer(getattr(fitting, method)(*arguments))
         except WattfleetError as error:
-            answer = error
-        pickle.dump(answer, answers)
-        answers.flush()
+            parent.answer(error)
 
 
 def give_way() -> None:
@@ -161,10 +121,8 @@ def main() -> None:
     """Serve the agent that started this process."""
     give_way()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
-    # What a library prints must not come between the answers.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as answers:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        _serve(sys.stdin.buffer, answers)
+    with parent_connection() as parent:
+        _serve(parent)
 
 
 if __name__ == "__main__":

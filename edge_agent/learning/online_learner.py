@@ -12,14 +12,14 @@ from edge_agent.learning.fitting import Fitted, OpenFitting
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.journal_records import Renewal, RoundRecord
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiling_plan import BATCH, Progress, StoppedError, profile_device
-from edge_agent.profiling.records import Renewal, RoundRecord
 from edge_agent.training.training import Observed
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, Profile, as_array, as_modes
+from wattfleet.modes import PowerMode, Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Prediction, Residual, detect_drift
 
 _log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class OnlineLearner:
         exclude = np.vstack([self._device.modes[~affordable], ExcludedModes.of(self._journal).given_up])
         try:
             with self._open_fitting() as fitting:
-                chosen = as_modes(fitting.next_modes(self._profile(), settings, exclude))
+                chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
             _log.error("no modes are measured during this training: %s", error or "the agent stops")
             return ProductiveProfiler(self._device, [], self._journal)
@@ -181,7 +181,7 @@ class OnlineLearner:
         return Profile.of(self._journal.measurements)
 
     def _predicted(self, mode: PowerMode) -> Prediction:
-        (found,) = np.nonzero((self._device.modes == as_array([mode])).all(axis=1))
+        (found,) = np.nonzero((self._device.modes == modes_to_array([mode])).all(axis=1))
         if not len(found):
             raise InvalidInputError(f"{mode.label()} is no mode that this device offers")
         at, known = found[:1], self._prediction

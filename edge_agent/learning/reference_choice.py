@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edge_agent.runtime.paths import REFERENCES_DIRECTORY
+from edge_agent.paths import REFERENCES_DIRECTORY
 from reference_models import load, shipped
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import Artefact, read_artefact

@@ -10,9 +10,9 @@ import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
-from edge_agent.profiling.profile_state import MeasuredProfile, read_predictor, read_profile
+from edge_agent.profiling.stored_profile import MeasuredProfile, read_predictor, read_profile
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_modes
+from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet.prediction import Artefact, Predictor, RooflinePredictor
 
 
@@ -100,4 +100,4 @@ def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftO
     profile = measured.profile
     columns = (profile.minibatch_ms, profile.power_mw / 1e3, np.expm1(-of_time), np.expm1(-of_power))
     rows = np.stack(columns, axis=1).tolist()
-    return [LeftOut(mode, *row) for mode, row in zip(as_modes(profile.modes), rows, strict=True)]
+    return [LeftOut(mode, *row) for mode, row in zip(array_to_modes(profile.modes), rows, strict=True)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from wattfleet.modes import BOARDS, Workload
 from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_predictor, write_artefact
 

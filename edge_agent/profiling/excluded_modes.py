@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal
-from wattfleet.modes import ModeArray, as_array
+from wattfleet.modes import ModeArray, modes_to_array
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class ExcludedModes:
         """What a journal shows, since it was last begun anew."""
         attempts = USUAL_LIMITS.attempts
         return cls(
-            as_array(record.mode for record in journal.records),
-            as_array(journal.discarded_modes(attempts)),
-            as_array(journal.overloaded_modes(attempts)),
+            modes_to_array(record.mode for record in journal.records),
+            modes_to_array(journal.discarded_modes(attempts)),
+            modes_to_array(journal.overloaded_modes(attempts)),
         )
 
     def bears(self, modes: ModeArray) -> NDArray[np.bool_]:

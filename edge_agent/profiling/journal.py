@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.device import Provenance
-from edge_agent.profiling.records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet.modes import Measurement, PowerMode, as_array
+from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
 from wattfleet_io.atomic_files import sync_folder
 
@@ -146,7 +146,7 @@ class Journal:
     def first_gcycles(self) -> float:
         """CPU cycles of a training's first minibatch, in units of 1e9; 0 where no current record tells."""
         told = {entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None}
-        return first_minibatch_gcycles(as_array(told), np.array(list(told.values())))
+        return first_minibatch_gcycles(modes_to_array(told), np.array(list(told.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
         """Those of `modes` of which nothing is known yet, in order."""

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.devices.power_now import power_now_mw
+from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import most_modes
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.profiling_plan import Progress, profile_device
-from edge_agent.profiling.records import Discarded, ModeRecord
-from edge_agent.runtime.paths import PROFILE_FILE
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import Artefact
 
@@ -86,7 +86,7 @@ def profile_by_hand(
 ) -> HandProfile:
     """Measure modes, fit the device's predictor to them, and store it.
 
-    The device is left in the mode measured last: have it `safekept`.
+    The device is left in the mode measured last: call this inside `backed_up`.
 
     Args:
         settings: how many modes, and for whom.

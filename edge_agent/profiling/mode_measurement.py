@@ -9,7 +9,7 @@ import numpy as np
 
 from edge_agent.devices.device import Device, require_in_force
 from edge_agent.profiling.disturbance import USUAL_LIMITS, Guard, Limits
-from edge_agent.profiling.records import ModeRecord
+from edge_agent.profiling.journal_records import ModeRecord
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
-from edge_agent.devices.device import Device, VirtualDevice
+from edge_agent.devices.device import Device
 from edge_agent.profiling.profiling_plan import StoppedError
 from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
@@ -22,7 +22,7 @@ class ProfiledWorkload:
 
     Attributes:
         open_steps: begins it.
-        trained: its name and its samples in a minibatch; None for a soft device, which stands for whatever its
+        trained: its name and its samples in a minibatch; None for a virtual device, which stands for whatever its
             reference was trained on.
     """
 
@@ -56,9 +56,13 @@ class ProfiledWorkload:
         return replace(self, open_steps=open_steps)
 
 
-def virtual_workload(device: VirtualDevice) -> ProfiledWorkload:
-    """The one that a soft device trains by itself."""
-    return ProfiledWorkload(lambda: nullcontext(device.step), None)
+def built_in_workload(step: Callable[[], None]) -> ProfiledWorkload:
+    """The workload that is built into a device.
+
+    Args:
+        step: trains one minibatch of it, such as `Device.built_in_workload`.
+    """
+    return ProfiledWorkload(lambda: nullcontext(step), None)
 
 
 def profiled_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
@@ -71,14 +75,14 @@ def profiled_workload(device: Device, spec: str | None, minibatch: int, processo
         processor: where it computes.
 
     Raises:
-        InvalidInputError: a soft device was given one, hardware was given none, or there is no such workload.
+        InvalidInputError: a virtual device was given one, hardware was given none, or there is no such workload.
     """
-    if isinstance(device, VirtualDevice):
+    if device.built_in_workload is not None:
         if spec is not None:
             raise InvalidInputError(
                 f"{device.board_kind} is {device.provenance} and trains by itself: leave out --workload"
             )
-        return virtual_workload(device)
+        return built_in_workload(device.built_in_workload)
     if spec is None:
         raise InvalidInputError(
             f"{device.board_kind} is measured by training on it: name a --workload, one of {', '.join(SHIPPED)}, or"

@@ -8,13 +8,13 @@ from collections.abc import Generator, Iterable
 from edge_agent.devices.device import Device, ModeNotAppliedError, require_in_force
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, wait_until_cool
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import (
     USUAL_SETTINGS,
     MeasurementError,
     ModeMeasurement,
     ProfilerSettings,
 )
-from edge_agent.profiling.records import Discarded, ModeRecord
 from edge_agent.profiling.settling import level_mw
 from edge_agent.workloads.step import Step
 from wattfleet.errors import WattfleetError

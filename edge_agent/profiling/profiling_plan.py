@@ -10,11 +10,11 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
+from edge_agent.profiling.journal_records import Renewal
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.records import Renewal
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import SamplingSettings
-from wattfleet.modes import ModeArray, Profile, as_modes
+from wattfleet.modes import ModeArray, Profile, array_to_modes
 
 BATCH = 3
 """Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
@@ -84,7 +84,7 @@ def profile_device(
     chosen = choose()
     with open_steps() if len(chosen) else nullcontext() as step:
         while step is not None and len(chosen):
-            with closing(profiler.profile(as_modes(chosen), step, journal)) as records:
+            with closing(profiler.profile(array_to_modes(chosen), step, journal)) as records:
                 for record in records:
                     report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
             chosen = choose()

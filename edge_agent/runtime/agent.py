@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 
 from edge_agent.devices.device import Device
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.installation import installation_name
-from edge_agent.runtime.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
 from edge_agent.runtime.serving import DeviceServing
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.welcomes import WelcomeFile, Welcomes
-from edge_agent.training.knob_backup import safekept
+from edge_agent.training.knob_backup import backed_up
 from edge_agent.training.unix_socket import require_own_socket
+from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import provenance_to_message
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import own_version
@@ -39,7 +39,7 @@ async def run_agent(config: AgentConfig, device: Device, profiled: ProfiledWorkl
         WattfleetError: the device could not be profiled; what was measured is kept.
     """
     require_own_socket(config.socket)
-    with safekept(device, config.device_folder):
+    with backed_up(device, config.device_folder):
         await _run_with_device(config, device, profiled, stop)
 
 
@@ -57,16 +57,5 @@ async def _run_with_device(
     )
     welcomes = Welcomes(WelcomeFile(config.state_directory / WELCOME_FILE))
     link = CoordinatorSession(connect, hello, welcomes.came, Outbox(OutboxFile(config.state_directory / OUTBOX_FILE)))
-    tasks = [
-        asyncio.create_task(link.run()),
-        asyncio.create_task(DeviceServing(config, device, profiled, link, welcomes, connect).run()),
-        asyncio.create_task(stop.wait()),
-    ]
-    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in pending:
-        task.cancel()
-    for task in pending:
-        with suppress(asyncio.CancelledError):
-            await task
-    for task in done:
-        task.result()
+    rounds = DeviceServing(config, device, profiled, link, welcomes, connect)
+    await run_until_first({"session": link.run(), "rounds": rounds.run(), "stop": stop.wait()})

@@ -23,7 +23,7 @@ class AgentConfig:
         minibatches_per_epoch: minibatches of one pass over the device's data.
         seed: of the choice of modes to profile.
         modes_first: modes to measure before the first round; the others are measured by apps that train by
-            `wattfleet_flower.client.mod.profiled`. None measures all of them first.
+            `wattfleet_flower.profiled`. None measures all of them first.
         tolerance: measuring ends once no choice of a mode promises to get faster by more than this share; 0 goes on
             to the coordinator's limit.
     """

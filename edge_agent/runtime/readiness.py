@@ -11,14 +11,14 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting_process import fitting_process
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer, keep_predictor
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.profiling.profiling_plan import Progress, profile_device
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import PROFILE_FILE
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_modes
+from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -121,4 +121,4 @@ def make_ready(
 
 def parked_mode(device: Device) -> PowerMode:
     """The mode between trainings: the lowest frequencies, then the fewest cores, where idling takes least."""
-    return min(as_modes(device.modes), key=lambda mode: (mode.cpu_khz, mode.gpu_hz, mode.mem_hz, mode.cores))
+    return min(array_to_modes(device.modes), key=lambda mode: (mode.cpu_khz, mode.gpu_hz, mode.mem_hz, mode.cores))

@@ -18,12 +18,12 @@ from edge_agent.runtime.states import (
     Event,
     ModeMeasured,
     ProfileEnded,
-    State,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import WattfleetError
-from wattfleet_io.shielding import shield_until_done, uncancelled
+from wattfleet_io.tasks import background_task, run_uncancelled, shield_until_done, stop_tasks
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class RecoverySupervisor:
         self._renewal: asyncio.Task[None] | None = None
 
     @property
-    def state(self) -> State:
+    def state(self) -> DeviceState:
         """What the device is doing."""
         return self._standing.state
 
@@ -97,12 +97,10 @@ class RecoverySupervisor:
     async def aclose(self) -> None:
         """Stop looking after a degraded device and measuring one anew; nothing touches the device after this."""
         self._closing = True
-        await uncancelled(self._closed())
+        await run_uncancelled(self._closed())
 
     async def _closed(self) -> None:
-        if self._recovery:
-            self._recovery.cancel()
-            await asyncio.wait([self._recovery])
+        await stop_tasks(self._recovery)
         if self._renewal:
             await asyncio.wait([self._renewal])
         # Whoever trains was told to end; until it has, a thread of it may be setting the device.
@@ -115,9 +113,9 @@ class RecoverySupervisor:
             # What the last training asks for would set the device after it was put back.
             return
         if Action.MEASURE_ANEW in decision.actions:
-            self._renewal = asyncio.create_task(self._measure_anew())
+            self._renewal = background_task("measure anew", self._measure_anew())
         if Action.RECOVER in decision.actions and (self._recovery is None or self._recovery.done()):
-            self._recovery = asyncio.create_task(self._recover())
+            self._recovery = background_task("recovery", self._recover())
 
     async def _measure_anew(self) -> None:
         loop = asyncio.get_running_loop()
@@ -142,7 +140,7 @@ class RecoverySupervisor:
 
     async def _recover(self) -> None:
         """Keep the device out of the rounds until it is well again."""
-        while self._standing.state is State.DEGRADED:
+        while self._standing.state is DeviceState.DEGRADED:
             doublings = min(max(0, self._failed_renewals - 1), _MOST_DOUBLINGS)
             await asyncio.sleep(_CHECKED_EVERY_S * 2**doublings)
             async with self.training:

@@ -10,10 +10,10 @@ from contextlib import aclosing, closing, suppress
 from typing import Any, TypeVar
 
 from edge_agent.devices.device import Device
+from edge_agent.paths import REFERENCES_DIRECTORY
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.profiling.profiling_plan import Progress, StoppedError
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import REFERENCES_DIRECTORY
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
@@ -26,7 +26,7 @@ from edge_agent.training.local_socket import LocalAgentServicer
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.unix_socket import serve_socket
 from wattfleet.errors import WattfleetError
-from wattfleet_io.shielding import uncancelled
+from wattfleet_io.tasks import run_uncancelled
 from wattfleet_proto.v1 import session_pb2
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class DeviceServing:
 
     Args:
         config: how to run.
-        device: the board, safekept.
+        device: the board, its knobs backed up.
         profiled: what is trained while modes are measured.
         link: where everything is reported.
         welcomes: what the coordinator asks for.
@@ -106,7 +106,7 @@ class DeviceServing:
         except asyncio.CancelledError:
             # A thread cannot be cancelled: it stops after the minibatch in hand, and only then is the board ours.
             stopping.set()
-            await uncancelled(_given_up(work))
+            await run_uncancelled(_given_up(work))
             raise
 
     async def _serve(
@@ -150,10 +150,10 @@ async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -
     try:
         await asyncio.wait([working, other], return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
-        await uncancelled(_cancelled(working))
+        await run_uncancelled(_cancelled(working))
         raise
     if not working.done():
-        await uncancelled(_cancelled(working))
+        await run_uncancelled(_cancelled(working))
     return None if working.cancelled() else working.result()
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edge_agent.runtime.states import Action, Decision, Event, ProfileEnded, State, decide
+from edge_agent.runtime.states import Action, Decision, Event, ProfileEnded, decide
 from edge_agent.session.coordinator_session import CoordinatorSession
+from wattfleet_proto.convert import state_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import session_pb2
-
-_REPORTED = {state: session_pb2.DeviceState.Value(f"DEVICE_STATE_{state.name}") for state in State}
 
 
 class StateReporter:
@@ -18,7 +18,7 @@ class StateReporter:
 
     def __init__(self, link: CoordinatorSession) -> None:
         self._link = link
-        self.state = State.ENROLLED
+        self.state = DeviceState.ENROLLED
         self._unfinished = False
 
     def decide(self, event: Event) -> Decision:
@@ -41,6 +41,6 @@ class StateReporter:
         if decision.detail is not None:
             self._link.report_state(
                 session_pb2.StateReport(
-                    state=_REPORTED[decision.state], profiled_modes=profiled_modes, detail=decision.detail
+                    state=state_to_message(decision.state), profiled_modes=profiled_modes, detail=decision.detail
                 )
             )

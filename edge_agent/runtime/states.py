@@ -5,18 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from wattfleet_proto.device_state import DeviceState
 
-class State(Enum):
-    """What a device is doing."""
-
-    ENROLLED = auto()
-    PROFILING = auto()
-    READY = auto()
-    TRAINING = auto()
-    DEGRADED = auto()
-
-
-MAY_TRAIN = frozenset({State.READY, State.DEGRADED})
+MAY_TRAIN = frozenset({DeviceState.READY, DeviceState.DEGRADED})
 """Where a training may begin: a degraded device whose mode takes again is well."""
 
 
@@ -120,7 +111,7 @@ class Decision:
         actions: what to do.
     """
 
-    state: State
+    state: DeviceState
     detail: str | None
     actions: frozenset[Action] = frozenset()
 
@@ -129,21 +120,22 @@ class ImpossibleEventError(Exception):
     """An event that cannot happen in this state: a mistake in the agent."""
 
 
-_POSSIBLE: dict[type[Event], frozenset[State]] = {
-    ModeMeasured: frozenset({State.ENROLLED, State.PROFILING}),
-    ProfileEnded: frozenset({State.ENROLLED, State.PROFILING}),
+_PROFILED_ONCE = frozenset({DeviceState.PROFILING, DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED})
+_POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
+    ModeMeasured: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
+    ProfileEnded: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     TrainingBegan: MAY_TRAIN,
-    TrainingRefused: frozenset({State.TRAINING}),
+    TrainingRefused: frozenset({DeviceState.TRAINING}),
     # It may break off while its mode is being put in force, too.
-    TrainingBrokeOff: frozenset({State.READY, State.TRAINING, State.DEGRADED}),
-    TrainingEnded: frozenset({State.TRAINING}),
-    DeviceFailed: frozenset(State) - {State.ENROLLED},
-    DeviceRecovered: frozenset(State) - {State.ENROLLED},
-    BegunAnew: frozenset(State) - {State.TRAINING},
+    TrainingBrokeOff: frozenset({DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED}),
+    TrainingEnded: frozenset({DeviceState.TRAINING}),
+    DeviceFailed: _PROFILED_ONCE,
+    DeviceRecovered: _PROFILED_ONCE,
+    BegunAnew: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING, DeviceState.READY, DeviceState.DEGRADED}),
 }
 
 
-def decide(state: State, event: Event, unfinished: bool = False) -> Decision:
+def decide(state: DeviceState, event: Event, unfinished: bool = False) -> Decision:
     """What follows from an event.
 
     Args:
@@ -155,20 +147,21 @@ def decide(state: State, event: Event, unfinished: bool = False) -> Decision:
         ImpossibleEventError: it cannot happen in this state.
     """
     decision = _decided(state, event)
-    if unfinished and decision.state is State.READY and not isinstance(event, ProfileEnded):
-        return Decision(State.PROFILING, f"{decision.detail}; measuring goes on", frozenset({Action.MEASURE_ANEW}))
+    if unfinished and decision.state is DeviceState.READY and not isinstance(event, ProfileEnded):
+        detail = f"{decision.detail}; measuring goes on"
+        return Decision(DeviceState.PROFILING, detail, frozenset({Action.MEASURE_ANEW}))
     return decision
 
 
-def _decided(state: State, event: Event) -> Decision:
+def _decided(state: DeviceState, event: Event) -> Decision:
     if state not in _POSSIBLE[type(event)]:
         raise ImpossibleEventError(f"{event} cannot happen to a device that is {state.name.lower()}")
     if isinstance(event, ModeMeasured):
-        return Decision(State.PROFILING, event.detail)
+        return Decision(DeviceState.PROFILING, event.detail)
     if isinstance(event, ProfileEnded):
         return _parked("measured anew" if event.anew else None, Action.REPORT_FRONT)
     if isinstance(event, TrainingBegan):
-        return Decision(State.TRAINING, f"training in {event.mode}")
+        return Decision(DeviceState.TRAINING, f"training in {event.mode}")
     if isinstance(event, TrainingRefused):
         return _parked(event.reason)
     if isinstance(event, TrainingBrokeOff):
@@ -176,20 +169,20 @@ def _decided(state: State, event: Event) -> Decision:
     if isinstance(event, TrainingEnded):
         return _after_training(event)
     if isinstance(event, DeviceFailed):
-        return Decision(State.DEGRADED, event.reason, frozenset({Action.RECOVER}))
+        return Decision(DeviceState.DEGRADED, event.reason, frozenset({Action.RECOVER}))
     if isinstance(event, BegunAnew):
-        return Decision(State.PROFILING, event.reason)
+        return Decision(DeviceState.PROFILING, event.reason)
     # Trained well in the meantime: there is nothing to recover from.
-    return _parked("recovered") if state is State.DEGRADED else Decision(state, None)
+    return _parked("recovered") if state is DeviceState.DEGRADED else Decision(state, None)
 
 
 def _after_training(ended: TrainingEnded) -> Decision:
     if ended.not_learnt is not None:
         return _parked(ended.not_learnt)
     if ended.drift is not None:
-        return Decision(State.PROFILING, f"measured anew: {ended.drift}", frozenset({Action.MEASURE_ANEW}))
+        return Decision(DeviceState.PROFILING, f"measured anew: {ended.drift}", frozenset({Action.MEASURE_ANEW}))
     return _parked(None) if ended.failed else _parked(None, Action.REPORT_FRONT)
 
 
 def _parked(why: str | None, *actions: Action) -> Decision:
-    return Decision(State.READY, f"parked; {why}" if why else "parked", frozenset(actions))
+    return Decision(DeviceState.READY, f"parked; {why}" if why else "parked", frozenset(actions))

@@ -16,7 +16,7 @@ from edge_agent.session.orders import Orders
 from edge_agent.session.outbox import Outbox
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.backoff import LONGEST_S, Backoff
-from wattfleet_io.time_limit import within
+from wattfleet_io.tasks import stop_tasks, with_timeout
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import ProtocolVersionError, common_version
 
@@ -95,7 +95,7 @@ class CoordinatorSession:
                 await self._acknowledged.wait_for(lambda: not self._outbox.has_up_to(last))
 
         try:
-            await within(timeout_s, drained())
+            await with_timeout(timeout_s, drained())
         except asyncio.TimeoutError:
             return False
         return True
@@ -152,16 +152,16 @@ class CoordinatorSession:
             call: Any = stub.Session(None)
             sender: asyncio.Task[None] | None = None
             try:
-                await within(self._silence_borne_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
+                await with_timeout(self._silence_borne_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
                 self._lease_s = 0.0
-                while (response := await within(self._silence_borne_s, call.read())) is not _END:
+                while (response := await with_timeout(self._silence_borne_s, call.read())) is not _END:
                     if response.HasField("welcome"):
                         spoken = common_version(response.welcome.protocol)
                         self.connected = True
                         self._paced(response.welcome.lease_s, response.welcome.reconnect_s)
                         self._outbox.take_up_again()
                         self._wake.set()
-                        sender = asyncio.create_task(self._send(call, spoken.minor))
+                        sender = asyncio.create_task(self._send(call, spoken.minor), name="session sender")
                         await self._on_welcome(response.welcome)
                     elif response.HasField("reassign"):
                         await self.orders.came(response.reassign)
@@ -173,10 +173,8 @@ class CoordinatorSession:
                         yield True
             finally:
                 self.connected = False
-                if sender:
-                    sender.cancel()
-                    # What it failed of has ended the session, too.
-                    await asyncio.gather(sender, return_exceptions=True)
+                # An error of the sender has ended the session, too, and is handled there.
+                await stop_tasks(sender)
                 call.cancel()
 
     @property
@@ -209,7 +207,7 @@ class CoordinatorSession:
                 continue
             try:
                 # At random, so that leases which began together do not stay so.
-                await within(self._lease_s * random.uniform(0.5, 0.8), self._wake.wait())
+                await with_timeout(self._lease_s * random.uniform(0.5, 0.8), self._wake.wait())
             except asyncio.TimeoutError:
                 await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
 

@@ -21,7 +21,6 @@ from edge_agent.runtime.states import (
     MAY_TRAIN,
     DeviceFailed,
     Event,
-    State,
     TrainingBegan,
     TrainingBrokeOff,
     TrainingEnded,
@@ -32,8 +31,10 @@ from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.shielding import shield_until_done, uncancelled
-from wattfleet_proto.convert import mode_from_message
+from wattfleet_io.tasks import run_uncancelled, shield_until_done
+from wattfleet_proto.assignment import RoundAssignment
+from wattfleet_proto.convert import assignment_from_start, mode_from_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
@@ -100,7 +101,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             )
         if len(start.plan_id) > _LONGEST_PLAN_ID:
             raise InvalidInputError(f"a plan's id has {_LONGEST_PLAN_ID} characters at most, not {len(start.plan_id)}")
-        if self._care.state not in MAY_TRAIN | {State.TRAINING}:
+        if self._care.state not in MAY_TRAIN | {DeviceState.TRAINING}:
             raise BusyError(f"{self._device_id} is being measured: it cannot train now")
         if self._care.training.locked():
             raise BusyError(f"{self._device_id} is training already")
@@ -108,9 +109,9 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             if self._care.state not in MAY_TRAIN:
                 raise BusyError(f"{self._device_id} is being made ready anew: it cannot train now")
             try:
-                mode = mode_from_message(start.mode)
-                await shield_until_done(self._watch.start, mode, start.epochs, start.power_limit_w)
-                self._care.happened(TrainingBegan(mode.label()))
+                assignment = assignment_from_start(start)
+                await shield_until_done(self._watch.start, assignment.mode, assignment.epochs, assignment.power_limit_w)
+                self._care.happened(TrainingBegan(assignment.mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
                 async with aclosing(self._until_finish(start.plan_id, request_iterator)) as events:
@@ -125,20 +126,20 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                             yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
                         else:
                             request = event
-                finished, observed = await self._finished(start, request.finish)
+                finished, observed = await self._finished(assignment, request.finish)
             except _DEVICE_TROUBLE as error:
                 # Whatever watts it drew when the trouble began, it is not to go on drawing them until it has recovered.
-                await uncancelled(self._give_up(DeviceFailed(str(error))))
+                await run_uncancelled(self._give_up(DeviceFailed(str(error))))
                 raise
             except InvalidInputError as error:
-                if self._care.state is State.TRAINING:
-                    await uncancelled(self._give_up(TrainingRefused(str(error))))
+                if self._care.state is DeviceState.TRAINING:
+                    await run_uncancelled(self._give_up(TrainingRefused(str(error))))
                 raise
             except BaseException:
                 # The stream broke off: whoever trained is gone, and nothing is to be learnt.
-                await uncancelled(self._give_up(TrainingBrokeOff()))
+                await run_uncancelled(self._give_up(TrainingBrokeOff()))
                 raise
-            await uncancelled(self._learn(observed, request.finish.failed))
+            await run_uncancelled(self._learn(observed, request.finish.failed))
         # The next plan is made from what the coordinator knows: let it know before Flower hears of the reply.
         # While it is away, the round does not wait for it: the outbox keeps what was observed.
         if not (self._link.connected and await self._link.flush(_ACKNOWLEDGED_WITHIN_S)):
@@ -207,7 +208,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         return await shield_until_done(self._watch.minibatches_ended, times, report.paused)
 
     async def _finished(
-        self, start: local_pb2.StartTraining, finish: local_pb2.FinishTraining
+        self, assignment: RoundAssignment, finish: local_pb2.FinishTraining
     ) -> tuple[local_pb2.TrainingFinished, Observed | None]:
         """End the training and report what was observed.
 
@@ -218,13 +219,13 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             await shield_until_done(self._watch.abandon)
             return local_pb2.TrainingFinished(), None
         epochs_done = finish.epochs_done if finish.HasField("epochs_done") else None
-        if epochs_done is not None and not 0 <= epochs_done <= start.epochs:
-            raise InvalidInputError(f"of {start.epochs:g} epochs, {epochs_done:g} cannot have been trained")
+        if epochs_done is not None and not 0 <= epochs_done <= assignment.epochs:
+            raise InvalidInputError(f"of {assignment.epochs:g} epochs, {epochs_done:g} cannot have been trained")
         observed = await shield_until_done(self._watch.finish, epochs_done)
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._link.report_observation(
-            session_pb2.Observation(plan_id=start.plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
+            session_pb2.Observation(plan_id=assignment.plan_id, epoch_s=observed.epoch_s, power_w=observed.power_w)
         )
         return local_pb2.TrainingFinished(epoch_s=observed.epoch_s, power_w=observed.power_w), observed
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from edge_agent.devices.device import Device, PowerMeter, VirtualDevice
+from edge_agent.devices.device import AppTraining, Device, PowerMeter
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.productive import ProductiveProfiler
-from edge_agent.profiling.records import require_above_zero
+from edge_agent.profiling.journal_records import require_above_zero
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.training.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
@@ -50,12 +50,12 @@ class _Running:
     mode: PowerMode
     epochs: float
     power_limit_w: float
+    app: AppTraining
     started_s: float
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
     elsewhere: bool = False
     measures_no_more: bool = False
-    stepped: int = 0
 
 
 class TrainingWatch:
@@ -106,9 +106,10 @@ class TrainingWatch:
             raise InvalidInputError(f"a round trains {_FEWEST_EPOCHS:g} to {_MOST_EPOCHS:g} epochs, not {epochs:g}")
         self.abandon()
         self._device.apply(mode)
-        if isinstance(self._device, VirtualDevice):
-            self._device.step()  # the first minibatch, and with it the start, before anything is observed
-        self._running = _Running(mode, epochs, power_limit_w, self._device.clock.now_s(), self._device.start_meter())
+        app = self._device.begin_training()
+        self._running = _Running(
+            mode, epochs, power_limit_w, app, self._device.clock.now_s(), self._device.start_meter()
+        )
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
         """Measure modes by minibatches that the app reports; when this returns, the mode to train on in is in force.
@@ -174,17 +175,10 @@ class TrainingWatch:
         if not times and not paused:
             profiler.begin()
             running.elsewhere |= profiler.measuring
-        ended_s = self._device.clock.now_s() - sum(time.fetch_stall_ms + time.compute_ms for time in times) / 1e3
-        for time in times:
-            if isinstance(self._device, VirtualDevice):
-                self._device.step()
-                running.stepped += 1
-                profiler.minibatch_ended(time)
-                continue
-            ended_s += (time.fetch_stall_ms + time.compute_ms) / 1e3
-            if profiler.minibatch_ended(time, ended_s):
-                # What follows in this report was trained in the mode before.
-                break
+        running.app.minibatches_ended(
+            [(time.fetch_stall_ms + time.compute_ms) / 1e3 for time in times],
+            lambda index, ended_s: profiler.minibatch_ended(times[index], ended_s),
+        )
         if paused:
             profiler.pause()
 
@@ -211,9 +205,7 @@ class TrainingWatch:
             try:
                 if running.profiler is not None:
                     running.profiler.pause()
-                if isinstance(self._device, VirtualDevice):
-                    minibatches = max(1, round(epochs * self._minibatches_per_epoch))
-                    self._device.run(max(0, minibatches - running.stepped))
+                running.app.finish(max(1, round(epochs * self._minibatches_per_epoch)))
                 ended_s = self._device.clock.now_s()
                 changed = self._device.differences(running.mode)
             finally:
@@ -222,7 +214,10 @@ class TrainingWatch:
             _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
         if running.elsewhere or changed or epochs < _FEWEST_EPOCHS:
             return None
-        training_s, first_s = ended_s - running.started_s, self._first_s(running.mode)
+        training_s = ended_s - running.started_s
+        # An app reports no time for its first minibatch; the profile knows it.
+        observed_first = running.app.first_minibatch_observed
+        first_s = first_minibatch_s(running.mode, self._first_gcycles()) if observed_first else 0.0
         # The start is the CPU's work, and its power is not that of a training.
         power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
@@ -234,10 +229,6 @@ class TrainingWatch:
             _log.warning("nothing was observed: half of the training or more may have been its start")
             return None
         return Observed(running.mode, steady_s * trained / epochs, power_w)
-
-    def _first_s(self, mode: PowerMode) -> float:
-        """Seconds of what is observed that the first minibatch took: an app shows none, the profile tells it."""
-        return 0.0 if isinstance(self._device, VirtualDevice) else first_minibatch_s(mode, self._first_gcycles())
 
     def abandon(self) -> None:
         """Stop observing, learn nothing, park."""

@@ -1,4 +1,14 @@
-"""A device's assignment as it travels inside Flower's messages: one ConfigRecord beside the strategy's own."""
+"""One device's assignment in one round, and its record in Flower's messages.
+
+On its way from the plan to the power knobs an assignment takes two forms. Everything else is a message of one of them,
+and `wattfleet_proto.convert` holds every conversion:
+
+- `wattfleet.planning.Assignment` is a plan's: mode and power limit with the predictions that they rest on. The
+  coordinator's commitments and reassignments refer to it. Its messages are `planning.proto`'s `Assignment`, which adds
+  Flower's node id, and `session.proto`'s `Reassign`, which holds a changed mode and power limit.
+- `RoundAssignment` is a device's instruction: no predictions, but the plan's id, the epochs and the deadline. Its
+  messages are the ConfigRecord in Flower's message and `local.proto`'s `StartTraining`.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +19,34 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 
 RECORD_KEY = "wattfleet"
-"""Where the record lies in a message's content."""
+"""The record's key in a message's content."""
 
 IDENTIFY_KEY = "identify"
-"""In a request: answer with the device's id instead of training."""
+"""In a request: reply with the device id instead of training."""
 
 DEVICE_ID_KEY = "device-id"
 
 SHARE_KEY = "share"
-"""In a reply: how much of the assigned work was done before its deadline, 0 to 1."""
+"""In a reply: the share of the assigned work that was done before the deadline, 0 to 1."""
 
 CUT_KEY = "cut"
-"""In a reply: its deadline ended the training early."""
+"""In a reply: whether the deadline ended the training early."""
 
 APP_WEIGHS_KEY = "app-weighs"
-"""In a reply: the app's own weight counts only what was done."""
+"""In a reply: whether the app's own weight counts only what was done."""
 
 
 @dataclass(frozen=True)
 class RoundAssignment:
-    """What one node is to do in one round.
+    """What one device does in one round.
 
     Attributes:
         plan_id: the round's plan.
-        device_id: whose assignment it is.
+        device_id: the device.
         mode: the power mode to train in.
-        epochs: local epochs that the plan counts on.
-        power_limit_w: watts set aside for the device.
-        deadline_s: seconds after its training began at which it stops; None for none.
+        epochs: local epochs to train.
+        power_limit_w: watts reserved for the device.
+        deadline_s: seconds from the start of training after which it stops; None for no deadline.
 
     Raises:
         InvalidInputError: the deadline is not above 0.
@@ -51,10 +61,10 @@ class RoundAssignment:
 
     def __post_init__(self) -> None:
         if self.deadline_s is not None and not self.deadline_s > 0:
-            raise InvalidInputError(f"{self.device_id}: a deadline is above 0 s, not {self.deadline_s:g}")
+            raise InvalidInputError(f"{self.device_id}: the deadline must be above 0 s, got {self.deadline_s:g} s")
 
     def to_record(self) -> dict[str, str | int | float]:
-        """The values of the ConfigRecord."""
+        """Return the values of the ConfigRecord."""
         return {
             "plan-id": self.plan_id,
             DEVICE_ID_KEY: self.device_id,
@@ -66,10 +76,10 @@ class RoundAssignment:
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundAssignment:
-        """Read the values of a ConfigRecord.
+        """Read an assignment from the values of a ConfigRecord.
 
         Raises:
-            InvalidInputError: a value is missing or of the wrong kind.
+            InvalidInputError: a value is missing or has the wrong type.
         """
         try:
             return cls(
@@ -82,6 +92,6 @@ class RoundAssignment:
             )
         except (KeyError, ValueError) as error:
             raise InvalidInputError(
-                f"the message's {RECORD_KEY!r} record is no assignment ({error}):"
+                f"the message's {RECORD_KEY!r} record is not an assignment ({error}):"
                 " run the same version of Wattfleet on the server and the devices"
             ) from None

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.paths import device_folder
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import device_folder
 from wattfleet.modes import PowerMode
 
-MODE_FILE, LOG_FILE = "mode.json", "board.log"
+MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
 
 
 class LastingBoard(SimulatedDevice):
@@ -60,7 +60,7 @@ async def main(folder, coordinator):
         minibatches_per_epoch=100,
         seed=0,
     )
-    await run_agent(config, board, virtual_workload(board), stop)
+    await run_agent(config, board, built_in_workload(board.step), stop)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import asyncio
 import os
 import random
 import sqlite3
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -153,61 +152,47 @@ def require_nothing_lost(kept: list[view_pb2.RoundView], acknowledged: Acknowled
     assert acknowledged.finished <= {r.round for r in kept if r.HasField("wall_s")}
 
 
-def told(story: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60 + 12 * KILLS):
-            await story()
-
-    asyncio.run(bounded())
-
-
+@pytest.mark.timeout(60 + 12 * KILLS)
 @pytest.mark.parametrize(("how", "times"), [("killed", KILLS), ("stopped", 2)])
-def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(tmp_path: Path, how: str, times: int) -> None:
+async def test_whenever_it_is_ended_nothing_that_was_acknowledged_is_lost(tmp_path: Path, how: str, times: int) -> None:
     coordinator = MortalCoordinator(tmp_path, "--site-budget-w", "600", "--policy", "random", "--clients", "20")
     acknowledged = Acknowledged()
     chance = random.Random(SEED)
 
-    async def story() -> None:
-        await coordinator.start()
-        agents = {
-            f"device-{k:03}": SimulatedAgent(f"device-{k:03}", tmp_path, coordinator.address) for k in range(AGENTS)
-        }
-        flower = FlowerServer(coordinator.address, agents, acknowledged)
-        working = [asyncio.create_task(agent.run()) for agent in agents.values()]
-        working.append(asyncio.create_task(flower.run()))
-        restarts_s = []
-        try:
-            for _ in range(times):
-                before = len(acknowledged.plans)
-                await asyncio.sleep(chance.uniform(0.0, 1.0))
-                if how == "killed":
-                    coordinator.kill()
-                else:  # in the midst of a round, most likely
-                    assert await asyncio.to_thread(coordinator.stop) == 0
-                seen = Acknowledged(
-                    dict(acknowledged.plans), set(acknowledged.observations), set(acknowledged.finished)
-                )
-                restarts_s.append(await coordinator.start())
-                require_nothing_lost(await rounds_kept(coordinator.address), seen)
-                # It goes on: a plan is made that was not there before the kill.
-                while len(acknowledged.plans) <= before:
-                    await asyncio.sleep(0.02)
-                    for task in working:
-                        assert not task.done(), task.exception()
-        finally:
-            for task in working:
-                task.cancel()
-            await asyncio.gather(*working, return_exceptions=True)
-            await flower.channel.close()
-            with suppress(ProcessLookupError):
-                assert coordinator.stop() == 0
-        restarts_s.sort()
-        print(f"back within {restarts_s[-1]:.2f} s, {restarts_s[len(restarts_s) // 2]:.2f} s in the median")
-        if times > 10:  # the short form runs beside other tests
-            assert restarts_s[-1] <= BACK_WITHIN_S
-        assert len(acknowledged.finished) > times // 2
-
-    told(story)
+    await coordinator.start()
+    agents = {f"device-{k:03}": SimulatedAgent(f"device-{k:03}", tmp_path, coordinator.address) for k in range(AGENTS)}
+    flower = FlowerServer(coordinator.address, agents, acknowledged)
+    working = [asyncio.create_task(agent.run()) for agent in agents.values()]
+    working.append(asyncio.create_task(flower.run()))
+    restarts_s = []
+    try:
+        for _ in range(times):
+            before = len(acknowledged.plans)
+            await asyncio.sleep(chance.uniform(0.0, 1.0))
+            if how == "killed":
+                coordinator.kill()
+            else:  # in the midst of a round, most likely
+                assert await asyncio.to_thread(coordinator.stop) == 0
+            seen = Acknowledged(dict(acknowledged.plans), set(acknowledged.observations), set(acknowledged.finished))
+            restarts_s.append(await coordinator.start())
+            require_nothing_lost(await rounds_kept(coordinator.address), seen)
+            # It goes on: a plan is made that was not there before the kill.
+            while len(acknowledged.plans) <= before:
+                await asyncio.sleep(0.02)
+                for task in working:
+                    assert not task.done(), task.exception()
+    finally:
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+        await flower.channel.close()
+        with suppress(ProcessLookupError):
+            assert coordinator.stop() == 0
+    restarts_s.sort()
+    print(f"back within {restarts_s[-1]:.2f} s, {restarts_s[len(restarts_s) // 2]:.2f} s in the median")
+    if times > 10:  # the short form runs beside other tests
+        assert restarts_s[-1] <= BACK_WITHIN_S
+    assert len(acknowledged.finished) > times // 2
     with sqlite3.connect(tmp_path / "coordinator.db") as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     database.close()

@@ -4,9 +4,9 @@ import re
 
 from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.nvpmodel import NvpmodelDevice
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from tests.fakes.jetson_boards import CAP_6
 from tests.fakes.jetson_tree import CPU
+from wattfleet_io.clock import VirtualClock
 
 CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
 

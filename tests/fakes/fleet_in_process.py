@@ -16,15 +16,21 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from coordinator.budgets.site_file import SiteFile
-from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.server import BoundAddresses, serve
+from coordinator.settings import (
+    CoordinatorSettings,
+    PolicySettings,
+    ProfilingSettings,
+    ServerSettings,
+    SiteSettings,
+    StoreSettings,
+)
 from edge_agent.devices.selection import open_virtual_board
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.paths import device_folder
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import device_folder
 from tests.fakes.flower_task import be_task
-from wattfleet.planning.policies import Policy
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 
@@ -111,7 +117,7 @@ class RunningFleet:
 
 @contextmanager
 def running_fleet(
-    directory: Path, specs: Mapping[str, str], *, policy: Policy, site_budget_w: float, profile_modes: int = 12
+    directory: Path, specs: Mapping[str, str], *, policy: PolicySettings, site_budget_w: float, profile_modes: int = 12
 ) -> Iterator[RunningFleet]:
     """Coordinator and agents, every agent ready to train."""
     loop = asyncio.new_event_loop()
@@ -124,17 +130,15 @@ def running_fleet(
         bound.set()
 
     async def everything() -> None:
-        config = CoordinatorConfig(
-            address="127.0.0.1:0",
-            metrics_address="127.0.0.1:0",
-            store=directory / "coordinator.db",
-            reference="agx_orin_resnet18",
-            site=SiteFile.of_site(site_budget_w),
+        settings = CoordinatorSettings(
+            server=ServerSettings(address="127.0.0.1:0", metrics_address="127.0.0.1:0"),
+            store=StoreSettings(location=str(directory / "coordinator.db")),
+            site=SiteSettings(budget_w=site_budget_w),
             policy=policy,
-            profile_modes=profile_modes,
+            profiling=ProfilingSettings(modes=profile_modes),
         )
         stop_coordinator = asyncio.Event()
-        server = asyncio.create_task(serve(config, on_ready, stop_coordinator))
+        server = asyncio.create_task(serve(settings, on_ready, stop_coordinator))
         while not found:
             await asyncio.sleep(0.01)
             if server.done():
@@ -153,7 +157,7 @@ def running_fleet(
                         seed=k,
                     ),
                     board,
-                    virtual_workload(board),
+                    built_in_workload(board.step),
                     stop,
                 )
             )

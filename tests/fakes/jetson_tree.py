@@ -8,8 +8,8 @@ import threading
 from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from tests.fakes.jetson_boards import CAP_4_5, CAP_6
+from wattfleet_io.clock import VirtualClock
 
 CPU = "/sys/devices/system/cpu"
 BPMP = "/sys/kernel/debug/bpmp/debug"

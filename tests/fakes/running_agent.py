@@ -10,13 +10,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
 from edge_agent.runtime.config import AgentConfig
 from tests.fakes.coordinator_in_process import on_loop, until
 from tests.fakes.flower_task import be_task
-from wattfleet.modes import as_modes
-from wattfleet_flower.client.mod import power_mode_mod
+from wattfleet.modes import array_to_modes
+from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 
@@ -33,7 +33,7 @@ class BoardThatBecomesSlower(SimulatedDevice):
 def new_board(kind=SimulatedDevice):
     """One in some mode of its owner's."""
     device = kind("orin-nano", 1)
-    device.apply(as_modes(device.modes)[777])
+    device.apply(array_to_modes(device.modes)[777])
     return device
 
 
@@ -53,7 +53,7 @@ class RunningAgent:
     def __init__(self, config, device):
         self.config = config
         self._stop = asyncio.Event()
-        self._running = on_loop(run_agent(config, device, virtual_workload(device), self._stop))
+        self._running = on_loop(run_agent(config, device, built_in_workload(device.step), self._stop))
 
     @property
     def has_ended(self):

@@ -11,8 +11,9 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.cli.view_values import state_word
-from coordinator.server import BoundAddresses, CoordinatorConfig, serve
+from coordinator.cli.output.view_values import state_word
+from coordinator.server import BoundAddresses, serve
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import front_to_message
@@ -138,7 +139,7 @@ class Client:
 
 
 @asynccontextmanager
-async def serving(config: CoordinatorConfig) -> AsyncIterator[Client]:
+async def serving(config: CoordinatorSettings) -> AsyncIterator[Client]:
     """A coordinator from its start to a clean stop."""
     stop = asyncio.Event()
     bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
@@ -154,12 +155,11 @@ async def serving(config: CoordinatorConfig) -> AsyncIterator[Client]:
         await running
 
 
-def with_coordinator(config: CoordinatorConfig, story: Callable[[Client], Awaitable[None]]) -> None:
-    async def told() -> None:
-        async with asyncio.timeout(_WITHIN_S), serving(config) as client:
-            await story(client)
-
-    asyncio.run(told())
+@asynccontextmanager
+async def serving_client(config: CoordinatorSettings) -> AsyncIterator[Client]:
+    """`serving`, for a limited time."""
+    async with asyncio.timeout(_WITHIN_S), serving(config) as client:
+        yield client
 
 
 def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
 
-from coordinator.budgets.site_file import SiteFile, read_site_file
-from coordinator.server import CoordinatorConfig
-from tests.fakes.served import Client, with_coordinator
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import Client, serving_client
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import WattfleetError
 from wattfleet_io import cli
@@ -35,7 +35,6 @@ tags = ["lab"]
 """
 
 Shell = Callable[..., Awaitable[Result]]
-Story = Callable[[Client, Shell], Awaitable[None]]
 
 
 def command(*arguments: str, columns: int = 80) -> Result:
@@ -48,10 +47,11 @@ def command(*arguments: str, columns: int = 80) -> Result:
     return result
 
 
-def told(config: CoordinatorConfig, story: Story) -> None:
-    """Tell a story of a coordinator and a shell."""
+@asynccontextmanager
+async def served_with_shell(config: CoordinatorSettings) -> AsyncIterator[tuple[Client, Shell]]:
+    """A coordinator, a client of it, and a shell that runs commands against it."""
+    async with serving_client(config) as client:
 
-    async def with_shell(client: Client) -> None:
         async def shell(*arguments: str, columns: int = 80) -> Result:
             result = await asyncio.to_thread(
                 command, *arguments, "--coordinator", client.bound.address, columns=columns
@@ -63,19 +63,17 @@ def told(config: CoordinatorConfig, story: Story) -> None:
             assert "…" not in result.stdout, "nothing is cut off"
             return result
 
-        await story(client, shell)
-
-    with_coordinator(config, with_shell)
+        yield client, shell
 
 
 async def asked(shell: Shell, *arguments: str) -> Any:
     return json.loads((await shell(*arguments, "--json")).stdout)
 
 
-def rack_and_roof(folder: Path) -> SiteFile:
-    """A site with two circuits, the budget of one of which is away."""
+def rack_and_roof(folder: Path) -> dict[str, Any]:
+    """Settings of a site with two circuits; the source of one circuit's budget does not answer."""
     (folder / "site.toml").write_text(_SITE)
-    return read_site_file(folder / "site.toml")
+    return {"budget_w": None, "file": folder / "site.toml"}
 
 
 async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:

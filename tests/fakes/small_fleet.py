@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, Policy
+from wattfleet_proto.device_state import DeviceState
 
 RUN = "4711"
 ORIN_FRONT = front((10, 50), (20, 30), (40, 20))

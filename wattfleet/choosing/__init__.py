@@ -1,4 +1,4 @@
-"""Pareto fronts, the choice of a power mode, and which modes to measure for it."""
+"""Pareto fronts, choosing a power mode, and selecting which modes to measure."""
 
 import lazy_loader
 

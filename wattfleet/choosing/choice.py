@@ -1,7 +1,7 @@
-"""Choosing a power mode: from what is measured where it is measured, from what is predicted elsewhere.
+"""Choosing a power mode from measurements where they exist, and from predictions elsewhere.
 
-A measured mode is judged by its own time and power. A predicted one counts as within a limit only if it is so with
-a stated probability: the best of thousands of predicted modes is likely one whose power or time was underestimated.
+A measured mode is judged by its own time and power. A predicted mode has to keep a limit with a stated probability,
+because the best of thousands of predicted modes is likely one whose power or time was underestimated.
 """
 
 from __future__ import annotations
@@ -12,35 +12,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, as_modes
-from wattfleet.prediction import Prediction, standard_quantile
+from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
+from wattfleet.prediction import Prediction, normal_quantile
 
 Values = NDArray[np.float64]
 
 PROBABILITY = 0.95
-"""With which probability a mode that was not measured must keep a limit, unless another is asked for."""
+"""Default probability with which an unmeasured mode must keep a limit."""
 
 TIE = 0.006
-"""Predicted times that differ by less than this share are taken for equal: even measured ones repeat no better."""
+"""Relative difference below which predicted times count as equal; repeated measurements differ as much."""
 
-# In standard deviations: whatever keeps a budget by more keeps it for certain.
-_SURE = 6.0
+# Margin in standard deviations above which a mode counts as certain to keep a budget.
+_CERTAIN_MARGIN = 6.0
 _LEAST_SD = 1e-9
 
 
 class InfeasibleDeadlineError(InvalidInputError):
-    """No mode is known to finish in the time that was given."""
+    """No known mode finishes within the given time."""
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A chosen mode and what is expected of it.
+class ChosenMode:
+    """A chosen mode with its expected time and power.
 
     Attributes:
         mode: the power mode.
         minibatch_ms: measured or median predicted milliseconds per minibatch.
         power_mw: measured or median predicted milliwatts while training.
-        measured: whether the two were measured.
+        measured: whether time and power were measured.
     """
 
     mode: PowerMode
@@ -51,15 +51,15 @@ class Chosen:
 
 @dataclass(frozen=True)
 class KnownModes:
-    """What is known of `n` modes: measured values where there are any, predictions elsewhere.
+    """Time and power of `n` modes: measured values where they exist, predictions elsewhere.
 
     Attributes:
         modes: `[n, 4]` power modes.
         minibatch_ms: `[n]` measured or median predicted milliseconds per minibatch.
         power_mw: `[n]` measured or median predicted milliwatts.
-        time_log_sd: `[n]` standard deviation of the logarithm of the time, 0 where it was measured.
-        power_log_sd: `[n]` standard deviation of the logarithm of the power, 0 where it was measured.
-        measured: `[n]` whether a mode was measured.
+        time_log_sd: `[n]` standard deviation of the logarithm of the time, 0 if measured.
+        power_log_sd: `[n]` standard deviation of the logarithm of the power, 0 if measured.
+        measured: `[n]` whether each mode was measured.
     """
 
     modes: ModeArray
@@ -71,15 +71,15 @@ class KnownModes:
 
     @classmethod
     def of(cls, modes: ModeArray, prediction: Prediction, profile: Profile | None = None) -> KnownModes:
-        """Join predictions and measurements.
+        """Combine predictions and measurements.
 
         Args:
             modes: `[n, 4]` modes that may be chosen.
-            prediction: what is predicted for each of them.
-            profile: measured modes; those that are not among `modes` are left out.
+            prediction: the prediction for each of them.
+            profile: measured modes; those that are not in `modes` are ignored.
 
         Raises:
-            InvalidInputError: the prediction is of another number of modes.
+            InvalidInputError: the prediction has another number of modes.
         """
         if len(prediction.minibatch_ms) != len(modes):
             raise InvalidInputError(f"{len(prediction.minibatch_ms)} predictions for {len(modes)} modes")
@@ -87,63 +87,67 @@ class KnownModes:
         ms, mw, time_sd, power_sd = (column.copy() for column in columns)
         measured = np.zeros(len(modes), dtype=bool)
         if profile is not None:
-            place = {tuple(row): i for i, row in enumerate(modes.tolist())}
-            rows = [(place[mode], j) for j, mode in enumerate(map(tuple, profile.modes.tolist())) if mode in place]
-            here, there = np.array(rows, dtype=np.intp).reshape(-1, 2).T
-            ms[here], mw[here] = profile.minibatch_ms[there], profile.power_mw[there]
-            time_sd[here] = power_sd[here] = 0.0
-            measured[here] = True
+            index_of = {tuple(row): i for i, row in enumerate(modes.tolist())}
+            pairs = [
+                (index_of[mode], j) for j, mode in enumerate(map(tuple, profile.modes.tolist())) if mode in index_of
+            ]
+            at, row = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
+            ms[at], mw[at] = profile.minibatch_ms[row], profile.power_mw[row]
+            time_sd[at] = power_sd[at] = 0.0
+            measured[at] = True
         return cls(modes, ms, mw, time_sd, power_sd, measured)
 
     @classmethod
     def only_measured(cls, profile: Profile) -> KnownModes:
-        """The modes of a profile and no others."""
+        """Only the modes of a profile."""
         zero = np.zeros(len(profile))
         return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, np.ones(len(profile), dtype=bool))
 
     def among(self, chosen: NDArray[np.bool_]) -> KnownModes:
-        """What is known of some of the modes.
+        """The same for some of the modes.
 
         Args:
-            chosen: `[n]` which of them.
+            chosen: `[n]` true for the modes to keep.
         """
         return KnownModes(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def power_margin(self, budgets_mw: Values) -> Values:
-        """By how many standard deviations each mode keeps each of `[b]` budgets, `[n, b]`; negative over a budget."""
+        """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
         sd = np.maximum(self.power_log_sd, _LEAST_SD)
         return np.asarray((np.log(budgets_mw) - np.log(self.power_mw)[:, None]) / sd[:, None])
 
     def safe_power_mw(self, probability: float) -> Values:
-        """`[n]` mW that each mode keeps with a probability; a measured mode keeps what it was measured to draw."""
+        """`[n]` mW that each mode does not exceed with a probability; for a measured mode, its measured power."""
         return np.asarray(self.power_mw * np.exp(_deviations(probability) * self.power_log_sd))
 
     def safe_minibatch_ms(self, probability: float) -> Values:
-        """`[n]` ms that each mode keeps with a probability; a measured mode keeps what it was measured to take."""
+        """`[n]` ms that each mode does not exceed with a probability; for a measured mode, its measured time."""
         return np.asarray(self.minibatch_ms * np.exp(_deviations(probability) * self.time_log_sd))
 
-    def chosen(self, index: int) -> Chosen:
-        """One of the modes as a choice."""
-        (mode,) = as_modes(self.modes[index : index + 1])
-        return Chosen(mode, float(self.minibatch_ms[index]), float(self.power_mw[index]), bool(self.measured[index]))
+    def chosen(self, index: int) -> ChosenMode:
+        """The mode at an index, as a choice."""
+        (mode,) = array_to_modes(self.modes[index : index + 1])
+        return ChosenMode(
+            mode, float(self.minibatch_ms[index]), float(self.power_mw[index]), bool(self.measured[index])
+        )
 
 
 def _deviations(probability: float) -> float:
     if not 0 < probability < 1:
-        raise InvalidInputError(f"a probability lies between 0 and 1, not at {probability}")
-    return standard_quantile(probability)
+        raise InvalidInputError(f"the probability must be between 0 and 1, not {probability}")
+    return normal_quantile(probability)
 
 
-def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> Chosen:
-    """The mode with the least time of those whose power keeps a budget.
+def fastest_within_budget(known: KnownModes, budget_mw: float, probability: float = PROBABILITY) -> ChosenMode:
+    """The fastest mode whose power keeps a budget.
 
-    Of predicted times that cannot be told apart, the one whose power most surely keeps it; of equals, the one that
-    draws least.
+    Among modes whose times count as equal, the one that most certainly keeps the budget is chosen; a remaining tie goes
+    to the lower power.
 
     Args:
         known: the modes.
         budget_mw: mW that the chosen mode may draw.
-        probability: with which an unmeasured mode must keep the budget.
+        probability: probability with which an unmeasured mode must keep the budget.
 
     Raises:
         InfeasibleBudgetError: no mode keeps the budget with that probability.
@@ -153,23 +157,23 @@ def fastest_within_budget(known: KnownModes, budget_mw: float, probability: floa
     within = np.flatnonzero(safe <= budget_mw)
     if not len(within):
         raise InfeasibleBudgetError(
-            f"no mode draws at most {budget_mw / 1e3:g} W with a probability of {probability:g}: the least is"
-            f" {safe.min(initial=np.inf) / 1e3:.1f} W"
+            f"no mode draws at most {budget_mw / 1e3:g} W with a probability of {probability:g}: give a budget of"
+            f" at least {safe.min(initial=np.inf) / 1e3:.1f} W"
         )
     times = known.minibatch_ms[within]
     near = within[times <= (1 + TIE) * times.min()]
     margin = known.power_margin(np.array([budget_mw]))[near, 0]
-    best = np.lexsort((known.power_mw[near], known.minibatch_ms[near], -np.minimum(margin, _SURE)))[0]
+    best = np.lexsort((known.power_mw[near], known.minibatch_ms[near], -np.minimum(margin, _CERTAIN_MARGIN)))[0]
     return known.chosen(int(near[best]))
 
 
-def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> Chosen:
-    """The mode that needs the least energy per minibatch of those that take at most `deadline_ms` for one.
+def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> ChosenMode:
+    """The mode with the least energy per minibatch among those that keep a deadline.
 
     Args:
         known: the modes.
-        deadline_ms: ms per minibatch; an epoch's deadline is to be divided by its minibatches.
-        probability: with which an unmeasured mode must keep the deadline.
+        deadline_ms: most ms per minibatch; divide an epoch's deadline by its number of minibatches.
+        probability: probability with which an unmeasured mode must keep the deadline.
 
     Raises:
         InfeasibleDeadlineError: no mode keeps the deadline with that probability.
@@ -180,13 +184,13 @@ def least_energy_by_deadline(known: KnownModes, deadline_ms: float, probability:
     return known.chosen(int(in_time[energy.argmin()]))
 
 
-def lowest_power_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> Chosen:
-    """The mode that draws the least power of those that take at most `deadline_ms` for a minibatch.
+def lowest_power_by_deadline(known: KnownModes, deadline_ms: float, probability: float = PROBABILITY) -> ChosenMode:
+    """The mode with the lowest power among those that keep a deadline.
 
     Args:
         known: the modes.
-        deadline_ms: ms per minibatch; an epoch's deadline is to be divided by its minibatches.
-        probability: with which an unmeasured mode must keep the deadline.
+        deadline_ms: most ms per minibatch; divide an epoch's deadline by its number of minibatches.
+        probability: probability with which an unmeasured mode must keep the deadline.
 
     Raises:
         InfeasibleDeadlineError: no mode keeps the deadline with that probability.
@@ -201,7 +205,7 @@ def _in_time(known: KnownModes, deadline_ms: float, probability: float) -> NDArr
     in_time = np.flatnonzero(safe <= deadline_ms)
     if not len(in_time):
         raise InfeasibleDeadlineError(
-            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: the"
-            f" least is {safe.min(initial=np.inf):.1f} ms"
+            f"no mode takes at most {deadline_ms:g} ms per minibatch with a probability of {probability:g}: allow"
+            f" at least {safe.min(initial=np.inf):.1f} ms"
         )
     return in_time

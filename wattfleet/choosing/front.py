@@ -1,4 +1,4 @@
-"""Fronts: the modes of which none is both slower and hungrier than another."""
+"""Pareto fronts of time and power: no mode on a front is both slower and more power-hungry than another."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_modes
-from wattfleet.prediction import Prediction, standard_quantile, warmup_s
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet.prediction import Prediction, normal_quantile, warmup_s
 
-MAX_POINTS = 64
-"""Points that a reported front holds at most."""
+MAX_FRONT_POINTS = 64
+"""Most points of a front."""
 
 POWER_QUANTILE = 0.95
-"""A mode is planned with the watts that it exceeds with a probability of 5 %."""
+"""Quantile of the predicted power that a plan sets aside: a mode exceeds it with a probability of 5 %."""
 
 Values = NDArray[np.float64]
 
 
 def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
-    """Indices of the points that no other point beats in one measure and matches in the other.
+    """Indices of the points that no other point dominates.
 
     Args:
         time: `[n]` times, any unit.
         power: `[n]` powers, any unit.
 
     Returns:
-        `[k]` indices by ascending time and strictly descending power; of equal points, the first.
+        `[k]` indices by ascending time and strictly descending power; the first of equal points.
     """
     order = np.lexsort((power, time))
     lowest_before = np.minimum.accumulate(np.concatenate(([np.inf], power[order][:-1])))
@@ -36,12 +36,12 @@ def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
 class Front:
     """The predicted Pareto-optimal modes of one device, by ascending time and descending planned watts.
 
-    Time is that of a training of one epoch, its start included. The epoch alone need not rise from point to point.
+    Points are ordered by the time of one epoch including warm-up; the epoch time alone need not rise.
 
-    It holds its values packed, since a coordinator keeps the fronts of ten thousand devices.
+    Values are stored compactly, because a coordinator keeps the fronts of ten thousand devices.
     """
 
-    __slots__ = ("_columns", "_knobs", "_places")
+    __slots__ = ("_columns", "_settings", "_setting_indices")
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Front:
         power_log_sd: Values,
         warmup_s: Values,
     ) -> None:
-        """Take the points.
+        """Create a front from its points.
 
         Args:
             modes: `[k, 4]` power modes.
@@ -60,36 +60,37 @@ class Front:
             power_w: `[k]` median watts while training.
             epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
             power_log_sd: `[k]` standard deviation of the logarithm of the power.
-            warmup_s: `[k]` seconds that a training takes once, beyond its epochs; 0 where unknown.
+            warmup_s: `[k]` seconds of warm-up, once per training; 0 if unknown.
 
         Raises:
-            InvalidInputError: no points, too many, wrong order, or a value that is not finite and positive.
+            InvalidInputError: there are no or too many points, their order is wrong, or a value is not finite and
+                positive.
         """
         k = len(modes)
-        if not 1 <= k <= MAX_POINTS:
-            raise InvalidInputError(f"a front holds 1 to {MAX_POINTS} points, not {k}")
+        if not 1 <= k <= MAX_FRONT_POINTS:
+            raise InvalidInputError(f"a front holds 1 to {MAX_FRONT_POINTS} points, not {k}")
         columns = (epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s)
         if modes.shape != (k, 4) or any(column.shape != (k,) for column in columns):
             raise InvalidInputError("a front needs [k, 4] modes and k values in every column")
         if not all(np.isfinite(values).all() and (values > 0).all() for values in (modes, *columns[:2])):
             raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
-            raise InvalidInputError("a front's standard deviations and starts must be finite and not negative")
+            raise InvalidInputError("a front's standard deviations and warm-ups must be finite and not negative")
         self._columns = np.array(columns, dtype=np.float64)
-        # A knob has few settings: each is kept once, and the modes as places among them, of which a byte counts 256.
-        self._knobs, places = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
-        self._places = places.reshape(k, 4).astype(np.uint8)
+        # A knob has few settings: each is stored once, and modes refer to them by one-byte indices.
+        self._settings, indices = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
+        self._setting_indices = indices.reshape(k, 4).astype(np.uint8)
         self._columns.setflags(write=False)
         if (np.diff(self.one_epoch_s) <= 0).any() or (np.diff(self.planned_w) >= 0).any():
             raise InvalidInputError("a front's times must rise and its planned watts fall from point to point")
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._setting_indices)
 
     @property
     def modes(self) -> ModeArray:
         """`[k, 4]` power modes."""
-        return np.asarray(self._knobs[self._places])
+        return np.asarray(self._settings[self._setting_indices])
 
     @property
     def epoch_s(self) -> Values:
@@ -113,51 +114,52 @@ class Front:
 
     @property
     def warmup_s(self) -> Values:
-        """`[k]` seconds that a training takes beyond its epochs, once; 0 where none is known."""
+        """`[k]` seconds of warm-up, once per training; 0 if unknown."""
         return self._column(4)
 
     @property
     def one_epoch_s(self) -> Values:
-        """`[k]` median seconds of a training of one epoch, by which the points are ordered."""
+        """`[k]` median seconds of one epoch including warm-up, by which the points are ordered."""
         return self.warmup_s + self.epoch_s
 
     @property
     def planned_w(self) -> Values:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
-        return np.asarray(self.power_w * np.exp(standard_quantile(POWER_QUANTILE) * self.power_log_sd))
+        return np.asarray(self.power_w * np.exp(normal_quantile(POWER_QUANTILE) * self.power_log_sd))
 
     def _column(self, number: int) -> Values:
         column: Values = self._columns[number]
         return column
 
     def equals(self, other: Front) -> bool:
-        """Whether another front says the same of every point."""
+        """Whether another front has the same values at every point."""
         return np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
-        return as_modes(self._knobs[self._places[index]][None])[0]
+        return array_to_modes(self._settings[self._setting_indices[index]][None])[0]
 
 
 def predicted_front(
     modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
 ) -> Front:
-    """The front of a whole mode space, thinned to `MAX_POINTS` points evenly spread over its watts.
+    """The front of a whole mode space, thinned to `MAX_FRONT_POINTS` points that are evenly spread over its watts.
 
-    Optimality is judged on what a round plan trades: the planned watts, and the median time of a training of one epoch.
+    Modes are compared by the quantities that a round plan trades: planned watts, and the median time of one epoch
+    including warm-up.
 
     Args:
         modes: `[n, 4]` modes.
-        prediction: what is predicted for each of them.
-        minibatches_per_epoch: minibatches that make an epoch on the device.
-        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known.
+        prediction: the prediction for each of them.
+        minibatches_per_epoch: minibatches in an epoch on the device.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
     """
-    starts_s = warmup_s(modes, prediction.minibatch_ms, first_gcycles)
+    warm_s = warmup_s(modes, prediction.minibatch_ms, first_gcycles)
     epoch_s = prediction.minibatch_ms * minibatches_per_epoch / 1e3
     planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
-    front = pareto_front(starts_s + epoch_s, planned_mw)
-    if len(front) > MAX_POINTS:
-        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_POINTS)
+    front = pareto_front(warm_s + epoch_s, planned_mw)
+    if len(front) > MAX_FRONT_POINTS:
+        wanted_mw = np.linspace(planned_mw[front[0]], planned_mw[front[-1]], MAX_FRONT_POINTS)
         nearest = np.abs(planned_mw[front][:, None] - wanted_mw[None, :]).argmin(axis=0)
         front = front[np.unique(nearest)]
     return Front(
@@ -166,5 +168,5 @@ def predicted_front(
         power_w=prediction.power_mw[front] / 1e3,
         epoch_log_sd=prediction.time_log_sd[front],
         power_log_sd=prediction.power_log_sd[front],
-        warmup_s=starts_s[front],
+        warmup_s=warm_s[front],
     )

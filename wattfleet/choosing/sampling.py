@@ -1,11 +1,11 @@
-"""Which modes to profile: first spread over the mode space, then where they matter for the decision.
+"""Selecting the modes to measure: first spread over the mode space, then where they affect the choice of a mode.
 
-The best of thousands of predicted modes is rather one whose power was underestimated, so the modes that would be
-chosen are measured before they are. What a measurement is worth is its expected improvement under a constraint
-(Gardner et al., "Bayesian Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
+The best of thousands of predicted modes is likely one whose power was underestimated. Therefore modes that would be
+chosen are measured first. The value of a measurement is its constrained expected improvement (Gardner et al., "Bayesian
+Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
 
-Modes come back in descending order of their frequencies: Jetsons take a sweep downwards more reliably than
-upwards (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
+Modes are returned by descending frequency, because Jetsons apply downward sweeps more reliably than upward ones
+(PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from wattfleet.prediction import Prediction
 
 Values = NDArray[np.float64]
 Predict = Callable[[Profile], Prediction]
-"""Fits a predictor to measured modes and predicts the modes that can be chosen."""
+"""Fits a predictor to measured modes, and predicts all modes that can be chosen."""
 
-# The fractional parts of k times these fill the unit cube in four dimensions evenly for every number of points:
-# negative powers of the root of x^5 = x + 1 (the golden ratio's kin).
+# Multiples of these, modulo 1, fill the four-dimensional unit cube evenly for every number of points. They are negative
+# powers of the root of x^5 = x + 1, which generalises the golden ratio.
 _STRIDES = 1.1673039782614187 ** -np.arange(1, 5)
 
-# Without budgets in force, the decision is thought to be taken at this many, evenly along the predicted front.
+# Number of budgets assumed evenly along the predicted front when no budgets are in force.
 _FRONT_BUDGETS = 32
-# From this many measured modes on, a gain counts for no more than the cap: what is left to gain is then small, and
-# the slow end of the front, where predictions are vaguest, would take most measurements.
+# From this many measured modes on, gains are capped. Otherwise the slow end of the front, where predictions are least
+# certain, would take most measurements although little remains to be gained there.
 _CAPPED_FROM = 20
 _GAIN_CAP = 0.03
 _LEAST_SD = 1e-9
@@ -41,16 +41,16 @@ _LEAST_SD = 1e-9
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How a device's modes are sampled.
+    """Settings for selecting the modes to measure.
 
     Attributes:
-        limit: modes to measure in all, at most.
-        spread: modes that are spread over the space before any is chosen by prediction; the highest is the first.
-            Every kind of predictor can be fitted to five; one that transfers a reference may do with fewer.
-        batch: modes that are chosen between two fits, at most; 1 measures most cleverly, more fit less often.
-        tolerance: stop once no measurement is expected to shorten the step that would now be chosen under any of the
-            budgets by more than this share; 0 goes on to the limit.
-        seed: of the spread modes.
+        limit: most modes to measure in all.
+        spread: modes to spread over the space before predictions are used; the highest mode is the first.
+            Every kind of predictor can be fitted to five; one that transfers a reference may need fewer.
+        batch: most modes to select between two fits; 1 selects best, more modes need fewer fits.
+        tolerance: stop when no measurement is expected to shorten the chosen step by more than this share under any
+            budget; 0 continues to the limit.
+        seed: seed of the spread modes.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -65,7 +65,7 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if min(self.limit, self.spread, self.batch) < 1 or not 0 <= self.tolerance < 1:
             raise InvalidInputError(
-                "sampling needs a limit, a spread and a batch of at least 1 mode and a tolerance from 0 to below 1, not"
+                "limit, spread and batch must be at least 1 mode, and tolerance from 0 to below 1, not"
                 f" {self.limit}, {self.spread}, {self.batch} and {self.tolerance}"
             )
 
@@ -80,19 +80,19 @@ def next_modes(
 ) -> ModeArray:
     """The modes to measure next.
 
-    The same arguments give the same modes: an interrupted profile needs nothing but what it measured to go on.
+    The same arguments give the same modes, so that an interrupted profile can continue from its measurements alone.
 
     Args:
-        profile: what was measured so far; may be empty.
+        profile: the modes measured so far; may be empty.
         modes: `[n, 4]` modes that can be chosen.
-        predict: called once there are `settings.spread` measured modes; predicts `modes`.
-        settings: how many, and when to stop.
-        budgets_mw: `[b]` budgets in force, mW; None spreads them evenly along the predicted front.
-        exclude: `[k, 4]` modes never to measure, such as those the device refused.
+        predict: predicts `modes`; called once `settings.spread` modes have been measured.
+        settings: how many modes to measure, and when to stop.
+        budgets_mw: `[b]` budgets in force, mW; None assumes budgets evenly along the predicted front.
+        exclude: `[k, 4]` modes never to measure, such as those that the device refused.
 
     Returns:
-        `[m, 4]` distinct unmeasured modes in descending order; none where the profile is complete: the limit is
-        reached, no mode is left, or the choice can no longer change by more than the tolerance.
+        `[m, 4]` distinct unmeasured modes in descending order. None are returned when the profile is complete: the
+        limit is reached, no mode is left, or the choice can no longer improve by more than the tolerance.
 
     Raises:
         InvalidInputError: a budget is not above zero.
@@ -114,12 +114,14 @@ def next_modes(
         front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
         budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
     known = KnownModes.of(modes, prediction, profile)
-    return descending(modes[_worthwhile(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)])
+    return descending_modes(
+        modes[_most_valuable(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)]
+    )
 
 
 def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:
-    """`count` spread modes that were not measured, in descending order."""
-    # Each more of them leaves the earlier ones as they are, so measured ones are made up for.
+    """Select `count` unmeasured spread modes, in descending order."""
+    # A larger total keeps the earlier modes, so it can be raised until enough are unmeasured.
     for total in range(count, len(modes) + 1):
         spread = spread_modes(modes, total, settings.seed)
         fresh = spread[~_among(spread, already)]
@@ -128,19 +130,22 @@ def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: 
     return np.empty((0, 4))
 
 
-def _worthwhile(
+def _most_valuable(
     known: KnownModes, free: NDArray[np.bool_], budgets_mw: Values, count: int, tolerance: float
 ) -> NDArray[np.intp]:
-    """Indices of up to `count` free modes whose measurement promises most, each as if the ones before came true."""
-    from scipy.special import ndtr  # here, as with `standard_quantile`
+    """Indices of up to `count` free modes with the largest expected gain.
+
+    Each is selected as if the predictions for the previous ones were confirmed.
+    """
+    from scipy.special import ndtr  # imported here to keep scipy out of processes that never sample
 
     log_ms = np.log(known.minibatch_ms)
     feasible = ndtr(known.power_margin(budgets_mw))
     sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
-    # Below any measured mode's power, the slowest that is thought possible is what a measurement improves on.
+    # For budgets below every measured mode's power, a measurement improves on the slowest predicted mode.
     measured_ms = np.where(known.measured[:, None] & (known.power_mw[:, None] <= budgets_mw), log_ms[:, None], np.inf)
     best = np.minimum(measured_ms.min(axis=0), log_ms.max())
-    # What would be chosen now, measured or not: measuring stops when nothing promises to be much better than that.
+    # The current choice, measured or not. Measuring stops when no mode is expected to be much better.
     safe = known.safe_power_mw(PROBABILITY)[:, None] <= budgets_mw
     chosen = np.minimum(best, np.where(safe, log_ms[:, None], np.inf).min(axis=0))
     free, picks = free.copy(), []
@@ -169,12 +174,12 @@ def _expected_gain(margin: Values, sd: Values) -> Values:
 
 
 def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
-    """Modes that fill the space evenly in the logarithms of the knobs, the highest among them.
+    """Select modes that fill the space evenly in the logarithms of the knobs, including the highest mode.
 
     Args:
         modes: `[n, 4]` modes to choose from.
-        count: how many; at least 1, at most n.
-        seed: another seed, another choice.
+        count: number of modes, from 1 to n.
+        seed: seed of the selection.
 
     Returns:
         `[count, 4]` distinct modes in descending order.
@@ -183,7 +188,7 @@ def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
         InvalidInputError: the count is out of range.
     """
     if not 1 <= count <= len(modes):
-        raise InvalidInputError(f"{count} modes cannot be chosen: give a number from 1 to {len(modes)}")
+        raise InvalidInputError(f"cannot choose {count} modes: give a number from 1 to {len(modes)}")
     logs = np.log(modes)
     low, span = logs.min(axis=0), np.ptp(logs, axis=0)
     unit = (logs - low) / np.where(span > 0, span, 1.0)
@@ -192,17 +197,17 @@ def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
     for point in (np.ones(4), *points):
         distance = ((unit - point) ** 2).sum(axis=1)
         free[np.where(free, distance, np.inf).argmin()] = False
-    return descending(modes[~free])
+    return descending_modes(modes[~free])
 
 
-def descending(modes: ModeArray) -> ModeArray:
-    """Modes ordered from high to low: by CPU, then GPU, then memory frequency, then cores; `[n, 4]`."""
+def descending_modes(modes: ModeArray) -> ModeArray:
+    """Sort `[n, 4]` modes from high to low: by CPU, then GPU, then memory frequency, then cores."""
     cores, cpu, gpu, mem = modes.T
     order: NDArray[np.intp] = np.lexsort((cores, mem, gpu, cpu))[::-1]
     return np.asarray(modes[order])
 
 
 def _among(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
-    """`[n]` which of `[n, 4]` modes stand among `[k, 4]` others."""
+    """`[n]` whether each of `[n, 4]` modes is among `[k, 4]` others."""
     listed = {tuple(row) for row in others.tolist()}
     return np.array([tuple(row) in listed for row in modes.tolist()], dtype=bool)

@@ -1,4 +1,4 @@
-"""Power modes: the boards that offer them, and measured profiles of a workload over them."""
+"""Power modes, the boards that offer them, and measured profiles of a workload."""
 
 import lazy_loader
 

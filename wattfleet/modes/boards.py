@@ -1,7 +1,7 @@
-"""The boards Wattfleet knows, and the values each of their knobs takes.
+"""The boards that Wattfleet knows, and the values that each of their knobs can take.
 
-Sources: NVIDIA's nvpmodel configurations and, for the hardware, its data sheets. A real device is always asked for
-its live tables; these serve simulated boards.
+Sources: NVIDIA's nvpmodel configurations, and its data sheets for the hardware. A real device always reports its own
+tables; those here serve simulated boards.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode, as_modes
+from wattfleet.modes.power_mode import ModeArray, ModeSpace, PowerMode, array_to_modes
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a board's data sheet says of the hardware behind its clocks.
+    """Facts from a board's data sheet about the hardware behind its clocks.
 
     Attributes:
         gpu_cores: CUDA cores.
         mem_bus_bits: width of the memory bus, bits.
-        least_preset_w: watts of the lowest of NVIDIA's presets: the scale of what a board draws at its least.
+        lowest_preset_w: watts of the lowest of NVIDIA's presets, which scales the board's lowest power.
     """
 
     gpu_cores: int
     mem_bus_bits: int
-    least_preset_w: float
+    lowest_preset_w: float
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class Board:
     """A kind of board.
 
     Attributes:
-        kind: the name used on command lines, such as `agx-orin`.
-        title: the name people use.
+        kind: the name on command lines, such as `agx-orin`.
+        title: the product name.
         space: its power modes.
-        presets: NVIDIA's preset modes by name, as its configurations state them: a frequency that is not in the
-            board's table is rounded by the device, so a preset need not be one of `space`.
-        hardware: what its data sheet says.
+        presets: NVIDIA's preset modes by name, as its configurations state them. The device rounds a frequency that
+            is not in its table, so a preset need not be in `space`.
+        hardware: facts from its data sheet.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class Board:
 
 
 def _ladder_khz(highest_step: int, top: int) -> tuple[int, ...]:
-    """115,200 kHz upwards in steps of 76,800 up to `highest_step`, then the top frequency."""
+    """Frequencies from 115,200 kHz in steps of 76,800 up to `highest_step`, then the top frequency."""
     return (*range(115_200, highest_step + 1, 76_800), top)
 
 
@@ -135,19 +135,19 @@ BOARDS: Mapping[str, Board] = {
 }
 
 
-def board(kind: str) -> Board:
-    """The board of a kind.
+def board_named(kind: str) -> Board:
+    """The board of a kind, such as `agx-orin`.
 
     Raises:
-        InvalidInputError: no such kind.
+        InvalidInputError: the kind is unknown.
     """
     if kind not in BOARDS:
-        raise InvalidInputError(f"unknown device kind {kind!r}: choose one of {', '.join(BOARDS)}")
+        raise InvalidInputError(f"unknown board kind {kind!r}: choose one of {', '.join(BOARDS)}")
     return BOARDS[kind]
 
 
-def board_offering(modes: ModeArray) -> Board | None:
-    """The board with the fewest modes that offers all of `[n, 4]` modes; None where no known board does."""
-    wanted = as_modes(modes)
+def board_with_modes(modes: ModeArray) -> Board | None:
+    """The board with the fewest modes that offers all of `[n, 4]` modes; None if no known board does."""
+    wanted = array_to_modes(modes)
     offering = [known for known in BOARDS.values() if all(mode in known.space for mode in wanted)]
     return min(offering, key=lambda known: len(known.space), default=None)

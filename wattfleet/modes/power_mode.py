@@ -1,4 +1,4 @@
-"""Power modes and the space of modes that a device offers."""
+"""Power modes, and the space of all modes that a device offers."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ class PowerMode(NamedTuple):
     mem_hz: int
 
     def label(self) -> str:
-        """The mode in short: cores, then GHz of CPU, GPU and memory, such as `12c 2.20/1.30/3.20`."""
+        """A short label: cores, then GHz of CPU, GPU and memory, such as `12c 2.20/1.30/3.20`."""
         return f"{self.cores}c {self.cpu_khz / 1e6:.2f}/{self.gpu_hz / 1e9:.2f}/{self.mem_hz / 1e9:.2f}"
 
 
-def as_array(modes: Iterable[PowerMode]) -> ModeArray:
+def modes_to_array(modes: Iterable[PowerMode]) -> ModeArray:
     """Stack modes into a `[n, 4]` array."""
     return np.array(list(modes), dtype=np.float64).reshape(-1, 4)
 
 
-def as_modes(array: ModeArray) -> list[PowerMode]:
-    """The rows of a `[n, 4]` array as modes."""
+def array_to_modes(array: ModeArray) -> list[PowerMode]:
+    """Convert the rows of a `[n, 4]` array to modes."""
     return [PowerMode(*(round(value) for value in row)) for row in array.tolist()]
 
 
 @dataclass(frozen=True)
 class ModeSpace:
-    """All modes of a device: every combination of the values that each knob takes.
+    """All modes of a device: every combination of its knobs' values.
 
     Attributes:
         cores: numbers of CPU cores that can be online.
@@ -57,7 +57,7 @@ class ModeSpace:
         mem_hz: memory frequencies, Hz.
 
     Raises:
-        InvalidInputError: a knob has no value, a repeated one, or one that is not positive.
+        InvalidInputError: a knob has no value, a repeated value, or one that is not positive.
     """
 
     cores: tuple[int, ...]
@@ -84,7 +84,7 @@ class ModeSpace:
         )
 
     def array(self) -> ModeArray:
-        """All modes, `[n, 4]`, the last knob varying fastest."""
+        """All modes, `[n, 4]`; the last knob varies fastest."""
         return np.array(list(itertools.product(self.cores, self.cpu_khz, self.gpu_hz, self.mem_hz)), dtype=np.float64)
 
     @property
@@ -94,5 +94,5 @@ class ModeSpace:
 
     @property
     def lowest(self) -> PowerMode:
-        """Every knob at its minimum, where a parked device draws least."""
+        """Every knob at its minimum, which is the mode of a parked device."""
         return PowerMode(self.cores[0], self.cpu_khz[0], self.gpu_hz[0], self.mem_hz[0])

@@ -1,4 +1,4 @@
-"""Profiles: measured power modes of one workload on one device, and the CSV files that hold them."""
+"""Profiles: measured power modes of one workload on one device, and their CSV files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes.power_mode import ModeArray, PowerMode, as_modes
+from wattfleet.modes.power_mode import ModeArray, PowerMode, array_to_modes
 
-COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
+PROFILE_COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
 
-# What a value in the right unit can be; a file in MHz or in watts falls far outside.
+# Plausible ranges of values in the right unit; a file in MHz or in watts falls far outside.
 _PLAUSIBLE = {
     "cores": (1, 256, "a number of cores"),
     "cpu_khz": (50_000, 10_000_000, "kHz"),
@@ -28,12 +28,12 @@ _PLAUSIBLE = {
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one mode was measured to need.
+    """Measured time and power of one mode.
 
     Attributes:
         mode: the power mode, read back from the device.
-        minibatch_ms: median time of a minibatch, ms, loading included, the first one dropped.
-        power_mw: median board power while training, mW, once it had settled.
+        minibatch_ms: median time of a minibatch including data loading, ms; the first minibatch is left out.
+        power_mw: median board power while training, mW, after the power has settled.
     """
 
     mode: PowerMode
@@ -43,7 +43,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured modes, column-wise, one row a mode.
+    """Measured modes as columns, with one row per mode.
 
     Attributes:
         modes: `[n, 4]` power modes.
@@ -51,7 +51,7 @@ class Profile:
         power_mw: `[n]` milliwatts.
 
     Raises:
-        InvalidInputError: shapes differ, a mode stands twice, or a value is not finite and positive.
+        InvalidInputError: shapes differ, a mode is repeated, or a value is not finite and positive.
     """
 
     modes: ModeArray
@@ -63,7 +63,7 @@ class Profile:
         if self.modes.shape != (n, 4) or self.minibatch_ms.shape != (n,) or self.power_mw.shape != (n,):
             raise InvalidInputError("a profile needs [n, 4] modes and n times and powers")
         if len(np.unique(self.modes, axis=0)) != n:
-            raise InvalidInputError("a profile holds each mode once; merge repeated measurements first")
+            raise InvalidInputError("a profile must hold each mode once; merge repeated measurements first")
         for name, values in (
             ("modes", self.modes),
             ("minibatch_ms", self.minibatch_ms),
@@ -83,56 +83,57 @@ class Profile:
         return cls(rows[:, :4], rows[:, 4], rows[:, 5])
 
     def rows(self, index: NDArray[np.int_] | NDArray[np.bool_]) -> Profile:
-        """The profile of some of the rows."""
+        """A profile of the selected rows only."""
         return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index])
 
     def canonical_rows(self) -> list[str]:
-        """The rows as text, sorted: the same for all files of the same measurements, in whatever order and format."""
+        """The rows as sorted text, equal for all files of the same measurements whatever their order and format."""
         rows = np.column_stack([self.modes, self.minibatch_ms, self.power_mw]).tolist()
         return sorted(",".join(f"{value:.12g}" for value in row) for row in rows)
 
     def sha256(self) -> str:
-        """The SHA-256 of the canonical rows, hexadecimal."""
+        """The SHA-256 of the canonical rows, in hexadecimal."""
         return hashlib.sha256("\n".join(self.canonical_rows()).encode()).hexdigest()
 
     def measurements(self) -> list[Measurement]:
-        """The rows one by one."""
+        """The rows as single measurements."""
         return [
             Measurement(mode, float(t), float(p))
-            for mode, t, p in zip(as_modes(self.modes), self.minibatch_ms, self.power_mw, strict=True)
+            for mode, t, p in zip(array_to_modes(self.modes), self.minibatch_ms, self.power_mw, strict=True)
         ]
 
 
-def read_csv(path: Path) -> Profile:
-    """Read a profile from a CSV file with the columns `COLUMNS`; further columns are left out.
+def read_profile(path: Path) -> Profile:
+    """Read a profile from a CSV file with the columns `PROFILE_COLUMNS`; other columns are ignored.
 
     Raises:
-        InvalidInputError: the file is missing, empty or unreadable, lacks a column, holds a value that is not a
-            finite number or is out of its unit's range, names a mode in other than whole numbers, or holds a mode
-            twice.
+        InvalidInputError: the file is missing, empty or unreadable; it lacks a column; a value is not finite, not
+            whole where it has to be, or outside its unit's range; or a mode is repeated.
     """
-    # Imported where files are read: an agent that idles on a small board does without its 30 MB.
+    # Imported only where files are read, because pandas takes 30 MB and agents on small boards mostly idle.
     import pandas as pd
 
     try:
-        # Blank lines are read too, so that a row's place tells its line.
+        # Blank lines are read too, so that a row's index gives its line number.
         table = pd.read_csv(path, skip_blank_lines=False)
     except FileNotFoundError:
         raise InvalidInputError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise InvalidInputError(f"{path}: cannot be read as CSV: {str(error).strip()}") from None
-    if not table.index.equals(pd.RangeIndex(len(table))):  # pandas took the first column for the rows' names
+    if not table.index.equals(pd.RangeIndex(len(table))):  # pandas used the first column as row names
         raise InvalidInputError(
-            f"{path}: rows hold more values than the header names columns; decimals need a point, lines no comma at"
-            " their end"
+            f"{path}: rows hold more values than the header has columns; use a decimal point, and no comma at the end"
+            " of a line"
         )
     table = table.dropna(how="all")
-    missing = [name for name in COLUMNS if name not in table.columns]
+    missing = [name for name in PROFILE_COLUMNS if name not in table.columns]
     if missing:
-        raise InvalidInputError(f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(COLUMNS)}")
+        raise InvalidInputError(
+            f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(PROFILE_COLUMNS)}"
+        )
     if table.empty:
-        raise InvalidInputError(f"{path}: holds no rows; a profile needs at least one measured mode")
-    cells = table.loc[:, list(COLUMNS)]
+        raise InvalidInputError(f"{path}: no rows found; a profile needs at least one measured mode")
+    cells = table.loc[:, list(PROFILE_COLUMNS)]
     table = cells.apply(pd.to_numeric, errors="coerce")
     line = table.index.to_numpy() + 2  # line 1 is the header
     for name, (low, high, unit) in _PLAUSIBLE.items():
@@ -140,9 +141,9 @@ def read_csv(path: Path) -> Profile:
         bad = np.flatnonzero(~((column >= low) & (column <= high)))
         if len(bad):
             value, cell = column[bad[0]], cells[name].iloc[bad[0]]
-            shown = cell if np.isnan(value) else f"{value:g}"
+            text = cell if np.isnan(value) else f"{value:g}"
             raise InvalidInputError(
-                f"{path}, line {line[bad[0]]}: {name} is {shown}, expected {unit} between {low:g} and"
+                f"{path}, line {line[bad[0]]}: {name} is {text}, expected {unit} between {low:g} and"
                 f" {high:g} ({len(bad)} such rows); correct the value or its unit"
             )
         broken = np.flatnonzero(column % 1) if name in PowerMode._fields else bad
@@ -154,17 +155,18 @@ def read_csv(path: Path) -> Profile:
     repeated = np.flatnonzero(table.duplicated(list(PowerMode._fields)).to_numpy())
     if len(repeated):
         raise InvalidInputError(
-            f"{path}, line {line[repeated[0]]}: this mode stands twice ({len(repeated)} such rows); keep one row a mode"
+            f"{path}, line {line[repeated[0]]}: this mode is repeated ({len(repeated)} such rows);"
+            " keep one row per mode"
         )
     values = table.to_numpy(np.float64)
     return Profile(values[:, :4].copy(), values[:, 4].copy(), values[:, 5].copy())
 
 
-def write_csv(profile: Profile, path: Path) -> None:
-    """Write a profile as a CSV file with the columns `COLUMNS`."""
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile as a CSV file with the columns `PROFILE_COLUMNS`."""
     import pandas as pd
 
-    table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(COLUMNS[:4]))
+    table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(PROFILE_COLUMNS[:4]))
     table["minibatch_ms"] = profile.minibatch_ms
     table["power_mw"] = profile.power_mw
     table.to_csv(path, index=False)

@@ -1,4 +1,4 @@
-"""What is trained: a network on its data at one minibatch size."""
+"""Workloads: a network, its data and one minibatch size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from wattfleet.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class Workload:
-    """One training workload; a changed minibatch size is a changed workload (PowerTrain, section 4.3.5).
+    """One training workload; another minibatch size makes another workload (PowerTrain, section 4.3.5).
 
     Attributes:
         name: network and data, such as `resnet18-imagenet`.
@@ -24,6 +24,6 @@ class Workload:
     def __post_init__(self) -> None:
         if not self.name or self.minibatch < 1 or self.minibatches_per_epoch < 1:
             raise InvalidInputError(
-                f"workload {self.name!r}: needs a name, and at least 1 sample in a minibatch and 1 minibatch in"
-                f" an epoch, not {self.minibatch} and {self.minibatches_per_epoch}"
+                f"workload {self.name!r} needs a name, at least 1 sample per minibatch and at least 1 minibatch per"
+                f" epoch, not {self.minibatch} and {self.minibatches_per_epoch}"
             )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from wattfleet.choosing import POWER_QUANTILE
 from wattfleet.planning.offers import Offer
-from wattfleet.prediction import standard_quantile
+from wattfleet.prediction import normal_quantile
 
 TIME_QUANTILE = 0.9
 """Quantile of a device's predicted time that plans use: it takes longer with a probability of 10 %."""
@@ -100,10 +100,10 @@ def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     fronts = [offer.front for offer in offers]
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
     time_s = np.repeat(np.broadcast_to(epochs, len(fronts)), sizes) * np.concatenate([f.epoch_s for f in fronts])
-    time_s *= np.exp(standard_quantile(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
+    time_s *= np.exp(normal_quantile(TIME_QUANTILE) * np.concatenate([front.epoch_log_sd for front in fronts]))
     time_s += np.concatenate([front.warmup_s for front in fronts])
     planned_w = np.concatenate([front.power_w for front in fronts])
-    planned_w *= np.exp(standard_quantile(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
+    planned_w *= np.exp(normal_quantile(POWER_QUANTILE) * np.concatenate([front.power_log_sd for front in fronts]))
     idle_w = np.array([offer.idle_w for offer in offers])
     limit_w = np.array([np.inf if offer.limit_w is None else offer.limit_w for offer in offers])
     owner = np.repeat(np.arange(len(offers)), sizes)
@@ -127,7 +127,7 @@ def min_power_w(offers: Sequence[Offer]) -> Values:
     """`[n]` watts allocated to each device in its lowest-power mode, regardless of its own limit."""
     power_w = np.array([offer.front.power_w[-1] for offer in offers])
     log_sd = np.array([offer.front.power_log_sd[-1] for offer in offers])
-    planned_w = power_w * np.exp(standard_quantile(POWER_QUANTILE) * log_sd)
+    planned_w = power_w * np.exp(normal_quantile(POWER_QUANTILE) * log_sd)
     return np.asarray(np.maximum(planned_w, [offer.idle_w for offer in offers]))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, few_of
+from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
 from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import Curves, Values, curves_of, min_power_w
 from wattfleet.planning.headroom import Headroom
@@ -60,7 +60,7 @@ def plan_round(
     excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
     candidates = [offer for offer in offers if offer.device_id not in excluded]
     if not candidates:
-        reasons = few_of([f"{device_id}: {reason}" for device_id, reason in excluded.items()], "; ")
+        reasons = first_few([f"{device_id}: {reason}" for device_id, reason in excluded.items()], "; ")
         raise NoCandidatesError(f"no device can be selected: {reasons}")
     is_candidate = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
     context = PlanningContext(

@@ -1,4 +1,4 @@
-"""Predictors of a training step's time and a board's power, and how they are stored."""
+"""Predictors of a training step's time and a board's power, and their storage."""
 
 import lazy_loader
 

@@ -1,48 +1,57 @@
-"""The kinds of predictors by name; each is imported when it is asked for."""
+"""The kinds of predictors, registered as entry points of the group `wattfleet.predictors`.
+
+A package that brings another kind declares it in its own metadata: the kind's name, and the class that implements
+`Predictor`. A class is imported only when its kind is used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib import import_module
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction.predictor import Predictor
 
+DEFAULT_PREDICTOR = "roofline"
+"""The kind of predictor that agents fit and that references ship as."""
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of predictor.
-
-    Attributes:
-        module: where its class is.
-        class_name: the class.
-        transfers: whether a reference changes what it predicts.
-    """
-
-    module: str
-    class_name: str
-    transfers: bool
-
-    def predictor_class(self) -> type[Predictor]:
-        """Import the class."""
-        found: type[Predictor] = getattr(import_module(self.module), self.class_name)
-        return found
+_GROUP = "wattfleet.predictors"
+_BASELINES = ("powertrain", "scratch")
 
 
-PREDICTOR_KINDS: Mapping[str, Kind] = {
-    "roofline": Kind("wattfleet.prediction.roofline.predictor", "RooflinePredictor", transfers=True),
-    "powertrain": Kind("wattfleet_evaluation.powertrain.predictors", "PowerTrainPredictor", transfers=True),
-    "scratch": Kind("wattfleet_evaluation.powertrain.predictors", "ScratchPredictor", transfers=False),
-}
+@cache
+def registered_kinds() -> Mapping[str, EntryPoint]:
+    """The registered kinds by name, the default first."""
+    found = {entry.name: entry for entry in entry_points(group=_GROUP)}
+    return {name: found[name] for name in sorted(found, key=lambda name: (name != DEFAULT_PREDICTOR, name))}
 
 
-def predictor_kind(name: str) -> Kind:
-    """The kind of predictor of a name.
+def predictor_names() -> tuple[str, ...]:
+    """Names of the installed kinds of predictors, the default first."""
+    return tuple(registered_kinds())
+
+
+def predictor_class(name: str) -> type[Predictor]:
+    """The class of a kind of predictor.
 
     Raises:
-        InvalidInputError: no such kind.
+        InvalidInputError: no installed package provides this kind.
     """
-    if name not in PREDICTOR_KINDS:
-        raise InvalidInputError(f"unknown predictor {name!r}: choose one of {', '.join(PREDICTOR_KINDS)}")
-    return PREDICTOR_KINDS[name]
+    entry = registered_kinds().get(name)
+    if entry is None:
+        raise InvalidInputError(f"unknown predictor {name!r}: installed are {', '.join(predictor_names())}{_absent()}")
+    try:
+        found: type[Predictor] = entry.load()
+    except ModuleNotFoundError as error:
+        package = entry.module.partition(".")[0]
+        if error.name != package:
+            raise
+        raise InvalidInputError(f"predictor {name!r} needs the package {package!r}: install it") from None
+    return found
+
+
+def _absent() -> str:
+    """Which package provides the baselines, where it is not installed."""
+    absent = [name for name in _BASELINES if name not in registered_kinds()]
+    return f"; the package 'wattfleet_evaluation' provides {' and '.join(absent)}: install it" if absent else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wattfleet.choosing import descending
-from wattfleet.modes import as_modes
+from wattfleet.choosing import descending_modes
+from wattfleet.modes import array_to_modes
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
@@ -19,5 +19,5 @@ class Maxn:
 
     def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         """Measure nothing."""
-        highest = as_modes(descending(session.modes)[:1])[0]
+        highest = array_to_modes(descending_modes(session.modes)[:1])[0]
         return lambda budget_w: highest

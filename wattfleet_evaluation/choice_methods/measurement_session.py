@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, as_modes
+from wattfleet.modes import Measurement, ModeArray, PowerMode, Profile, array_to_modes
 
 Measure = Callable[[PowerMode], Measurement]
 
@@ -30,7 +30,7 @@ class MeasurementSession:
         self.modes = modes
         self.limit = min(limit, len(modes))
         self._measure = measure
-        self._known = frozenset(as_modes(modes))
+        self._known = frozenset(array_to_modes(modes))
         self._measurements: dict[PowerMode, Measurement] = {}
 
     @property
@@ -59,7 +59,7 @@ class MeasurementSession:
 
     def measure_all(self, modes: ModeArray) -> None:
         """Measure `[k, 4]` modes in the given order."""
-        for mode in as_modes(modes):
+        for mode in array_to_modes(modes):
             self.measure(mode)
 
     def profile(self) -> Profile:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_array, as_modes
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes, modes_to_array
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
@@ -52,6 +52,6 @@ class Presets:
 
 def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
     """The mode of `[n, 4]` nearest to a wanted one, by the sum of differences of the knobs' logarithms."""
-    distance = np.abs(np.log(modes) - np.log(as_array([wanted]))).sum(axis=1)
-    (nearest,) = as_modes(modes[[int(distance.argmin())]])
+    distance = np.abs(np.log(modes) - np.log(modes_to_array([wanted]))).sum(axis=1)
+    (nearest,) = array_to_modes(modes[[int(distance.argmin())]])
     return nearest

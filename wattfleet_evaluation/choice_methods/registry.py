@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Board
-from wattfleet.prediction import PREDICTOR_KINDS
+from wattfleet.prediction import DEFAULT_PREDICTOR, predictor_names
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
@@ -16,13 +16,10 @@ from wattfleet_evaluation.choice_methods.presets import Presets
 from wattfleet_evaluation.choice_methods.random_best import RandomBest
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit, RandomThenPredict
 
-DEFAULT_PREDICTOR = "roofline"
-"""The predictor that the choice method `wattfleet` fits."""
-
 _WITHOUT_PREDICTOR: dict[str, ChoiceMethod] = {
     method.name: method for method in (Maxn(), RandomBest(), BinarySearch(), BruteForce())
 }
-NAMES = ("wattfleet", *_WITHOUT_PREDICTOR, "presets", *PREDICTOR_KINDS)
+NAMES = ("wattfleet", *_WITHOUT_PREDICTOR, "presets", *predictor_names())
 """Names of all choice methods. Each kind of predictor is also a choice method (`RandomThenPredict`)."""
 
 
@@ -45,6 +42,6 @@ def choice_method_named(name: str, fit_of: Callable[[str], Fit], board: Board | 
         if board is None:
             raise InvalidInputError("presets: no known board has these modes; choose another method")
         return Presets(board.presets)
-    if name in PREDICTOR_KINDS:
+    if name in predictor_names():
         return RandomThenPredict(name, fit_of(name))
     raise InvalidInputError(f"unknown choice method {name!r}: choose one of {', '.join(NAMES)}")

@@ -50,15 +50,16 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes import board_offering, read_csv
-    from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, choice_method_named
+    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.prediction import DEFAULT_PREDICTOR
+    from wattfleet_evaluation.choice_methods.registry import choice_method_named
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.choice import evaluate_choice
     from wattfleet_evaluation.judging.reference_source import find_reference
 
     budgets_w = parse_budgets(budgets)
-    corpus = read_csv(target)
-    target_board = board_offering(corpus.modes)
+    corpus = read_profile(target)
+    target_board = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
         source = None if reference is None else find_reference(reference, corpus)
@@ -108,16 +109,16 @@ def _fit_with(source: ReferenceSource | None, target: Board | None, predictor: s
         InvalidInputError: the kind needs a reference and none is given, or the reference is of another kind.
     """
     from reference_models import shipped
-    from wattfleet.prediction import predictor_kind
+    from wattfleet.prediction import predictor_class
 
-    fitted = predictor_kind(predictor)
+    fitted = predictor_class(predictor)
     if fitted.transfers and source is None:
         raise InvalidInputError(
             f"this method transfers from a reference: give --reference, the CSV of a corpus or one of"
             f" {', '.join(shipped())}"
         )
     known = None if source is None else source.predictor(predictor, target)
-    return lambda profile: fitted.predictor_class().fit(profile, known)
+    return lambda profile: fitted.fit(profile, known)
 
 
 def _print_table(figures: Mapping[str, object], method: str) -> None:

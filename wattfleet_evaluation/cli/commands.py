@@ -47,17 +47,17 @@ def transfer(
     from rich.console import Console
     from rich.progress import track
 
-    from wattfleet.modes import board_offering, read_csv
-    from wattfleet.prediction import predictor_kind
+    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.prediction import predictor_class
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.reference_source import find_reference
     from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
-    fitted = predictor_kind(predictor).predictor_class()
-    measured = read_csv(target)
+    fitted = predictor_class(predictor)
+    measured = read_profile(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = find_reference(reference, measured).predictor(predictor, board_offering(measured.modes))
+        known = find_reference(reference, measured).predictor(predictor, board_with_modes(measured.modes))
     with console.status(f"auditing {target.name}"):
         audit = audited(measured, known)
     scores = evaluate_transfer(

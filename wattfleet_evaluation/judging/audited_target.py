@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.modes import Profile
-from wattfleet.prediction import CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit, passing_rows
+from wattfleet.prediction import MIN_CORPUS_MODES, NoAuditError, Predictor, RooflinePredictor, audit_rows, passing_rows
 
 Mask = NDArray[np.bool_]
 
@@ -22,7 +22,7 @@ class AuditedTarget:
         why_not: why the target cannot be audited, as text for people; None if it was audited.
     """
 
-    trusted: Mask | None
+    trusted: NDArray[np.bool_] | None
     why_not: str | None = None
 
     @property
@@ -39,8 +39,8 @@ def audited(target: Profile, known: Predictor | None) -> AuditedTarget:
         known: the reference. The audit's fit uses it if the target is smaller than a corpus and the reference is a
             roofline predictor.
     """
-    reference = known if isinstance(known, RooflinePredictor) and len(target) < CORPUS_MODES else None
+    reference = known if isinstance(known, RooflinePredictor) and len(target) < MIN_CORPUS_MODES else None
     try:
-        return AuditedTarget(passing_rows(target, audit(target, reference)))
+        return AuditedTarget(passing_rows(target, audit_rows(target, reference)))
     except NoAuditError as error:
         return AuditedTarget(None, str(error))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing import descending
+from wattfleet.choosing import descending_modes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_modes
+from wattfleet.modes import Profile, array_to_modes
 from wattfleet_evaluation.choice_methods.choice_method import ChoiceMethod
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
@@ -130,9 +130,9 @@ def evaluate_choice(
             f" {corpus.power_mw.min() / 1e3:.1f} W, the lowest power of any mode"
         )
     measurements = {measurement.mode: measurement for measurement in corpus.measurements()}
-    lowest = as_modes(descending(corpus.modes)[-1:])[0]
+    lowest = array_to_modes(descending_modes(corpus.modes)[-1:])[0]
     best_ms = _best_ms(corpus, met_w, np.ones(len(corpus), dtype=bool))
-    passing = None if trusted is None else dict(zip(as_modes(corpus.modes), trusted.tolist(), strict=True))
+    passing = None if trusted is None else dict(zip(array_to_modes(corpus.modes), trusted.tolist(), strict=True))
     best_passing_ms = best_ms if trusted is None else _best_ms(corpus, met_w, trusted)
     penalty_pct, penalty_passing_pct, excess_w = np.empty((3, runs, len(met_w)))
     measured = np.empty(runs)

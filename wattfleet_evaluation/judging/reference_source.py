@@ -9,8 +9,8 @@ from reference_models import load, shipped
 from reference_models.scoring import require_disjoint
 from reference_models.training import CORPUS_SHA256
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Board, Profile, board_offering, read_csv
-from wattfleet.prediction import Artefact, Predictor, predictor_kind, restore_predictor, transferable
+from wattfleet.modes import Board, Profile, board_with_modes, read_profile
+from wattfleet.prediction import Artefact, Predictor, adapt_to_board, predictor_class, restore_predictor
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class ReferenceSource:
         Raises:
             InvalidInputError: the shipped reference is of another kind, or the corpus is too small to train on.
         """
-        wanted = predictor_kind(name)
+        wanted = predictor_class(name)
         if not wanted.transfers:
             return None
         if isinstance(self.content, Profile):
-            trained = wanted.predictor_class().fit(self.content)
-            return transferable(trained, board_offering(self.content.modes), board)
+            trained = wanted.fit(self.content)
+            return adapt_to_board(trained, board_with_modes(self.content.modes), board)
         if self.content.details.predictor != name:
             raise InvalidInputError(
                 f"the reference {self.name!r} holds a predictor of the kind {self.content.details.predictor!r}, not"
@@ -76,6 +76,6 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
             f"{reference!r} is neither a file nor a shipped reference: give the CSV of a corpus, or one of"
             f" {', '.join(shipped())}"
         )
-    corpus = read_csv(path)
+    corpus = read_profile(path)
     require_disjoint(corpus, target)
     return ReferenceSource(reference, corpus)

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Hardware, ModeArray, Profile
 from wattfleet.prediction import (
-    CORPUS_MODES,
-    FEWEST_MODES,
+    MIN_CORPUS_MODES,
+    MIN_MODES,
     Prediction,
     Tensors,
     read_array,
     read_tensors,
-    tensors_size,
+    tensor_size,
     write_tensors,
 )
 from wattfleet_evaluation.powertrain.networks import DenseNetwork, Loss, Schedule, train
@@ -98,6 +98,7 @@ class PowerTrainPredictor:
     """
 
     name: ClassVar[str] = "powertrain"
+    transfers: ClassVar[bool] = True
 
     time: Quantity
     power: Quantity
@@ -145,7 +146,7 @@ class PowerTrainPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        gpu_hz = read_array(tensors, "gpu_hz", tensors_size(tensors, "gpu_hz"), positive=True)
+        gpu_hz = read_array(tensors, "gpu_hz", tensor_size(tensors, "gpu_hz"), positive=True)
         return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), gpu_hz)
 
 
@@ -159,6 +160,7 @@ class ScratchPredictor:
     """
 
     name: ClassVar[str] = "scratch"
+    transfers: ClassVar[bool] = False
 
     time: Quantity
     power: Quantity
@@ -206,13 +208,13 @@ def _fit(
     profile: Profile, starts: tuple[DenseNetwork | None, DenseNetwork | None], loss: Loss, schedule: Schedule | None
 ) -> tuple[Quantity, Quantity]:
     """Train the networks for time and power."""
-    if len(profile) < FEWEST_MODES:
+    if len(profile) < MIN_MODES:
         raise InvalidInputError(
-            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {FEWEST_MODES}"
+            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES}"
         )
     if schedule is None:
         schedule = Schedule()
-    if len(profile) >= CORPUS_MODES:
+    if len(profile) >= MIN_CORPUS_MODES:
         # A profile has one median per mode. With thousands of modes there is no need to repeat them.
         schedule = replace(schedule, entries=1)
     profile = profile.rows(np.lexsort(profile.modes.T))

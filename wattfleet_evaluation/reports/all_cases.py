@@ -15,10 +15,18 @@ import numpy as np
 
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board_offering, read_csv
-from wattfleet.prediction import CORPUS_MODES, FEWEST_MODES, PREDICTOR_KINDS, Predictor, predictor_kind, transferable
+from wattfleet.modes import Profile, board_with_modes, read_profile
+from wattfleet.prediction import (
+    DEFAULT_PREDICTOR,
+    MIN_CORPUS_MODES,
+    MIN_MODES,
+    Predictor,
+    adapt_to_board,
+    predictor_class,
+    predictor_names,
+)
 from wattfleet_evaluation.choice_methods.random_then_predict import Fit
-from wattfleet_evaluation.choice_methods.registry import DEFAULT_PREDICTOR, NAMES, choice_method_named
+from wattfleet_evaluation.choice_methods.registry import NAMES, choice_method_named
 from wattfleet_evaluation.judging.audited_target import AuditedTarget, Mask, audited
 from wattfleet_evaluation.judging.choice import evaluate_choice
 from wattfleet_evaluation.judging.transfer import evaluate_transfer
@@ -61,7 +69,7 @@ class Extent:
 
     def runs_of(self, name: str) -> int:
         """Number of runs of a predictor or choice method."""
-        if name in PREDICTOR_KINDS and name != DEFAULT_PREDICTOR:
+        if name in predictor_names() and name != DEFAULT_PREDICTOR:
             return self.network_runs
         return 1 if name in _DETERMINISTIC else self.runs
 
@@ -93,17 +101,17 @@ def read_folder(folder: Path) -> dict[str, Profile]:
     """
     if not folder.is_dir():
         raise InvalidInputError(f"{folder}: no such folder")
-    profiles = {path.stem: read_csv(path) for path in sorted(folder.glob("*.csv"))}
+    profiles = {path.stem: read_profile(path) for path in sorted(folder.glob("*.csv"))}
     if not profiles:
         raise InvalidInputError(f"{folder}: contains no CSV files of measured modes")
     for stem, profile in profiles.items():
-        if len(profile) <= FEWEST_MODES:
+        if len(profile) <= MIN_MODES:
             raise InvalidInputError(
-                f"{folder / stem}.csv: {len(profile)} modes are too few to evaluate: give {FEWEST_MODES + 1} or more"
+                f"{folder / stem}.csv: {len(profile)} modes are too few to evaluate: give {MIN_MODES + 1} or more"
             )
     if not _references(profiles):
         raise InvalidInputError(
-            f"{folder}: a reference needs {CORPUS_MODES} modes or more, and none of {', '.join(profiles)} has as many"
+            f"{folder}: a reference needs {MIN_CORPUS_MODES} or more modes; none of {', '.join(profiles)} has as many"
         )
     if len(profiles) == 1:
         raise InvalidInputError(f"{folder}: contains a reference, but no other file to transfer to: add one")
@@ -127,17 +135,19 @@ def build_report(
     @cache
     def reference(name: str, stem: str) -> Predictor:
         report(f"reference {stem}, {name}", done, total)
-        return predictor_kind(name).predictor_class().fit(profiles[stem])
+        return predictor_class(name).fit(profiles[stem])
 
     def known(name: str, stem: str | None, target: Profile) -> Predictor | None:
-        if stem is None or not predictor_kind(name).transfers:
+        if stem is None or not predictor_class(name).transfers:
             return None
-        return transferable(reference(name, stem), board_offering(profiles[stem].modes), board_offering(target.modes))
+        return adapt_to_board(
+            reference(name, stem), board_with_modes(profiles[stem].modes), board_with_modes(target.modes)
+        )
 
     def fit_with(stem: str | None, target: Profile) -> Callable[[str], Fit]:
         def fit_of(name: str) -> Fit:
             transferred = known(name, stem, target)
-            return lambda profile: predictor_kind(name).predictor_class().fit(profile, transferred)
+            return lambda profile: predictor_class(name).fit(profile, transferred)
 
         return fit_of
 
@@ -166,7 +176,7 @@ def build_report(
         "fronts": [],
     }
     for case in transfers:
-        fitted, target = predictor_kind(case.name).predictor_class(), profiles[case.target]
+        fitted, target = predictor_class(case.name), profiles[case.target]
         transferred = known(case.name, case.reference, target)
         trusted = audits[case.target].trusted
         scores = evaluate_transfer(
@@ -187,7 +197,7 @@ def build_report(
 
 
 def _references(profiles: Mapping[str, Profile]) -> list[str]:
-    return [stem for stem, profile in profiles.items() if len(profile) >= CORPUS_MODES]
+    return [stem for stem, profile in profiles.items() if len(profile) >= MIN_CORPUS_MODES]
 
 
 def _pairs(profiles: Mapping[str, Profile]) -> list[tuple[str, str]]:
@@ -209,9 +219,9 @@ def _cases(profiles: Mapping[str, Profile], name: str, modes: int, runs: int, tr
 
 def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """The cases of every kind of predictor, from few modes to many."""
-    for name, each in PREDICTOR_KINDS.items():
+    for name in predictor_names():
         for modes in _DEFAULT_SIZES if name == DEFAULT_PREDICTOR else _NETWORK_SIZES:
-            for case in _cases(profiles, name, modes, extent.runs_of(name), each.transfers):
+            for case in _cases(profiles, name, modes, extent.runs_of(name), predictor_class(name).transfers):
                 if modes < len(profiles[case.target]):
                     yield case
 
@@ -219,16 +229,16 @@ def transfer_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[
 def choice_cases(profiles: Mapping[str, Profile], extent: Extent) -> Iterator[Case]:
     """The cases of every choice method; presets only if the board is known."""
     for name in NAMES:
-        transfers = name == "wattfleet" or (name in PREDICTOR_KINDS and PREDICTOR_KINDS[name].transfers)
+        transfers = name == "wattfleet" or (name in predictor_names() and predictor_class(name).transfers)
         for case in _cases(profiles, name, 0, extent.runs_of(name), transfers):
             target = profiles[case.target]
             modes = len(target) if name == "brute-force" else min(CHOICE_MODES, len(target))
-            if name != "presets" or board_offering(target.modes) is not None:
+            if name != "presets" or board_with_modes(target.modes) is not None:
                 yield Case(case.target, case.reference, name, modes, case.runs)
 
 
 def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: Extent, trusted: Mask | None) -> Figures:
-    method = choice_method_named(case.name, fit_of, board_offering(target.modes))
+    method = choice_method_named(case.name, fit_of, board_with_modes(target.modes))
     cases = evaluate_choice(target, method, case.modes, budgets_w(target), case.runs, extent.seed, trusted=trusted)
     by_budget = {
         "budget_w": cases.budgets_w.tolist(),
@@ -240,7 +250,7 @@ def _choice(case: Case, target: Profile, fit_of: Callable[[str], Fit], extent: E
 
 def budgets_w(target: Profile) -> Sequence[float]:
     """The published budgets for the AGX Orin; otherwise whole watts over the file's range."""
-    board = board_offering(target.modes)
+    board = board_with_modes(target.modes)
     if board is not None and board.kind == "agx-orin":
         first, last = PUBLISHED_BUDGETS_W
     else:
@@ -250,14 +260,14 @@ def budgets_w(target: Profile) -> Sequence[float]:
 
 
 def _about(profile: Profile, audit: AuditedTarget) -> Figures:
-    board = board_offering(profile.modes)
+    board = board_with_modes(profile.modes)
     return {
         "modes": len(profile),
         "suspect_rows": audit.suspect_rows,
         "no_audit": audit.why_not,
         "board": None if board is None else board.title,
         "watts": [float(profile.power_mw.min() / 1e3), float(profile.power_mw.max() / 1e3)],
-        "reference": len(profile) >= CORPUS_MODES,
+        "reference": len(profile) >= MIN_CORPUS_MODES,
     }
 
 
@@ -265,9 +275,7 @@ def _front(target: Profile, reference: Predictor | None, seed: int) -> Figures:
     """The measured front, the front predicted from some modes, and the measurements of the predicted front's modes."""
     draw = np.random.default_rng(seed)
     drawn = draw.choice(len(target), min(CHOICE_MODES, len(target) - 1), replace=False)
-    predicted = (
-        predictor_kind(DEFAULT_PREDICTOR).predictor_class().fit(target.rows(drawn), reference).predict(target.modes)
-    )
+    predicted = predictor_class(DEFAULT_PREDICTOR).fit(target.rows(drawn), reference).predict(target.modes)
     best = pareto_front(target.minibatch_ms, target.power_mw)
     chosen = pareto_front(predicted.minibatch_ms, predicted.power_mw)
     plotted = draw.choice(len(target), min(_SCATTER_POINTS, len(target)), replace=False)

@@ -10,8 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-from plotly.offline import get_plotlyjs
+from wattfleet_io.html_page import INK, write_page
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -89,25 +88,17 @@ def write_html(report: Report, path: Path) -> None:
         report: as `wattfleet_evaluation.reports.all_cases.build_report` makes it.
         path: the file to write.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.ChoiceLoader(
-            [jinja2.PackageLoader("wattfleet_evaluation"), jinja2.PackageLoader("wattfleet_io")]
-        ),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(number=_number)
-    page = environment.get_template("evaluate.html.j2").render(
+    write_page(
+        path,
+        "wattfleet_evaluation",
+        "evaluate.html.j2",
+        figures(report),
+        {},
         report=report,
         pairs=_pairs(report),
         styles=STYLES,
         published_choice=PUBLISHED_CHOICE,
-        figures=figures(report),
-        plotly=get_plotlyjs(),
     )
-    path.write_text(page, encoding="utf-8")
 
 
 def figures(report: Report) -> dict[str, Figure]:
@@ -159,7 +150,7 @@ def _errors(pair: Report, quantity: str) -> Figure:
         data.append(
             _points(
                 *([modes for modes, _ in known], [error for _, error in known]),
-                marker={"symbol": f"{STYLES[method].symbol}-open", "size": 12, "color": _INK, "line": {"width": 2}},
+                marker={"symbol": f"{STYLES[method].symbol}-open", "size": 12, "color": INK, "line": {"width": 2}},
                 hovertemplate=f"{method} as published, %{{x}} modes: %{{y}} %<extra></extra>",
             )
         )
@@ -210,7 +201,7 @@ def _front(front: Report) -> Figure:
         _points(
             *_xy(front["measured_front"]),
             mode="lines",
-            line={"color": _INK, "width": 2},
+            line={"color": INK, "width": 2},
             hovertemplate=f"best: {hover}",
         ),
         _points(
@@ -274,7 +265,3 @@ def _percent_axis(title: str) -> Figure:
 
 def _column(rows: Iterable[Report], name: str) -> list[Any]:
     return [row[name] for row in rows]
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return "–" if value is None else f"{value:,.{digits}f}"

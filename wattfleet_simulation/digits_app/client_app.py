@@ -6,7 +6,7 @@ import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from wattfleet_flower.client.mod import power_mode_mod
+from wattfleet_flower import power_mode_mod
 from wattfleet_simulation.digits_app.task import DigitsNet, device_data, train
 
 app = ClientApp(mods=[power_mode_mod])

@@ -1,1 +1,1 @@
-"""A device's front as people look at it: in a terminal, as a page, as a picture."""
+"""Plots of a device's front: in a terminal, as an HTML page, as a PNG image."""

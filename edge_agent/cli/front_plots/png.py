@@ -1,4 +1,4 @@
-"""A front as a picture, drawn without a browser: a Jetson may have none."""
+"""A front as a PNG image, drawn with Matplotlib: Plotly would need a browser, which a Jetson may lack."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, FrontView
+from edge_agent.cli.front_plots.view import FRONT_COLOUR, INTERVAL_LOG_SDS, MEASURED_COLOUR, TIME_LABEL, FrontView
 
 
-def write_front_picture(view: FrontView, path: Path) -> None:
-    """Draw the front and what was measured into a PNG file.
+def write_front_image(view: FrontView, path: Path) -> None:
+    """Draw the front and the measured modes into a PNG file.
 
     Raises:
         OSError: the file cannot be written.
@@ -34,7 +34,7 @@ def write_front_picture(view: FrontView, path: Path) -> None:
     axes.set_xticks(view.time_ticks(), [f"{seconds:g}" for seconds in view.time_ticks()])
     axes.set_xticks([], minor=True)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("seconds of an epoch, its start included")
+    axes.set_xlabel(TIME_LABEL)
     axes.set_ylabel("watts while training")
     axes.set_title(view.title, fontsize=10)
     axes.grid(color="#e6e9ed")

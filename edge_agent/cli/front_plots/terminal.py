@@ -1,4 +1,4 @@
-"""A front in a terminal."""
+"""A front as a terminal plot."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import math
 import numpy as np
 import plotext
 
-from edge_agent.cli.front_plots.view import FrontView
+from edge_agent.cli.front_plots.view import TIME_LABEL, FrontView
 
 _HEIGHT_LINES = 18
 _LEGEND_FROM_RIGHT = 30
 
 
 def front_text(view: FrontView, width: int, colours: bool) -> str:
-    """The plot of a front, line by line.
+    """Draw a front as text.
 
     Args:
-        view: what to show.
+        view: the front and the measured modes.
         width: columns of the terminal.
-        colours: whether the terminal shows them.
+        colours: whether the terminal supports colours.
     """
     figure = plotext.figure.clear()
     figure.plot_size(width, _HEIGHT_LINES)
-    # Axes in the terminal's own colours, on its own background.
+    # Use the terminal's own colours and background.
     figure.theme("simple")
     figure.canvas("default")
-    # Times by their logarithms: the slowest mode takes many times as long as most.
+    # Log scale: the slowest mode takes many times as long as most.
     front_at, measured_at = np.log10(view.front.one_epoch_s), np.log10(view.measured_one_epoch_s)
     predicted = figure.signal(front_at.tolist(), view.front.power_w.tolist(), marker="braille")
     figure.draw(predicted.lines().label("predicted front"))
@@ -35,7 +35,7 @@ def front_text(view: FrontView, width: int, colours: bool) -> str:
     figure.legend(x=width - _LEGEND_FROM_RIGHT)
     ticks = view.time_ticks()
     figure.ruler("x").ticks([math.log10(seconds) for seconds in ticks], [f"{seconds:g}" for seconds in ticks])
-    figure.label("seconds of an epoch, its start included", "x")
+    figure.label(TIME_LABEL, "x")
     figure.label("watts", "y")
     text: str = figure.build().string(colorless=not colours)
     return text

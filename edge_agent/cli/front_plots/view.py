@@ -1,4 +1,4 @@
-"""What every plot of a front shows."""
+"""The data that every plot of a front shows."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
-from edge_agent.profiling.profile_state import FittedDevice
+from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.choosing import Front
-from wattfleet.choosing.front import Values
-from wattfleet.modes import ModeArray, as_modes
+from wattfleet.modes import ModeArray, array_to_modes
 from wattfleet.prediction import warmup_s
 
 FRONT_COLOUR, MEASURED_COLOUR = "#0072b2", "#d55e00"
-"""Okabe and Ito's blue and vermilion, told apart by whoever sees fewer colours."""
+"""Okabe and Ito's blue and vermilion, which colour-blind readers can tell apart."""
+
+TIME_LABEL = "seconds for one epoch, warm-up included"
 
 INTERVAL_LOG_SDS = float(ndtri((1 + INTERVAL) / 2))
-"""Standard deviations of the logarithm from the median to either end of an interval."""
+"""Distance from the median to either end of an interval, in standard deviations of the logarithm."""
 
 
 @dataclass(frozen=True)
 class FrontView:
-    """A front beside what was measured.
+    """A front and the measured modes.
 
     Attributes:
-        title: whose front it is.
-        front: the modes of which none is predicted to be both slower and hungrier than another.
+        title: device and workload of the front.
+        front: the Pareto-optimal predicted modes.
         measured_modes: `[m, 4]` measured modes.
-        measured_warmup_s: `[m]` seconds of a training's start.
+        measured_warmup_s: `[m]` warm-up seconds at the start of a training.
         measured_epoch_s: `[m]` seconds per epoch.
         measured_w: `[m]` watts while training.
     """
@@ -40,13 +42,13 @@ class FrontView:
     title: str
     front: Front
     measured_modes: ModeArray
-    measured_warmup_s: Values
-    measured_epoch_s: Values
-    measured_w: Values
+    measured_warmup_s: NDArray[np.float64]
+    measured_epoch_s: NDArray[np.float64]
+    measured_w: NDArray[np.float64]
 
     @classmethod
     def of(cls, fitted: FittedDevice) -> FrontView:
-        """The front that the agent reports, by what it has fitted now."""
+        """The front that the agent reports, from its current fit."""
         details, header = fitted.artefact.details, fitted.measured.header
         measured = fitted.measured.profile
         return cls(
@@ -59,26 +61,26 @@ class FrontView:
         )
 
     @property
-    def measured_one_epoch_s(self) -> Values:
-        """`[m]` seconds of a training of one epoch, as `Front.one_epoch_s` has them."""
+    def measured_one_epoch_s(self) -> NDArray[np.float64]:
+        """`[m]` seconds of a training of one epoch, as in `Front.one_epoch_s`."""
         return self.measured_warmup_s + self.measured_epoch_s
 
     def labels(self) -> list[str]:
-        """The front's modes in short."""
-        return [mode.label() for mode in as_modes(self.front.modes)]
+        """Short labels of the front's modes."""
+        return [mode.label() for mode in array_to_modes(self.front.modes)]
 
     def time_ticks(self) -> list[float]:
-        """Round seconds to mark on an axis: 1, 2 and 5 times powers of ten, within what is shown."""
+        """Axis ticks in seconds: 1, 2 and 5 times powers of ten within the data's range."""
         seconds = np.concatenate([self.front.one_epoch_s, self.measured_one_epoch_s])
         decades = range(math.floor(math.log10(seconds.min())), math.ceil(math.log10(seconds.max())) + 1)
         rounded = (times * 10.0**decade for decade in decades for times in (1, 2, 5))
         return [tick for tick in rounded if seconds.min() <= tick <= seconds.max()]
 
     def content(self) -> dict[str, Any]:
-        """All of it as JSON."""
+        """The view as JSON-compatible values."""
         front = self.front
         columns = zip(
-            as_modes(front.modes),
+            array_to_modes(front.modes),
             front.warmup_s.tolist(),
             front.epoch_s.tolist(),
             front.power_w.tolist(),
@@ -90,25 +92,25 @@ class FrontView:
             "front": [
                 {
                     "mode": mode._asdict(),
-                    "argument": written(mode),
+                    "argument": mode_argument(mode),
                     "label": mode.label(),
-                    "warmup_s": first_s,
+                    "warmup_s": start_s,
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                     "planned_w": planned_w,
                 }
-                for mode, first_s, epoch_s, power_w, planned_w in columns
+                for mode, start_s, epoch_s, power_w, planned_w in columns
             ],
             "measured": [
                 {
                     "mode": mode._asdict(),
                     "label": mode.label(),
-                    "warmup_s": first_s,
+                    "warmup_s": start_s,
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                 }
-                for mode, first_s, epoch_s, power_w in zip(
-                    as_modes(self.measured_modes),
+                for mode, start_s, epoch_s, power_w in zip(
+                    array_to_modes(self.measured_modes),
                     self.measured_warmup_s.tolist(),
                     self.measured_epoch_s.tolist(),
                     self.measured_w.tolist(),

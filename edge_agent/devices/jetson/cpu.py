@@ -86,7 +86,7 @@ class Cpu:
             kept |= {f"{name}/min_khz": str(lowest), f"{name}/max_khz": str(highest)}
         return kept
 
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The files that setting cores and clocks writes."""
         limits = [path for policy in self._policies() for path in _limits(policy)]
         return [*map(_online_path, self._leaving()), *limits]

@@ -54,7 +54,7 @@ class Fan:
             return {}
         return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
 
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The files that holding it writes."""
         return [self._path] if self._path else []
 

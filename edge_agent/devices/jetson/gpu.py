@@ -53,7 +53,7 @@ class Gpu:
         lowest, highest = (value_of(self._tree, path) for path in self._limits)
         return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
 
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The files that setting it writes."""
         return list(self._limits)
 

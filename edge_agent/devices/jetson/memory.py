@@ -93,7 +93,7 @@ class Memory:
             kept["emc/state"] = value_of(self._tree, _STATE)
         return {name: str(value) for name, value in kept.items()}
 
-    def written(self) -> list[str]:
+    def written_files(self) -> list[str]:
         """The files that setting it writes; none where it cannot be set."""
         return ([self._cap] if self._cap else []) + ([_LOCKED, _RATE] if self.has_lock else [])
 

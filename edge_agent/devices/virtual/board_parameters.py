@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters
 
 FILE_NAME = "board_parameters.json"
@@ -19,7 +19,7 @@ FILE_NAME = "board_parameters.json"
 
 
 @dataclass(frozen=True)
-class MisfitSpread:
+class DeviationSpread:
     """How far real boards lie from the physics, as log deviations.
 
     Attributes:
@@ -40,12 +40,12 @@ class BoardParameters:
     Attributes:
         time: parameters of the step time.
         power: parameters of the power.
-        misfit: how far a real board lies from these.
+        deviation: how far a real board lies from these.
     """
 
     time: TimeParameters
     power: PowerParameters
-    misfit: MisfitSpread
+    deviation: DeviationSpread
 
 
 def board_parameters(kind: str) -> BoardParameters:
@@ -55,11 +55,11 @@ def board_parameters(kind: str) -> BoardParameters:
         InvalidInputError: no such kind.
     """
     document = _document()
-    misfit, parameters = document["misfit"], document["boards"][board(kind).kind]
+    deviation, parameters = document["deviation"], document["boards"][board_named(kind).kind]
     return BoardParameters(
         TimeParameters(**parameters["time"]),
         PowerParameters(**parameters["power"]),
-        MisfitSpread(*(np.array(misfit[name]) for name in ("levels", "time", "power"))),
+        DeviationSpread(*(np.array(deviation[name]) for name in ("levels", "time", "power"))),
     )
 
 

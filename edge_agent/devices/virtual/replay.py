@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_modes, read_csv
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes, read_profile
 
 # A profile says nothing of idling; the Orin Nano's logs stand at 0.75 to 0.85 of its lowest training power.
 _IDLE_SHARE = 0.8
@@ -21,7 +21,7 @@ class ReplayDevice(VirtualBoard):
     """A board whose modes and truth are the rows of a measured profile.
 
     Args:
-        csv_path: a CSV file with the columns of `wattfleet.modes.profile.COLUMNS`.
+        csv_path: a CSV file with the columns of `wattfleet.modes.profile.PROFILE_COLUMNS`.
         seed: decides on the noise around the recorded values.
 
     Raises:
@@ -29,15 +29,15 @@ class ReplayDevice(VirtualBoard):
     """
 
     def __init__(self, csv_path: Path, seed: int) -> None:
-        profile = read_csv(csv_path)
+        profile = read_profile(csv_path)
         self._recorded = {
             mode: (float(minibatch_ms), float(power_mw))
             for mode, minibatch_ms, power_mw in zip(
-                as_modes(profile.modes), profile.minibatch_ms, profile.power_mw, strict=True
+                array_to_modes(profile.modes), profile.minibatch_ms, profile.power_mw, strict=True
             )
         }
         self._idle_mw = _IDLE_SHARE * float(profile.power_mw.min())
-        fastest = as_modes(profile.modes)[int(profile.minibatch_ms.argmin())]
+        fastest = array_to_modes(profile.modes)[int(profile.minibatch_ms.argmin())]
         super().__init__(f"replay:{csv_path.stem}", "replayed", profile.modes, fastest, seed)
 
     def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -46,7 +46,7 @@ class ReplayDevice(VirtualBoard):
         Raises:
             InvalidInputError: a mode was not recorded.
         """
-        wanted = as_modes(modes)
+        wanted = array_to_modes(modes)
         unknown = [mode for mode in wanted if mode not in self._recorded]
         if unknown:
             raise InvalidInputError(f"{self.board_kind} holds no measurement of {unknown[0].label()}")

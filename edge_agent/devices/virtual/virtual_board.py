@@ -10,6 +10,7 @@ import copy
 import json
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.devices.virtual.virtual_meter import VirtualMeter
+from edge_agent.devices.virtual.virtual_training import VirtualTraining
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, as_modes
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet_io.clock import VirtualClock
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,7 +67,7 @@ def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class VirtualBoard(ABC):
-    """A `VirtualDevice`; what it holds true is left to its kinds.
+    """A `Device` that exists in software only; its kinds define how fast it trains and what it draws.
 
     A training run begins with the first minibatch after a mode was applied, and that one takes seconds; what
     was applied stays until the next `apply`. Everything follows from the seed and the order of calls.
@@ -82,7 +84,7 @@ class VirtualBoard(ABC):
         self._board_kind = board_kind
         self._evidence = provenance
         self._modes = modes
-        self._offered = frozenset(as_modes(modes))
+        self._offered = frozenset(array_to_modes(modes))
         self._switch_on(start, seed)
 
     def _switch_on(self, start: PowerMode, seed: int) -> None:
@@ -135,6 +137,16 @@ class VirtualBoard(ABC):
         """`[n, 4]` modes that can be applied."""
         return self._modes
 
+    @property
+    def mode_persists(self) -> bool:
+        """False: the board ends with the process."""
+        return False
+
+    @property
+    def built_in_workload(self) -> Callable[[], None]:
+        """The board stands for whatever its reference predictor was trained on."""
+        return self.step
+
     def current_mode(self) -> PowerMode:
         """The mode in force."""
         return self._mode
@@ -156,6 +168,10 @@ class VirtualBoard(ABC):
     def differences(self, mode: PowerMode) -> list[str]:
         """What is in force instead of a mode that was applied."""
         return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
+
+    def begin_training(self) -> VirtualTraining:
+        """An app begins to train in the mode in force."""
+        return VirtualTraining(self)
 
     def start_meter(self) -> VirtualMeter:
         """Begin to sample board power."""

@@ -81,14 +81,14 @@ class PlanningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveNodes(self, request, context):
-        """Which of Flower's nodes are tied to a device already.
+        """Looks up the devices that Flower's nodes are bound to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BindNodes(self, request, context):
-        """Tie Flower's nodes to devices, once.
+        """Binds Flower's nodes to devices, once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

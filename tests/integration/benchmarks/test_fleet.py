@@ -129,19 +129,19 @@ async def refuse(said: Any, context: Any) -> Any:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such thing")
 
 
-def test_the_client_takes_more_than_a_window() -> None:
-    answers, status, _ = asyncio.run(exchanged(flood, [b"abc"], last=True))
+async def test_the_client_takes_more_than_a_window() -> None:
+    answers, status, _ = await exchanged(flood, [b"abc"], last=True)
     assert status == OK
     assert [answer[-1] for answer in answers] == [number % 256 for number in range(300)]
     assert {len(answer) for answer in answers} == {30_001}
 
 
-def test_the_client_sends_more_than_a_window_and_hears_why_a_call_failed() -> None:
-    answers, *ended = asyncio.run(exchanged(refuse, [bytes(10_000)] * 50, last=False))
+async def test_the_client_sends_more_than_a_window_and_hears_why_a_call_failed() -> None:
+    answers, *ended = await exchanged(refuse, [bytes(10_000)] * 50, last=False)
     assert ended == [5, "no such thing"]
     assert set(answers) == {b"more"}
 
 
-def test_a_lost_connection_ends_its_calls() -> None:
-    _, status, _ = asyncio.run(exchanged(refuse, [b"x"], last=False, drop=True))
+async def test_a_lost_connection_ends_its_calls() -> None:
+    _, status, _ = await exchanged(refuse, [b"x"], last=False, drop=True)
     assert status == UNAVAILABLE

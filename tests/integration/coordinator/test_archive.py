@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import TypeVar
 
@@ -40,14 +39,6 @@ def one_round_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(round_memory, "_DECISIONS", 1)
 
 
-def told(story: Awaitable[None]) -> None:
-    async def within() -> None:
-        async with asyncio.timeout(_WITHIN_S):
-            await story
-
-    asyncio.run(within())
-
-
 async def soon(_: float) -> None:
     await asyncio.sleep(0.001)
 
@@ -70,49 +61,45 @@ def finish(fleet: Fleet, number: int) -> RoundRecord:
     return fleet.finish_round(plan_id, [DeviceResult("orin"), DeviceResult("nano")], 30.0)
 
 
-def test_a_round_stays_at_hand_until_all_of_it_is_on_disk(tmp_path: Path) -> None:
-    async def story() -> None:
-        store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
-        writer = Writer(store, soon)
-        await writer.saved(fleet.run(RUN), finish(fleet, 1), finish(fleet, 2))
-        store.is_locked = True
-        with pytest.raises(StoreUnavailableError):
-            await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining("orin", 20.0, 30.0)))
-        await look(fleet, writer)
-        assert set(fleet.rounds) == {f"{RUN}/1", f"{RUN}/2"}
-        store.is_locked = False
-        while writer.unsaved_rounds():
-            await asyncio.sleep(0.001)
-        await look(fleet, writer)
-        assert set(fleet.rounds) == {f"{RUN}/2"}
-        await archive.recalled(fleet, writer, f"{RUN}/1")
-        assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin"}
-        await writer.close()
-        store.close()
+async def test_a_round_stays_at_hand_until_all_of_it_is_on_disk(tmp_path: Path) -> None:
 
-    told(story())
+    store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
+    writer = Writer(store, soon)
+    await writer.saved(fleet.run(RUN), finish(fleet, 1), finish(fleet, 2))
+    store.is_locked = True
+    with pytest.raises(StoreUnavailableError):
+        await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining("orin", 20.0, 30.0)))
+    await look(fleet, writer)
+    assert set(fleet.rounds) == {f"{RUN}/1", f"{RUN}/2"}
+    store.is_locked = False
+    while writer.unsaved_rounds():
+        await asyncio.sleep(0.001)
+    await look(fleet, writer)
+    assert set(fleet.rounds) == {f"{RUN}/2"}
+    await archive.recalled(fleet, writer, f"{RUN}/1")
+    assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin"}
+    await writer.close()
+    store.close()
 
 
-def test_what_is_listed_is_what_is_at_hand_where_the_store_is_behind(tmp_path: Path) -> None:
-    async def story() -> None:
-        store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
-        writer = Writer(store, soon)
-        for number in (1, 2):
-            await writer.saved(finish(fleet, number))
-        await look(fleet, writer)
-        store.is_locked = True
-        writer.save_soon(fleet.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
-        listed = [record async for record in archive.rounds_of(fleet, writer, RUN)]
-        assert [(record.number, record.metrics) for record in listed] == [(1, {}), (2, {"accuracy": 0.5}), (3, {})]
-        assert f"{RUN}/1" not in fleet.rounds, "it was only looked at"
-        store.is_locked = False
-        await writer.close()
-        store.close()
+async def test_what_is_listed_is_what_is_at_hand_where_the_store_is_behind(tmp_path: Path) -> None:
 
-    told(story())
+    store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
+    writer = Writer(store, soon)
+    for number in (1, 2):
+        await writer.saved(finish(fleet, number))
+    await look(fleet, writer)
+    store.is_locked = True
+    writer.save_soon(fleet.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
+    listed = [record async for record in archive.rounds_of(fleet, writer, RUN)]
+    assert [(record.number, record.metrics) for record in listed] == [(1, {}), (2, {"accuracy": 0.5}), (3, {})]
+    assert f"{RUN}/1" not in fleet.rounds, "it was only looked at"
+    store.is_locked = False
+    await writer.close()
+    store.close()
 
 
-def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path) -> None:
+async def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path) -> None:
     class Counting(Store):
         read = 0
 
@@ -120,26 +107,23 @@ def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path) -> N
             self.read += 1
             return super().round_of(plan_id)
 
-    async def story() -> None:
-        store, fleet = Counting(tmp_path / "coordinator.db"), small_fleet()
-        writer = Writer(store, soon)
-        for number in (1, 2):
-            await writer.saved(finish(fleet, number))
-        await look(fleet, writer)
+    store, fleet = Counting(tmp_path / "coordinator.db"), small_fleet()
+    writer = Writer(store, soon)
+    for number in (1, 2):
+        await writer.saved(finish(fleet, number))
+    await look(fleet, writer)
 
-        async def report(device_id: str) -> None:
-            await archive.recalled(fleet, writer, f"{RUN}/1")
-            await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining(device_id, 20.0, 30.0)))
+    async def report(device_id: str) -> None:
+        await archive.recalled(fleet, writer, f"{RUN}/1")
+        await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining(device_id, 20.0, 30.0)))
 
-        await asyncio.gather(report("orin"), report("nano"))
-        assert store.read == 1
-        assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin", "nano"}
-        await archive.recalled(fleet, writer, "unknown/1")
-        assert store.read == 1, "of a run that nobody knows nothing is read"
-        await writer.close()
-        store.close()
-
-    told(story())
+    await asyncio.gather(report("orin"), report("nano"))
+    assert store.read == 1
+    assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin", "nano"}
+    await archive.recalled(fleet, writer, "unknown/1")
+    assert store.read == 1, "of a run that nobody knows nothing is read"
+    await writer.close()
+    store.close()
 
 
 class Slow(Store):
@@ -171,56 +155,52 @@ class Slow(Store):
         await asyncio.to_thread(self.reading.wait, _WITHIN_S)
 
 
-def test_what_a_list_was_reading_does_not_come_back_in_place_of_what_changed_meanwhile(tmp_path: Path) -> None:
-    async def story() -> None:
-        store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
-        writer = Writer(store, soon)
-        for number in (1, 2):
-            await writer.saved(finish(fleet, number))
-        await look(fleet, writer)
-        await archive.recalled(fleet, writer, f"{RUN}/1")
-        store.hold()
-        listing = asyncio.ensure_future(anext(archive.rounds_of(fleet, writer, RUN)))
-        await store.is_reading()
-        await writer.saved(fleet.report_metrics(RUN, 1, {"accuracy": 0.5}))
-        await writer.saved(finish(fleet, 3))
-        await look(fleet, writer)
-        assert f"{RUN}/1" not in fleet.rounds
-        recalling = asyncio.ensure_future(archive.recalled(fleet, writer, f"{RUN}/1"))
-        await asyncio.sleep(0)
-        store.go_on.set()
-        await asyncio.gather(listing, recalling)
-        assert fleet.rounds[f"{RUN}/1"].metrics == {"accuracy": 0.5}
-        await writer.close()
-        store.close()
+async def test_what_a_list_was_reading_does_not_come_back_in_place_of_what_changed_meanwhile(tmp_path: Path) -> None:
 
-    told(story())
+    store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
+    writer = Writer(store, soon)
+    for number in (1, 2):
+        await writer.saved(finish(fleet, number))
+    await look(fleet, writer)
+    await archive.recalled(fleet, writer, f"{RUN}/1")
+    store.hold()
+    listing = asyncio.ensure_future(anext(archive.rounds_of(fleet, writer, RUN)))
+    await store.is_reading()
+    await writer.saved(fleet.report_metrics(RUN, 1, {"accuracy": 0.5}))
+    await writer.saved(finish(fleet, 3))
+    await look(fleet, writer)
+    assert f"{RUN}/1" not in fleet.rounds
+    recalling = asyncio.ensure_future(archive.recalled(fleet, writer, f"{RUN}/1"))
+    await asyncio.sleep(0)
+    store.go_on.set()
+    await asyncio.gather(listing, recalling)
+    assert fleet.rounds[f"{RUN}/1"].metrics == {"accuracy": 0.5}
+    await writer.close()
+    store.close()
 
 
-def test_a_history_is_read_to_its_end_although_who_asked_for_it_has_gone(tmp_path: Path) -> None:
-    async def story() -> None:
-        store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
-        writer = Writer(store, soon)
-        for number in (1, 2):
-            await writer.saved(finish(fleet, number))
-        await writer.saved(fleet.plan(RUN, 3, NODES, 1.0))
-        await look(fleet, writer)
-        fleet.memory.run_over(RUN)  # its history is let go of
-        store.hold()
-        asking = [asyncio.create_task(archive.recalled_history(fleet, writer, RUN)) for _ in range(3)]
-        await store.is_reading()
-        for each in asking:
-            each.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
-        await writer.saved(finish(fleet, 3))
-        fleet.start_run("next", "FedAvg", 1)
-        await writer.saved(fleet.plan("next", 1, NODES, 1.0))
-        await look(fleet, writer)
-        store.go_on.set()
-        await archive.recalled_history(fleet, writer, RUN)
-        assert store.reads == 1
-        assert [past.number for past in fleet.memory.history(RUN).rounds] == [1, 2, 3]
-        await writer.close()
-        store.close()
+async def test_a_history_is_read_to_its_end_although_who_asked_for_it_has_gone(tmp_path: Path) -> None:
 
-    told(story())
+    store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
+    writer = Writer(store, soon)
+    for number in (1, 2):
+        await writer.saved(finish(fleet, number))
+    await writer.saved(fleet.plan(RUN, 3, NODES, 1.0))
+    await look(fleet, writer)
+    fleet.memory.run_over(RUN)  # its history is let go of
+    store.hold()
+    asking = [asyncio.create_task(archive.recalled_history(fleet, writer, RUN)) for _ in range(3)]
+    await store.is_reading()
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    await writer.saved(finish(fleet, 3))
+    fleet.start_run("next", "FedAvg", 1)
+    await writer.saved(fleet.plan("next", 1, NODES, 1.0))
+    await look(fleet, writer)
+    store.go_on.set()
+    await archive.recalled_history(fleet, writer, RUN)
+    assert store.reads == 1
+    assert [past.number for past in fleet.memory.history(RUN).rounds] == [1, 2, 3]
+    await writer.close()
+    store.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli.client import CoordinatorUnreachableError
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving
 from tests.fakes.shell import command
 from wattfleet.errors import InvalidInputError
@@ -56,7 +56,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("coordinator.cli.client._ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr("coordinator.cli.client._ANSWER_TIMEOUT_S", 0.2)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()
@@ -68,14 +68,52 @@ def test_an_address_that_never_answered_is_not_said_to_have_stopped(monkeypatch:
 # --- watching -----------------------------------------------------------------------------------------------------
 
 
-def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happens meanwhile happens between two looks."""
     naps: list[Callable[[], Awaitable[None]]] = []
 
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
+    loop = asyncio.get_running_loop()
+
+    def nap(_: float) -> None:
+        if not naps:
+            raise KeyboardInterrupt
+        asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
+
+    monkeypatch.setattr("time.sleep", nap)
+    async with asyncio.timeout(20), serving(config) as client:
+        arguments = ("devices", "--watch", "--coordinator", client.bound.address)
+
+        async def greet() -> None:
+            await client.agent().hello("orin")
+
+        naps.append(greet)
+        lines = (await asyncio.to_thread(command, *arguments, "--json")).stdout.splitlines()
+        assert [[each["device_id"] for each in json.loads(line)] for line in lines] == [[], ["orin"]]
+
+        async def leave() -> None:
+            client.stop.set()
+            await client.running
+
+        naps.append(leave)
+        result = await asyncio.to_thread(command, *arguments)
+        assert result.exit_code == 0
+        assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
+
+
+async def test_watching_as_json_goes_on_while_the_coordinator_is_away(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(20), serving(config) as client:
+
+        async def leave() -> None:
+            client.stop.set()
+            await client.running
+
+        naps = [leave]
 
         def nap(_: float) -> None:
             if not naps:
@@ -83,50 +121,7 @@ def test_watching_goes_on_while_the_coordinator_is_away_and_ends_with_ctrl_c(
             asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
 
         monkeypatch.setattr("time.sleep", nap)
-        async with asyncio.timeout(20), serving(config) as client:
-            arguments = ("devices", "--watch", "--coordinator", client.bound.address)
-
-            async def greet() -> None:
-                await client.agent().hello("orin")
-
-            naps.append(greet)
-            lines = (await asyncio.to_thread(command, *arguments, "--json")).stdout.splitlines()
-            assert [[each["device_id"] for each in json.loads(line)] for line in lines] == [[], ["orin"]]
-
-            async def leave() -> None:
-                client.stop.set()
-                await client.running
-
-            naps.append(leave)
-            result = await asyncio.to_thread(command, *arguments)
-            assert result.exit_code == 0
-            assert "orin" in result.stdout and "no coordinator answers at" in result.stdout
-
-    asyncio.run(story())
-
-
-def test_watching_as_json_goes_on_while_the_coordinator_is_away(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story() -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.timeout(20), serving(config) as client:
-
-            async def leave() -> None:
-                client.stop.set()
-                await client.running
-
-            naps = [leave]
-
-            def nap(_: float) -> None:
-                if not naps:
-                    raise KeyboardInterrupt
-                asyncio.run_coroutine_threadsafe(naps.pop(0)(), loop).result(10)
-
-            monkeypatch.setattr("time.sleep", nap)
-            arguments = ("devices", "--watch", "--json", "--coordinator", client.bound.address)
-            result = await asyncio.to_thread(command, *arguments)
-            assert (result.exit_code, result.stdout) == (0, "[]\n")
-            assert result.stderr.startswith("no coordinator answers at ")
-
-    asyncio.run(story())
+        arguments = ("devices", "--watch", "--json", "--coordinator", client.bound.address)
+        result = await asyncio.to_thread(command, *arguments)
+        assert (result.exit_code, result.stdout) == (0, "[]\n")
+        assert result.stderr.startswith("no coordinator answers at ")

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.server import CoordinatorConfig
+from coordinator.settings import CoordinatorSettings
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from tests.fakes.served import READY, Client, until, with_coordinator
+from tests.fakes.served import READY, Client, serving_client, until
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 HELLO = session_pb2.Hello(
@@ -49,8 +49,8 @@ class Agent:
                 await running
 
 
-def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
-    config: CoordinatorConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
+    config: CoordinatorSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries = 0
 
@@ -61,7 +61,7 @@ def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
 
     monkeypatch.setattr("wattfleet_io.backoff.random.uniform", at_once)
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         async with Agent(client, tmp_path / "older").running() as older:
             async with Agent(client, tmp_path / "newer").running() as newer:
 
@@ -76,5 +76,3 @@ def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
                 return older.link.connected
 
             await until(is_back)
-
-    with_coordinator(config, story)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
-from tests.fakes.served import Client, status, with_coordinator
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import serving_client, status
 from tests.fakes.small_fleet import RUN
 from wattfleet_proto.v1 import operator_pb2, planning_pb2
 
@@ -14,8 +14,9 @@ DEVICES = 10_000
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         bindings = [planning_pb2.NodeBinding(node_id=k, device_id=f"{k:0200}") for k in range(DEVICES)]
         await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
         await client.two_ready()
@@ -25,11 +26,10 @@ def test_a_fleet_of_ten_thousand_is_bound_and_its_round_finished(config: Coordin
         assert request.ByteSize() > 5_000_000
         await client.planning.FinishRound(request)
 
-    with_coordinator(config, story)
 
+async def test_what_no_fleet_needs_is_refused(config: CoordinatorSettings) -> None:
 
-def test_what_no_fleet_needs_is_refused(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="x" * 9_000_000))
         assert status(refused)[0] is EXHAUSTED
@@ -37,5 +37,3 @@ def test_what_no_fleet_needs_is_refused(config: CoordinatorConfig) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="it may have 1,048,576") as refused:
             await client.operator.PublishReference(iter(parts))
         assert status(refused)[0] is EXHAUSTED
-
-    with_coordinator(config, story)

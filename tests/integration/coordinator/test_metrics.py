@@ -12,13 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.metrics import FleetCollector, serve_metrics
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceState, ObservedTraining
+from coordinator.state.records import ObservedTraining
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
+from wattfleet_proto.device_state import DeviceState
 
 DOCUMENTED = {
     "wattfleet_device_state": {"device", "board", "state"},
@@ -237,7 +238,7 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
 
 
 def test_a_host_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
+    with pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0"):
         serve_metrics(small_fleet(), "203.0.113.7", 0)
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
 from coordinator.cli.client import RequestFailedError, RequestRefusedError
-from coordinator.server import CoordinatorConfig
-from tests.fakes.served import READY, Agent, Client, status, with_coordinator
-from tests.fakes.shell import Shell, asked, rack_and_roof, told
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import READY, Agent, Client, serving_client, status
+from tests.fakes.shell import asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import operator_pb2, planning_pb2
@@ -20,8 +19,8 @@ RUN_AFTER = "4712"
 
 
 @pytest.fixture
-def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
-    return replace(config, site=rack_and_roof(tmp_path))
+def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
+    return config.with_values(site=rack_and_roof(tmp_path))
 
 
 async def back(client: Client, *device_ids: str) -> list[Agent]:
@@ -33,8 +32,9 @@ async def back(client: Client, *device_ids: str) -> list[Agent]:
     return agents
 
 
-def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
+async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         _agents = await client.two_ready()
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         assert (looked.run_id, looked.round, looked.epochs, looked.all_devices) == (RUN, 1, 1.0, False)
@@ -45,8 +45,7 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
         await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/1", wall_s=1.0))
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=RUN_AFTER, strategy="FedAvg", rounds=1))
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         _agents = await back(client, "orin", "nano")
         for run_id, code in (("none", grpc.StatusCode.NOT_FOUND), (RUN, grpc.StatusCode.INVALID_ARGUMENT)):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -58,17 +57,14 @@ def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(config: C
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         assert (looked.run_id, looked.round, looked.all_devices) == ("", 1, True)
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorSettings) -> None:
 
-def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         _agents = await client.two_ready()
         client.stop.set()  # while the sessions last
         await client.running
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         _orin = await back(client, "orin")
         refusals = []
         for asking in (client.plan(), client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())):
@@ -82,27 +78,25 @@ def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does(confi
         planned = await client.plan()
         assert looked.plan.assignments == planned.assignments and looked.plan.decisions == planned.decisions
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSettings) -> None:
 
-def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
-        with pytest.raises(InvalidInputError, match="only with --dry-run"):
+    async with served_with_shell(site) as (client, shell):
+        with pytest.raises(InvalidInputError, match="pass --dry-run: this command only previews a round"):
             await shell("plan")
         with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
             await shell("plan", "--dry-run")
         _agents = await client.two_ready()
         await shell("drain", "orin")
         shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
-        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
+        assert f"round 1 of run {RUN}, 2 epochs, if planned now: 1 of 2 devices selected" in shown
         assert "drained by the operator" in shown and "roof 40.0" in shown
         content = await asked(shell, "plan", "--dry-run", "--all-devices")
         nano, orin = content["devices"]
         assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
         assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
         assert not (await client.rounds()).rounds
-        with pytest.raises(InvalidInputError, match="a round needs a number of epochs above 0"):
+        with pytest.raises(InvalidInputError, match="--epochs must be above 0 and finite"):
             await shell("plan", "--dry-run", "--epochs", "-1")
         with pytest.raises(RequestRefusedError, match="run 'x' never started"):
             await shell("plan", "--dry-run", "--run", "x")
@@ -110,16 +104,15 @@ def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorConfig) -> 
         with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
             await shell("plan", "--dry-run")
 
-    told(site, story)
 
+async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSettings) -> None:
 
-def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         agents = await client.two_ready()
         others = [client.agent() for _ in range(14)]
         for k, agent in enumerate(others):
             await agent.hello(f"new-{k:02}")
-        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 not looked at\n")
+        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 devices not considered\n")
         assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
         assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
         content = await asked(shell, "plan", "--dry-run")
@@ -130,5 +123,3 @@ def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorConfig) 
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()
-
-    told(config, story)

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from coordinator.budgets.site_file import read_site_file
-from coordinator.server import CoordinatorConfig
 from coordinator.services import operations
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
-from tests.fakes.served import Client, fetch, status, until, with_coordinator
+from tests.fakes.served import Client, fetch, serving_client, status, until
 from tests.fakes.small_fleet import ORIN_FRONT, RUN
-from wattfleet.planning import Selection
 from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, session_pb2, view_pb2
 
@@ -61,8 +58,9 @@ async def references(client: Client) -> dict[str, operator_pb2.ReferenceView]:
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
-def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         orin, _ = await client.two_ready()
         before = (await budgets(client))["site"]
         assert (before.watts, before.source, before.fallback, before.set_aside_w) == (100.0, "constant", False, 8.0)
@@ -85,10 +83,8 @@ def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(config: Co
         cleared = await client.operator.ClearBudget(operator_pb2.ClearBudgetRequest(supply="site"))
         assert (cleared.budget.watts, cleared.budget.source, cleared.trimmed_rounds) == (100.0, "constant", 0)
 
-    with_coordinator(config, story)
 
-
-def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: CoordinatorConfig) -> None:
+async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: CoordinatorSettings) -> None:
     async def first(client: Client) -> None:
         await set_budget(client, 40.0)
 
@@ -100,51 +96,46 @@ def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(config: Co
         assert (await budgets(client))["site"].source == "constant"
 
     for story in (first, second, third):
-        with_coordinator(config, story)
+        async with serving_client(config) as client:
+            await story(client)
 
 
-def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.02)
+    config = config.with_values(site={"budget_check_s": 0.02})
 
     async def source_is_back(client: Client) -> bool:
         return (await budgets(client))["site"].source == "constant"
 
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         changed = await set_budget(client, 40.0, for_s=0.3)
         assert changed.budget.until_unix_s - changed.budget.since_unix_s == pytest.approx(0.3, abs=0.1)
         await until(lambda: source_is_back(client))
         await set_budget(client, 30.0, for_s=0.1)
         await until(lambda: source_is_back(client))
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         assert await source_is_back(client)
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: CoordinatorSettings, tmp_path: Path) -> None:
 
-def test_watts_of_a_supply_that_is_stated_no_more_are_let_go(config: CoordinatorConfig, tmp_path: Path) -> None:
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         await set_budget(client, 40.0)
-
-    async def second(client: Client) -> None:
+    (tmp_path / "site.toml").write_text("[supplies.hall]\nbudget = { watts = 70.0 }\n")
+    async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
         assert (await budgets(client))["hall"].watts == 70.0
 
-    with_coordinator(config, first)
-    (tmp_path / "site.toml").write_text("[supplies.hall]\nbudget = { watts = 70.0 }\n")
-    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), second)
 
+async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorSettings) -> None:
 
-def test_watts_that_cannot_be_are_refused_and_change_nothing(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         for watts, for_s, text in (
             (0.0, None, "a budget must be finite and above 0 W"),
             (float("nan"), None, "a budget must be finite and above 0 W"),
-            (5.0, 0.0, "watts are set for up to a year"),
-            (5.0, float("nan"), "watts are set for up to a year"),
-            (5.0, 1e12, "watts are set for up to a year"),
+            (5.0, 0.0, "a budget can be overridden for up to 366 days"),
+            (5.0, float("nan"), "a budget can be overridden for up to 366 days"),
+            (5.0, 1e12, "a budget can be overridden for up to 366 days"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await set_budget(client, watts, for_s)
@@ -161,29 +152,26 @@ def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coordinator
             )
         assert (await budgets(client))["site"].watts == 100.0
 
-    with_coordinator(config, story)
-
 
 # --- who takes part -----------------------------------------------------------------------------------------------
 
 
-def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorConfig) -> None:
-    config = replace(config, selection=Selection(exclude=("tag:sick",)))
+async def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorSettings) -> None:
+    config = config.with_values(selection={"exclude": ("tag:sick",)})
 
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         await client.two_ready()
         tagged = await client.operator.TagDevices(operator_pb2.TagDevicesRequest(device_ids=["nano"], add=["sick"]))
         assert list(tagged.devices) == [operator_pb2.DeviceOverrides(device_id="nano", tags=["sick"])]
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.plan()
-        assert "no device may be chosen" in status(refused)[1]
+        assert "no device can be selected" in status(refused)[1]
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True))
         plan = await client.plan()
         assert {decision.device_id: decision.selected for decision in plan.decisions} == {"orin": True, "nano": False}
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["orin"]))
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         await client.two_ready()
         seen = await client.devices()
         assert (list(seen["nano"].operator_tags), seen["nano"].drained) == (["sick"], False)
@@ -193,12 +181,11 @@ def test_tags_and_draining_are_obeyed_and_outlast_a_restart(config: CoordinatorC
         assert {decision.device_id: decision.reason for decision in plan.decisions}["orin"] == "drained by the operator"
         assert [assignment.device_id for assignment in plan.assignments] == ["nano"]
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
+async def test_devices_that_never_connected_are_not_found(config: CoordinatorSettings) -> None:
 
-def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
+
         async def listed() -> None:
             [_ async for _ in client.view.ListDevices(view_pb2.ListDevicesRequest(device_ids=["none"]))]
 
@@ -214,17 +201,15 @@ def test_devices_that_never_connected_are_not_found(config: CoordinatorConfig) -
                 "no device 'none' ever connected; is its agent running?",
             )
 
-    with_coordinator(config, story)
-
 
 # --- references ---------------------------------------------------------------------------------------------------
 
 
-def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+async def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact
 ) -> None:
 
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         assert set(await references(client)) == {artefact.digest}
         published = await publish(client, another)
         assert (published.digest, published.known) == (another.digest, False)
@@ -235,19 +220,15 @@ def test_a_published_reference_is_handed_out_and_the_same_again_changes_nothing(
         assert (view.in_force, view.pinned, view.from_start, view.device_count) == (False, False, False, 0)
         assert (view.workload, view.board, view.predictor) == ("resnet18-imagenet", "agx-orin", "roofline")
         assert view.size_bytes == len(another.manifest) + len(another.weights)
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         parts = [part async for part in client.sessions.FetchReference(fetch(another.digest))]
         assert parts[0].manifest == another.manifest
         assert b"".join(part.weights_chunk for part in parts) == another.weights
         assert (await publish(client, another)).known
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
 
-
-def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
-    config: CoordinatorConfig, another: Artefact, monkeypatch: pytest.MonkeyPatch
+async def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
+    config: CoordinatorSettings, another: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, save = [False], Store.save
 
@@ -258,7 +239,7 @@ def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
 
     monkeypatch.setattr(Store, "save", save_where_there_is_room)
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await publish(client, another)
@@ -266,22 +247,20 @@ def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
         room.append(True)
         assert not (await publish(client, another)).known
         assert (await publish(client, another)).known
-
-    with_coordinator(config, story)
-    store = Store(config.store)
+    store = Store(Path(config.store.location))
     assert [each.digest for each in store.load().references] == [another.digest]
     store.close()
 
 
-def test_a_damaged_reference_is_refused(
-    config: CoordinatorConfig, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
+async def test_a_damaged_reference_is_refused(
+    config: CoordinatorSettings, artefact: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = bytearray(artefact.weights)
     damaged[len(damaged) // 2] ^= 1
     no_predictor = json.loads(artefact.manifest)
     no_predictor["predictor"] = "crystal-ball"
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         for manifest, weights, code, text in (
             (artefact.manifest, bytes(damaged), grpc.StatusCode.DATA_LOSS, "has the SHA-256"),
             (artefact.manifest, artefact.weights[:-1], grpc.StatusCode.DATA_LOSS, "bytes instead of"),
@@ -291,7 +270,7 @@ def test_a_damaged_reference_is_refused(
                 json.dumps(no_predictor).encode(),
                 artefact.weights,
                 grpc.StatusCode.INVALID_ARGUMENT,
-                "a predictor of the kind 'crystal-ball'",
+                "unknown predictor 'crystal-ball'",
             ),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -303,11 +282,9 @@ def test_a_damaged_reference_is_refused(
         assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "at most" in status(refused)[1]
         assert set(await references(client)) == {artefact.digest}
 
-    with_coordinator(config, story)
 
-
-def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact
+async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact
 ) -> None:
 
     async def first(client: Client) -> None:
@@ -341,25 +318,24 @@ def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
         assert (await client.agent().hello("orin")).reference_digest == artefact.digest
 
     for story in (first, second, third):
-        with_coordinator(config, story)
+        async with serving_client(config) as client:
+            await story(client)
 
 
-def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(
-    config: CoordinatorConfig, artefact: Artefact
+async def test_a_pinned_reference_of_the_start_outlasts_a_start_with_another(
+    config: CoordinatorSettings, artefact: Artefact
 ) -> None:
-    async def first(client: Client) -> None:
-        await pin(client, artefact.digest)
 
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
+        await pin(client, artefact.digest)
+    async with serving_client(config.with_values(profiling={"reference": "agx_orin_resnet18"})) as client:
         assert (await client.agent().hello("orin")).reference_digest == artefact.digest
         assert len(await references(client)) == 2
 
-    with_coordinator(config, first)
-    with_coordinator(replace(config, reference="agx_orin_resnet18"), second)
 
+async def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorSettings, artefact: Artefact) -> None:
 
-def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorConfig, artefact: Artefact) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         # Two with the same first characters would take long to find.
         for digest, code, text in (
             ("0" * 64, grpc.StatusCode.NOT_FOUND, "publish it first"),
@@ -370,18 +346,16 @@ def test_a_digest_that_is_not_there_cannot_be_pinned(config: CoordinatorConfig, 
             assert status(refused)[0] is code and text in status(refused)[1]
         assert (await references(client))[artefact.digest].in_force
 
-    with_coordinator(config, story)
-
 
 # --- looking ------------------------------------------------------------------------------------------------------
 
 
-def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("coordinator.services.views._DEVICES_IN_A_MESSAGE", 1)
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         await client.two_ready()
         answers = [answer async for answer in client.view.ListDevices(view_pb2.ListDevicesRequest())]
         assert [[device.device_id for device in answer.devices] for answer in answers] == [["nano"], ["orin"]]
@@ -389,11 +363,9 @@ def test_devices_come_in_parts_and_with_fronts_only_where_asked_for(
         assert not orin.HasField("front")
         assert (orin.fastest_epoch_s, orin.supply, orin.HasField("limit_w")) == (10.0, "site", False)
 
-    with_coordinator(config, story)
 
-
-def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
-    config: CoordinatorConfig, tmp_path: Path
+async def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_allows(
+    config: CoordinatorSettings, tmp_path: Path
 ) -> None:
     (tmp_path / "site.toml").write_text(
         "[supplies.site]\nbudget = { watts = 70.0 }\n"
@@ -402,7 +374,7 @@ def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_
     # The shorter epoch has the longer start.
     starting = front((10, 50), (9, 30), (12, 20), warmup_s=(1, 4, 5))
 
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(site={"budget_w": None, "file": tmp_path / "site.toml"})) as client:
         agents = [client.agent() for _ in range(3)]
         for agent, device_id in zip(agents, ("free", "limited", "never"), strict=True):
             await agent.become_ready(device_id, starting, 5.0)
@@ -410,17 +382,15 @@ def test_the_fastest_epoch_counts_its_start_and_only_what_the_devices_own_limit_
         assert (devices["free"].fastest_epoch_s, devices["limited"].fastest_epoch_s) == (11.0, 13.0)
         assert not devices["never"].HasField("fastest_epoch_s")
 
-    with_coordinator(replace(config, site=read_site_file(tmp_path / "site.toml")), story)
 
+async def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorSettings) -> None:
 
-def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: CoordinatorConfig) -> None:
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         await client.two_ready()
         await client.plan()
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: no"))
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="4712", strategy="FedAdam", rounds=1))
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         runs = (await client.view.ListRuns(view_pb2.ListRunsRequest())).runs
         assert [(run.run_id, run.strategy, run.rounds, run.finished, run.error) for run in runs] == [
             (RUN, "FedAvg", 3, True, "ValueError: no"),
@@ -434,6 +404,3 @@ def test_rounds_of_a_run_in_the_archive_are_shown_and_stay_there(config: Coordin
             [brief] = [view async for view in client.view.StreamRounds(request)]
             assert (brief.device_count, len(brief.plan.assignments), len(brief.plan.decisions)) == (2, 0, 0)
             assert brief.plan.planned_w == whole.plan.planned_w
-
-    with_coordinator(config, first)
-    with_coordinator(config, second)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
-from coordinator.server import CoordinatorConfig
-from tests.fakes.served import Client
-from tests.fakes.shell import Shell, a_round, asked, rack_and_roof, told
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, write_artefact
@@ -22,15 +20,16 @@ from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 
 @pytest.fixture
-def site(config: CoordinatorConfig, tmp_path: Path) -> CoordinatorConfig:
-    return replace(config, site=rack_and_roof(tmp_path))
+def site(config: CoordinatorSettings, tmp_path: Path) -> CoordinatorSettings:
+    return config.with_values(site=rack_and_roof(tmp_path))
 
 
 # --- devices ------------------------------------------------------------------------------------------------------
 
 
-def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         assert (await shell("devices")).stdout == "no devices\n"
         assert await asked(shell, "devices") == []
         _, nano = await client.two_ready()
@@ -46,16 +45,15 @@ def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorConfig) -> Non
         assert [each["device_id"] for each in await asked(shell, "devices", "--tag", "lab")] == ["nano"]
         [new] = await asked(shell, "devices", "--state", "enrolled")
         assert (new["idle_w"], new["fastest_epoch_s"], new["supply"]) == (None, None, "rack")
-        with pytest.raises(InvalidInputError, match="no state 'flying'"):
+        with pytest.raises(InvalidInputError, match="unknown state 'flying'"):
             await shell("devices", "--state", "flying")
         await nano.goodbye()
         assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
 
-    told(site, story)
 
+async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> None:
 
-def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         await client.agent().hello("orin-new")
         await shell("tag", "nano", "--add", "old")
@@ -66,39 +64,37 @@ def test_a_device_is_shown_with_its_front(site: CoordinatorConfig) -> None:
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 10 + 2 + 2
+        assert shown.count("\n") == 10 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("device", "none")
 
-    told(site, story)
 
+async def test_names_of_devices_are_no_markup(config: CoordinatorSettings) -> None:
 
-def test_names_of_devices_are_no_markup(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await client.agent().hello("[red]orin[/]")
         assert "[red]orin[/]" in (await shell("devices")).stdout
         assert "[red]orin[/]" in (await shell("device", "[red]orin[/]")).stdout
         assert "[red]orin[/]" in (await shell("tag", "[red]orin[/]", "--add", "a")).stdout
 
-    told(config, story)
-
 
 # --- rounds -------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
-        assert (await shell("rounds")).stdout == "no run ever started\n"
+async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        assert (await shell("rounds")).stdout == "no runs yet\n"
         orin, nano = await client.two_ready()
-        assert "no round was planned yet" in (await shell("rounds")).stdout
+        assert "no rounds yet" in (await shell("rounds")).stdout
         plan = await a_round(client, orin)
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
         title, _, head, first, second, more = (await shell("rounds")).stdout.splitlines()
-        assert title == f"run {RUN}: FedAvg, 3 rounds asked for, running"
-        assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json has recall, too"
+        assert title == f"run {RUN}: FedAvg, 3 rounds requested, running"
+        assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json also prints recall"
         row = first.split()
         assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]
         assert row[7:] == [f"{plan.duration_s:.1f}", "s", "36.5", "s", "0.667", "0.500", "1.500"]
@@ -109,16 +105,15 @@ def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorConfig) 
         assert content["rounds"][1]["observed_s"] is None
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="ValueError: [no]"))
         assert (await shell("rounds")).stdout.splitlines()[1].strip() == "ValueError: [no]"
-        with pytest.raises(InvalidInputError, match=f"run 'x' never started; the newest are {RUN}"):
+        with pytest.raises(InvalidInputError, match=f"unknown run 'x'; the newest runs are {RUN}"):
             await shell("rounds", "--run", "x")
         brief = (await shell("rounds", columns=60)).stdout.splitlines()
-        assert brief[3].split()[-1] == "seen" and brief[-1] == "--json has accuracy, f1, loss, recall, too"
-
-    told(config, story)
+        assert brief[3].split()[-1] == "taken" and brief[-1] == "--json also prints accuracy, f1, loss, recall"
 
 
-def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_what_is_no_number_is_null_in_json(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
         orin, _ = await client.two_ready()
         await a_round(client, orin)
         request = planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"loss": math.nan, "f1": math.inf})
@@ -132,35 +127,35 @@ def test_what_is_no_number_is_null_in_json(config: CoordinatorConfig) -> None:
         }
         assert " nan\n" in (await shell("rounds")).stdout
 
-    told(config, story)
 
+async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(
+    config: CoordinatorSettings,
+) -> None:
 
-def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_became_of_it(config: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         _agents = await client.two_ready()
         plan = await client.plan()
         said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
         assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
         row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
         assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
-        assert trimmed == "round 1 was trimmed to 20.0 of 20.0 W: 1 device stopped"
+        assert trimmed == "round 1 trimmed to 20.0 of 20.0 W: 1 device stopped"
         said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
-            "8 W are set aside still: devices idle at that, or cannot be told otherwise",
+            "8 W are still set aside: devices idle at that, or are offline",
         ]
         [content] = (await asked(shell, "rounds"))["rounds"]
         assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
         assert (content["trimmed_site_budget_w"], content["trimmed_planned_w"], content["stopped"]) == (7.0, 8.0, 2)
 
-    told(config, story)
-
 
 # --- budgets ------------------------------------------------------------------------------------------------------
 
 
-def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorSettings) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         shown = (await shell("budget", "show")).stdout.splitlines()
         assert [line.split()[:4] for line in shown[1:5]] == [
@@ -169,7 +164,7 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
             ["rack", "60.0", "5.0", "fallback"],
             ["roof", "40.0", "3.0", "constant"],
         ]
-        assert shown[5].startswith("rack, fallback of its query: no reading yet: ")
+        assert shown[5].startswith("rack: fallback of its query in force: no reading yet: ")
         rack = (await asked(shell, "budget", "show"))[1]
         assert (rack["watts"], rack["source"], rack["fallback"], rack["set_aside_w"]) == (60.0, "query", True, 5.0)
         assert rack["reason"].startswith("no reading yet: ")
@@ -185,15 +180,13 @@ def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: CoordinatorConf
         for watts in ("0", "-5", "-.5", "nan"):
             with pytest.raises(RequestRefusedError, match="must be finite and above 0 W"):
                 await shell("budget", "set", "rack", watts)
-        with pytest.raises(RequestRefusedError, match="up to a year, or until cleared, not for 400 days"):
+        with pytest.raises(RequestRefusedError, match="for up to 366 days, or until it is cleared, not for 400 days"):
             await shell("budget", "set", "rack", "5", "--for", "400d")
         assert (await shell("budget", "set", "rack", "1e7")).stdout == "rack: 10,000,000 W in force (operator)\n"
         assert "rack: 55.1 W in force" in (await shell("budget", "set", "rack", "55.1235", "--for", "23h")).stdout
         for columns in (80, 60):
             shown = (await shell("budget", "show", columns=columns)).stdout
             assert "\nrack: set by the operator\n" in shown and "…" not in shown
-
-    told(site, story)
 
 
 @pytest.mark.parametrize(
@@ -205,42 +198,41 @@ def test_spans_of_time_as_people_write_them(span: str, expected: float) -> None:
 
 @pytest.mark.parametrize("span", ["", "2", "h", "-2h", "2 h", "2h!", "0s", "ever", "nan"])
 def test_what_is_no_span_of_time_is_refused(span: str) -> None:
-    with pytest.raises(InvalidInputError, match="is no span of time: write 90s"):
+    with pytest.raises(InvalidInputError, match="is not a duration: write 90s"):
         seconds(span)
 
 
 # --- who takes part -----------------------------------------------------------------------------------------------
 
 
-def test_devices_are_tagged_and_drained(site: CoordinatorConfig) -> None:
-    async def story(client: Client, shell: Shell) -> None:
+async def test_devices_are_tagged_and_drained(site: CoordinatorSettings) -> None:
+
+    async with served_with_shell(site) as (client, shell):
         _agents = await client.two_ready()
         assert (await shell("tag", "orin", "nano", "--add", "b", "--add", "a")).stdout == "orin: a b\nnano: a b\n"
         assert await asked(shell, "tag", "orin", "--remove", "a") == [
             {"device_id": "orin", "operator_tags": ["b"], "drained": False}
         ]
-        assert (await shell("tag", "orin", "--remove", "b")).stdout == "orin: no tags by command\n"
+        assert (await shell("tag", "orin", "--remove", "b")).stdout == "orin: no tags from this command\n"
         assert (await shell("drain", "orin")).stdout == "orin: drained\n"
-        assert (await shell("drain", "orin", "--undo")).stdout == "orin: may be chosen again\n"
-        with pytest.raises(InvalidInputError, match="say which tags to --add or to --remove"):
+        assert (await shell("drain", "orin", "--undo")).stdout == "orin: can be selected again\n"
+        with pytest.raises(InvalidInputError, match="pass at least one of --add, --remove"):
             await shell("tag", "orin")
         with pytest.raises(RequestRefusedError, match="nano is tagged lab in the site file"):
             await shell("tag", "nano", "--remove", "lab")
         with pytest.raises(RequestRefusedError, match="no device 'none' ever connected"):
             await shell("drain", "none")
 
-    told(site, story)
-
 
 # --- references ---------------------------------------------------------------------------------------------------
 
 
-def test_a_reference_is_published_pinned_and_unpinned(
-    config: CoordinatorConfig, artefact: Artefact, another: Artefact, tmp_path: Path
+async def test_a_reference_is_published_pinned_and_unpinned(
+    config: CoordinatorSettings, artefact: Artefact, another: Artefact, tmp_path: Path
 ) -> None:
     write_artefact(another, tmp_path / "new")
 
-    async def story(client: Client, shell: Shell) -> None:
+    async with served_with_shell(config) as (client, shell):
         await client.agent().hello("orin")
         assert f"{another.digest} is published" in (await shell("reference", "publish", str(tmp_path / "new"))).stdout
         assert await asked(shell, "reference", "publish", str(tmp_path / "new")) == {
@@ -249,14 +241,14 @@ def test_a_reference_is_published_pinned_and_unpinned(
         }
         assert (await shell("reference", "pin", another.digest[:12])).stdout.splitlines() == [
             f"agents transfer from {another.digest[:12]}",
-            "1 connected agent comes back to be told",
+            "1 agent reconnects to learn of it",
         ]
         _, *lines, start = (await shell("reference", "list")).stdout.splitlines()
         assert {line.split()[0]: line.rstrip().split("  ")[-1].strip() for line in lines} == {
             artefact.digest[:12]: "published",
             another.digest[:12]: "in force, pinned",
         }
-        assert start == f"{artefact.digest[:12]} is of `serve --reference`"
+        assert start == f"{artefact.digest[:12]} comes from `serve --reference`"
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
         weights = bytearray(another.weights)
         weights[-1] ^= 1
@@ -266,13 +258,11 @@ def test_a_reference_is_published_pinned_and_unpinned(
         assert refused.value.caller_must_correct
         with pytest.raises(RequestRefusedError, match="publish it first"):
             await shell("reference", "pin", "0" * 12)
-        with pytest.raises(InvalidInputError, match="say which"):
+        with pytest.raises(InvalidInputError, match="the digest is empty"):
             await shell("reference", "pin", "")
         content = json.loads(another.manifest)
         content["provenance"]["note"] = "x" * 1_500_000
         (tmp_path / "new" / "weights.safetensors").write_bytes(another.weights)
         (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
-        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes, a reference's 1,024,000"):
+        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 1,024,000"):
             await shell("reference", "publish", str(tmp_path / "new"))
-
-    told(config, story)

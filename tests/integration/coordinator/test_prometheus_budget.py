@@ -243,52 +243,52 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         thread.join()
 
 
-def test_the_query_is_asked_as_it_is_written_with_the_age_of_its_samples(stand_in: StandIn) -> None:
+async def test_the_query_is_asked_as_it_is_written_with_the_age_of_its_samples(stand_in: StandIn) -> None:
     stand_in.body = json.dumps(vector("120", at=datetime.now(timezone.utc))).encode()
     query = 'sum(surplus_watts{roof=~"a|b"}) - 20 > 0 # & = ü'
-    assert asyncio.run(fetch(budget(f"{stand_in.url}/behind/", query))).watts == 120
+    assert (await fetch(budget(f"{stand_in.url}/behind/", query))).watts == 120
     asked = urllib.parse.urlsplit(stand_in.asked[0])
     assert asked.path == "/behind/api/v1/query"
     assert urllib.parse.parse_qs(asked.query) == {"query": [query], "timeout": ["5s"], "lookback_delta": ["30.000"]}
 
 
-def test_an_error_of_prometheus_is_told_in_its_words(stand_in: StandIn) -> None:
+async def test_an_error_of_prometheus_is_told_in_its_words(stand_in: StandIn) -> None:
     stand_in.status = 400
     stand_in.body = json.dumps({"status": "error", "errorType": "bad_data", "error": "parse error: no"}).encode()
     with pytest.raises(UnsuitableQueryError, match="refuses 'sum.*parse error: no"):
-        asyncio.run(fetch(budget(stand_in.url)))
+        await fetch(budget(stand_in.url))
 
 
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
-def test_an_error_of_something_else_is_told_by_its_number(stand_in: StandIn, status: int) -> None:
+async def test_an_error_of_something_else_is_told_by_its_number(stand_in: StandIn, status: int) -> None:
     stand_in.status, stand_in.content_type, stand_in.body = status, "text/plain", b"not here"
     with pytest.raises(SourceFailedError, match=f"answers HTTP {status}: 'not here'"):
-        asyncio.run(fetch(budget(stand_in.url)))
+        await fetch(budget(stand_in.url))
 
 
-def test_an_answer_without_end_is_cut_off(stand_in: StandIn) -> None:
+async def test_an_answer_without_end_is_cut_off(stand_in: StandIn) -> None:
     stand_in.body = b" " * (2 * 1024 * 1024)
     with pytest.raises(UnusableReadingError, match="answers more than 1 MiB: does it select many series"):
-        asyncio.run(fetch(budget(stand_in.url)))
+        await fetch(budget(stand_in.url))
 
 
-def test_an_answer_that_drips_is_given_up_in_time(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_that_drips_is_given_up_in_time(stand_in: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.3)
     stand_in.drip = True
     with pytest.raises(SourceFailedError, match="does not answer within 0.3 s"):
-        asyncio.run(fetch(budget(stand_in.url)))
+        await fetch(budget(stand_in.url))
 
 
-def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_accepts_and_says_nothing_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prometheus_budget, "TIMEOUT_S", 0.2)
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         with pytest.raises(SourceFailedError, match="does not answer within 0.2 s"):
-            asyncio.run(fetch(budget(f"http://127.0.0.1:{silent.getsockname()[1]}")))
+            await fetch(budget(f"http://127.0.0.1:{silent.getsockname()[1]}"))
 
 
 @pytest.mark.parametrize("said", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}"])
-def test_a_server_that_breaks_off_or_speaks_no_http_is_told(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+async def test_a_server_that_breaks_off_or_speaks_no_http_is_told(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as odd:
 
@@ -301,16 +301,16 @@ def test_a_server_that_breaks_off_or_speaks_no_http_is_told(monkeypatch: pytest.
         thread = Thread(target=serve_once)
         thread.start()
         with pytest.raises(SourceFailedError):
-            asyncio.run(fetch(budget(f"http://127.0.0.1:{odd.getsockname()[1]}")))
+            await fetch(budget(f"http://127.0.0.1:{odd.getsockname()[1]}"))
         thread.join()
 
 
-def test_no_server_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_server_at_all_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "*")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(SourceFailedError, match=f"http://127.0.0.1:{port} cannot be reached: .*refused"):
-        asyncio.run(fetch(budget(f"http://127.0.0.1:{port}")))
+        await fetch(budget(f"http://127.0.0.1:{port}"))
 
 
 # --- the real one ------------------------------------------------------------------------------------------------
@@ -344,10 +344,10 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.terminate()
 
 
-def test_the_real_prometheus_answers_watts(prometheus: str) -> None:
+async def test_the_real_prometheus_answers_watts(prometheus: str) -> None:
     before = datetime.now(timezone.utc)
     for query in ("vector(120.5)", "scalar(vector(120.5))", "120.5", 'label_replace(vector(120.5), "a", "ü", "", "")'):
-        reading = asyncio.run(fetch(budget(prometheus, query)))
+        reading = await fetch(budget(prometheus, query))
         assert reading.watts == 120.5
         assert abs(reading.measured_at - before + timedelta(seconds=30)) < timedelta(seconds=10)
 
@@ -370,10 +370,10 @@ def test_the_real_prometheus_answers_watts(prometheus: str) -> None:
         ('"120"', UnsuitableQueryError, "answers a string"),
     ],
 )
-def test_the_real_prometheus_and_what_is_no_watts(
+async def test_the_real_prometheus_and_what_is_no_watts(
     prometheus: str, query: str, error: type[BudgetSourceError], said: str
 ) -> None:
     with pytest.raises(BudgetSourceError) as failed:
-        asyncio.run(fetch(budget(prometheus, query)))
+        await fetch(budget(prometheus, query))
     assert type(failed.value) is error
     assert said in str(failed.value)

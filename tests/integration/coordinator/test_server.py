@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import urllib.request
@@ -16,19 +15,19 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from coordinator import server
 from coordinator.budgets.site_file import SiteFile
-from coordinator.server import BoundAddresses, CoordinatorConfig, serve
-from coordinator.state.records import DeviceState
+from coordinator.server import BoundAddresses, serve
+from coordinator.settings import CoordinatorSettings
 from coordinator.store.store import Store
 from tests.fakes.fronts import front
-from tests.fakes.served import READY, Client, fetch, status, with_coordinator
+from tests.fakes.served import READY, fetch, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.planning import Selection
-from wattfleet.planning.policies import AllDevices, Deadline, FastestK, Policy, Progress
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import (
     planning_pb2,
     session_pb2,
@@ -39,8 +38,9 @@ from wattfleet_simulation.coordinator_view import RunSeen
 # --- rounds -------------------------------------------------------------------------------------------------------
 
 
-def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_a_round_from_its_plan_to_its_report(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         assert await client.rounds() == RunSeen(), "no run ever started"
         orin, nano = await client.two_ready()
         resolved = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[NANO_NODE, 5]))
@@ -82,20 +82,24 @@ def test_a_round_from_its_plan_to_its_report(config: CoordinatorConfig) -> None:
         with urllib.request.urlopen(f"http://{client.bound.metrics_address}/metrics", timeout=10) as response:
             assert 'wattfleet_site_power_watts{kind="observed"} 45.5' in response.read().decode()
 
-    with_coordinator(config, story)
-
 
 def metrics(number: int, **values: float) -> planning_pb2.ReportMetricsRequest:
     return planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=values)
 
 
-def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.01)
+def sky_above_the_site(monkeypatch: pytest.MonkeyPatch) -> Sky:
+    """A site whose budget is the sky's."""
     sky = Sky()
+    monkeypatch.setattr(server, "site_of", lambda _: replace(SiteFile.of_site(100.0), budgets={"site": sky}))
+    return sky
 
-    async def story(client: Client) -> None:
+
+async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sky = sky_above_the_site(monkeypatch)
+
+    async with serving_client(config.with_values(site={"budget_check_s": 0.01})) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
         sky.watts = 20.0
@@ -111,18 +115,15 @@ def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
         assert order.mode == front_to_message(NANO_FRONT).points[1].mode
         await nano.send(state=READY)
 
-    with_coordinator(replace(config, site=replace(config.site, budgets={"site": sky})), story)
 
-
-def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.budgets.budget_watch._LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr("coordinator.budgets.trimmer._LOOK_EVERY_S", 0.01)
-    sky = Sky()
+    sky = sky_above_the_site(monkeypatch)
     training = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
 
-    async def story(client: Client) -> None:
+    config = config.with_values(site={"budget_check_s": 0.01, "trim_check_s": 0.01})
+    async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
         await orin.goodbye()
@@ -137,18 +138,13 @@ def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_back(
             order = (await orin.call.read()).reassign
         assert (order.plan_id, order.power_limit_w) == (plan.plan_id, 20.0)
         await orin.send(state=training)
-
-    async def restarted(client: Client) -> None:
+    async with serving_client(config) as client:
         orin, nano = client.agent(), client.agent()
         for agent, device_id in ((orin, "orin"), (nano, "nano")):
             await agent.hello(device_id)
             await agent.send(state=training)
         assert [order.power_limit_w for order in orin.orders] == [20.0]
         assert [order.HasField("mode") for order in nano.orders] == [False]
-
-    config = replace(config, site=replace(config.site, budgets={"site": sky}))
-    with_coordinator(config, story)
-    with_coordinator(config, restarted)
 
 
 @dataclass
@@ -161,8 +157,10 @@ class Sky:
         return InForce(self.watts, "schedule", False, "the sky")
 
 
-def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_why_there_is_no_plan_is_told(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config.with_values(site={"budget_w": 12.0})) as client:
+
         async def refusal(run_id: str = RUN) -> tuple[grpc.StatusCode, str]:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.plan(run_id=run_id)
@@ -179,11 +177,10 @@ def test_why_there_is_no_plan_is_told(config: CoordinatorConfig) -> None:
         assert code is grpc.StatusCode.UNAVAILABLE
         assert reason == "no device is ready to train: orin is offline, nano is offline"
 
-    with_coordinator(replace(config, site=SiteFile.of_site(12.0)), story)
 
+async def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(config: CoordinatorSettings) -> None:
 
-def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(selection={"exclude": ("id:*",)})) as client:
         await client.two_ready()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.plan()
@@ -191,13 +188,11 @@ def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(config:
         assert code is grpc.StatusCode.UNAVAILABLE
         assert reason == "no device can be selected: nano: excluded: matches id:*; orin: excluded: matches id:*"
 
-    with_coordinator(replace(config, selection=Selection(exclude=("id:*",))), story)
 
-
-def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: CoordinatorConfig) -> None:
+async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: CoordinatorSettings) -> None:
     before: dict[str, Any] = {}
 
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
         await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.0, power_w=31.0))
@@ -206,8 +201,7 @@ def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: Coor
         before["plan"], before["rounds"] = plan, await client.rounds()
         for agent in (orin, nano):
             await agent.goodbye()  # else they would be waited for
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         assert await client.rounds() == before["rounds"]
         assert await client.states() == {"nano": "offline", "orin": "offline"}
         assert await client.plan(1) == before["plan"], "a plan that was asked for stays"
@@ -220,41 +214,37 @@ def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: Coor
         assert [(part.node_id, part.device_id) for part in after.assignments] == [(ORIN_NODE, "orin")]
         assert [listed.round for listed in (await client.rounds()).rounds] == [1, 2, 3]
 
-    with_coordinator(config, first)
-    with_coordinator(config, second)
-
 
 # --- start and stop -----------------------------------------------------------------------------------------------
 
 
-def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: CoordinatorConfig) -> None:
-    bound: list[BoundAddresses] = []
+async def test_it_is_healthy_while_it_serves_and_gives_its_ports_back(config: CoordinatorSettings) -> None:
+    async def bound_while_healthy(config: CoordinatorSettings) -> BoundAddresses:
+        async with serving_client(config) as client:
+            health = health_pb2_grpc.HealthStub(client.channel)
+            answer = await health.Check(health_pb2.HealthCheckRequest())
+            assert answer == health_pb2.HealthCheckResponse(status="SERVING")
+            fleet = await client.view.GetFleet(view_pb2.GetFleetRequest())
+            assert (fleet.site_budget_w, fleet.policy, await client.devices()) == (100.0, "fastest-k", {})
+            return client.bound
 
-    async def story(client: Client) -> None:
-        health = health_pb2_grpc.HealthStub(client.channel)
-        assert await health.Check(health_pb2.HealthCheckRequest()) == health_pb2.HealthCheckResponse(status="SERVING")
-        fleet = await client.view.GetFleet(view_pb2.GetFleetRequest())
-        assert (fleet.site_budget_w, fleet.policy, await client.devices()) == (100.0, "fastest-k", {})
-        bound.append(client.bound)
-
-    with_coordinator(replace(config, policy=FastestK(2)), story)
-    addresses = {"address": bound[0].address, "metrics_address": bound[0].metrics_address}
-    with_coordinator(replace(config, policy=FastestK(2), **addresses), story)
-    assert bound[1] == bound[0]
+    config = config.with_values(policy={"name": "fastest-k", "clients": 2})
+    first = await bound_while_healthy(config)
+    again = config.with_values(server={"address": first.address, "metrics_address": first.metrics_address})
+    assert await bound_while_healthy(again) == first
 
 
-def test_a_session_that_is_open_at_the_end_is_closed_and_stored(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_a_session_that_is_open_at_the_end_is_closed_and_stored(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         agent = client.agent()
         await agent.become_ready("orin", ORIN_FRONT, 5.0)
         client.stop.set()
         await client.running
-        store = Store(config.store)
+        store = Store(Path(config.store.location))
         assert [record.state for record in store.load().devices] == [DeviceState.READY], "it is expected back"
         store.close()
         assert await agent.call.code() is not grpc.StatusCode.OK, "the agent knows that it was cut off"
-
-    with_coordinator(config, story)
 
 
 def test_where_it_listens_is_announced_as_json(tmp_path: Path) -> None:
@@ -264,108 +254,94 @@ def test_where_it_listens_is_announced_as_json(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def start_fails(config: CoordinatorConfig) -> str:
-    async def never(_: Client) -> None:
-        pytest.fail("it came up")
-
+async def start_fails(config: CoordinatorSettings) -> str:
     with pytest.raises(InvalidInputError) as refusal:
-        with_coordinator(config, never)
+        async with serving_client(config):
+            pytest.fail("it came up")
     return str(refusal.value)
 
 
 @pytest.mark.parametrize("which", ["address", "metrics_address"])
-def test_a_port_in_use_is_refused_with_what_to_do_and_nothing_is_held(config: CoordinatorConfig, which: str) -> None:
+async def test_a_port_in_use_is_refused_with_what_to_do_and_nothing_is_held(
+    config: CoordinatorSettings, which: str
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         in_use, free = (f"127.0.0.1:{open_.getsockname()[1]}" for open_ in (taken, other))
         other.close()
         both = {"address": free, "metrics_address": free, which: in_use}
-        text = start_fails(replace(config, **both))
+        text = await start_fails(config.with_values(server=both))
     assert in_use in text
     assert "hoose another port" in text
 
-    async def story(client: Client) -> None:
+    # Whichever of the two was free is free still.
+    free = {name: at for name, at in both.items() if name != which}
+    async with serving_client(config.with_values(server=free)) as client:
         assert await client.states() == {}
 
-    # Whichever of the two was free is free still.
-    with_coordinator(replace(config, **{name: at for name, at in both.items() if name != which}), story)
 
+async def test_a_second_coordinator_does_not_share_the_first_ones_port(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
 
-def test_a_second_coordinator_does_not_share_the_first_ones_port(config: CoordinatorConfig, tmp_path: Path) -> None:
-    async def story(client: Client) -> None:
-        second = replace(config, address=client.bound.address, store=tmp_path / "second.db")
+    async with serving_client(config) as client:
+        second = config.with_values(
+            server={"address": client.bound.address}, store={"location": str(tmp_path / "second.db")}
+        )
         with pytest.raises(InvalidInputError, match="is another coordinator running"):
             await serve(second, lambda _: pytest.fail("it came up"))
         assert await client.states() == {}
 
-    with_coordinator(config, story)
-
 
 @pytest.mark.parametrize("address", ["7070", "127.0.0.1:", "127.0.0.1:http", "127.0.0.1:70700", ":7070"])
 @pytest.mark.parametrize("which", ["address", "metrics_address"])
-def test_what_is_no_address_is_refused(config: CoordinatorConfig, which: str, address: str) -> None:
-    assert f"{address!r} is no address: write host:port" in start_fails(replace(config, **{which: address}))
-    assert not config.store.exists(), "nothing was begun"
+async def test_what_is_no_address_is_refused(config: CoordinatorSettings, which: str, address: str) -> None:
+    refused = await start_fails(config.with_values(server={which: address}))
+    assert f"{address!r} is no address: write host:port" in refused
+    assert not Path(config.store.location).exists(), "nothing was begun"
 
 
-def test_a_store_or_a_reference_that_cannot_be_used_is_refused(config: CoordinatorConfig, tmp_path: Path) -> None:
-    assert "no such directory" in start_fails(replace(config, reference=str(tmp_path / "absent")))
-    assert not config.store.exists(), "nothing was begun"
-    config.store.write_bytes(b"no database" * 100)
-    assert "cannot be used as the coordinator's store" in start_fails(config)
+async def test_a_store_or_a_reference_that_cannot_be_used_is_refused(
+    config: CoordinatorSettings, tmp_path: Path
+) -> None:
+    absent = str(tmp_path / "absent")
+    assert "no such directory" in await start_fails(config.with_values(profiling={"reference": absent}))
+    assert not Path(config.store.location).exists(), "nothing was begun"
+    Path(config.store.location).write_bytes(b"no database" * 100)
+    assert "cannot be used as the coordinator's store" in await start_fails(config)
 
 
-def test_a_corrupted_reference_is_refused(config: CoordinatorConfig) -> None:
-    weights = Path(config.reference, "weights.safetensors")
+async def test_a_corrupted_reference_is_refused(config: CoordinatorSettings) -> None:
+    weights = Path(config.profiling.reference, "weights.safetensors")
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
     with pytest.raises(CorruptReferenceError, match=r"weights.safetensors has the SHA-256"):
-        asyncio.run(serve(config, lambda _: pytest.fail("it came up")))
+        await serve(config, lambda _: pytest.fail("it came up"))
 
 
-def test_the_shipped_reference_is_found_by_its_name(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_the_shipped_reference_is_found_by_its_name(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config.with_values(profiling={"reference": "agx_orin_resnet18"})) as client:
         welcome = await client.agent().hello("orin")
         parts = [part async for part in client.sessions.FetchReference(fetch(welcome.reference_digest))]
         shipped = Artefact(parts[0].manifest, b"".join(part.weights_chunk for part in parts))
         assert shipped.details.board == "agx-orin"
 
-    with_coordinator(replace(config, reference="agx_orin_resnet18"), story)
 
+async def test_a_front_of_sixty_four_points_fits_into_a_message(config: CoordinatorSettings) -> None:
 
-def test_too_few_modes_for_a_predictor_are_refused(config: CoordinatorConfig) -> None:
-    with pytest.raises(InvalidInputError, match="a predictor needs 5 or more measured modes, not 4"):
-        replace(config, profile_modes=4)
-    assert replace(config, profile_modes=5).profile_modes == 5
-
-
-@pytest.mark.parametrize("policy", [Progress(), AllDevices(), Deadline(60.0)])
-def test_over_selection_is_refused_where_there_is_no_number_that_it_could_add_to(
-    config: CoordinatorConfig, policy: Policy
-) -> None:
-    more = Selection(over_selection=0.2)
-    with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' takes as many devices as it finds best"):
-        replace(config, policy=policy, selection=more)
-    for counted in (Progress(count=4), FastestK()):
-        assert replace(config, policy=counted, selection=more).selection == more
-
-
-def test_a_front_of_sixty_four_points_fits_into_a_message(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         widest = front(*((1.0 + k, 100.0 - k) for k in range(64)), epoch_log_sd=0.1, power_log_sd=0.1)
         await client.agent().become_ready("orin", widest, 5.0)
         assert len((await client.devices())["orin"].front.points) == 64
 
-    with_coordinator(config, story)
 
+async def test_tools_learn_from_it_what_it_serves(config: CoordinatorSettings) -> None:
 
-def test_tools_learn_from_it_what_it_serves(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         stub = reflection_pb2_grpc.ServerReflectionStub(client.channel)
         asked = [reflection_pb2.ServerReflectionRequest(list_services="")]
         answers = [answer async for answer in stub.ServerReflectionInfo(iter(asked))]
         names = {service.name for service in answers[0].list_services_response.service}
         assert {f"wattfleet.v1.{name}Service" for name in ("Session", "Planning", "View", "Operator")} < names
         assert "grpc.health.v1.Health" in names
-
-    with_coordinator(config, story)

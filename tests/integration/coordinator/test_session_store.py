@@ -10,13 +10,11 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
-from coordinator.services import late_reports, sessions
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.records import DeviceRecord, StoredRecord
-from coordinator.store import writer
 from coordinator.store.errors import StoreFullError, UnstorableRecordError
 from coordinator.store.store import Store
-from tests.fakes.served import READY, Agent, Client, status, with_coordinator
+from tests.fakes.served import READY, Agent, serving_client, status
 from tests.fakes.small_fleet import ORIN_FRONT
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -47,14 +45,19 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
         stored(self, *records)
 
     monkeypatch.setattr(Store, "save", save)
-    monkeypatch.setattr(writer, "_RETRIED_AFTER_S", 0.01)
     yield disk
     disk.free.set()
 
 
-def on_disk(config: CoordinatorConfig) -> tuple[int, list[str]]:
+@pytest.fixture
+def config(config: CoordinatorSettings) -> CoordinatorSettings:
+    """A coordinator that soon writes again what could not be stored."""
+    return config.with_values(store={"retry_s": 0.01})
+
+
+def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
     """The fronts and the states of devices that are stored."""
-    connection = sqlite3.connect(str(config.store))
+    connection = sqlite3.connect(config.store.location)
     [[fronts]] = connection.execute("SELECT count(*) FROM front")
     states = [state for (state,) in connection.execute("SELECT state FROM device ORDER BY device_id")]
     connection.close()
@@ -78,10 +81,11 @@ async def acknowledged(agent: Agent, count: int) -> list[int]:
     return [(await agent.call.read()).ack.sequence for _ in range(count)]
 
 
-def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(
-    config: CoordinatorConfig, disk: Disk
+async def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(
+    config: CoordinatorSettings, disk: Disk
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         disk.is_full = True
         await orin.call.write(report(1_000, "parked again"))
@@ -101,13 +105,12 @@ def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(
         await orin.goodbye()
         await nano.goodbye()
 
-    with_coordinator(config, story)
 
-
-def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_full(
-    config: CoordinatorConfig, disk: Disk
+async def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_full(
+    config: CoordinatorSettings, disk: Disk
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         disk.is_full = True
         agent = client.agent()
         await agent.hello("orin")
@@ -121,11 +124,12 @@ def test_a_device_can_begin_a_session_and_be_looked_at_while_the_disk_is_full(
         assert on_disk(config) == (1, ["ready"])
         await agent.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(
+    config: CoordinatorSettings, disk: Disk
+) -> None:
 
-def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(config: CoordinatorConfig, disk: Disk) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         first, second = client.agent(), client.agent()
         await first.hello("orin")
         disk.is_full = True
@@ -140,15 +144,11 @@ def test_a_front_that_is_told_again_is_acknowledged_once_it_is_stored(config: Co
         assert on_disk(config)[0] == 1
         await second.goodbye()
 
-    with_coordinator(config, story)
 
-
-def test_leases_are_answered_while_a_transaction_takes_long(
-    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+async def test_leases_are_answered_while_a_transaction_takes_long(
+    config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_STORED_WITHIN_S", 0.05)
-
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(sessions={"store_timeout_s": 0.05})) as client:
         agent = client.agent()
         await agent.hello("orin")
         disk.free.clear()
@@ -158,15 +158,11 @@ def test_leases_are_answered_while_a_transaction_takes_long(
         assert await acknowledged(agent, 1) == [1]
         await agent.goodbye()
 
-    with_coordinator(config, story)
 
-
-def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
-    config: CoordinatorConfig, disk: Disk, monkeypatch: pytest.MonkeyPatch
+async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands(
+    config: CoordinatorSettings, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(late_reports, "MOST_LATE", 3)
-
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(sessions={"max_unstored_reports": 3})) as client:
         agent, other, again = client.agent(), client.agent(), client.agent()
         await agent.hello("orin")
         await other.hello("other")
@@ -184,11 +180,10 @@ def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_stands
         await again.goodbye()
         await other.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: CoordinatorSettings, disk: Disk) -> None:
 
-def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: CoordinatorConfig, disk: Disk) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         agent, other = client.agent(), client.agent()
         await agent.hello("orin")
         await other.hello("other")
@@ -203,5 +198,3 @@ def test_what_turns_out_to_be_unstorable_ends_its_session_only(config: Coordinat
         assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
         assert await acknowledged(other, 1) == [1]
         await other.goodbye()
-
-    with_coordinator(config, story)

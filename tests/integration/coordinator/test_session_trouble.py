@@ -11,10 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.server import CoordinatorConfig
-from coordinator.services import sessions
-from coordinator.state import leases
-from tests.fakes.served import READY, Agent, Client, status, until, with_coordinator
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import READY, Agent, Client, serving_client, status, until
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.integration.coordinator.test_sessions import INVALID, hello_of
 from wattfleet.prediction import Artefact
@@ -37,10 +35,11 @@ from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, session_pb2
     ],
     ids=["2 MB", "front of a million points", "front of 10,000 points"],
 )
-def test_what_is_far_too_large_ends_one_session_only(
-    config: CoordinatorConfig, body: dict[str, Any], code: str
+async def test_what_is_far_too_large_ends_one_session_only(
+    config: CoordinatorSettings, body: dict[str, Any], code: str
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         other, agent = client.agent(), client.agent()
         await other.hello("other")
         await agent.hello("orin")
@@ -51,26 +50,24 @@ def test_what_is_far_too_large_ends_one_session_only(
         await other.send(lease=session_pb2.Lease())
         await other.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorSettings) -> None:
 
-def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         agent = client.agent()
         await agent.hello("orin")
         await agent.send(state=session_pb2.StateReport(state=READY.state, detail="x" * 100_000))
         assert (await client.devices())["orin"].detail == "x" * 2_000
         await agent.goodbye()
 
-    with_coordinator(config, story)
-
 
 @pytest.mark.parametrize("name", ["x" * 201, "or\0in", "or\nin", "or\u202ein", " "])
 @pytest.mark.parametrize("field", ["device_id", "board", "installation"])
-def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
-    config: CoordinatorConfig, field: str, name: str
+async def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
+    config: CoordinatorSettings, field: str, name: str
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         hello = hello_of("orin", "one")
         setattr(hello, field, name)
         with pytest.raises(grpc.aio.AioRpcError, match="1 to 200 printable characters") as refused:
@@ -78,11 +75,10 @@ def test_a_name_that_is_too_long_or_cannot_be_shown_is_refused(
         assert status(refused)[0] is INVALID
         assert await client.states() == {}
 
-    with_coordinator(config, story)
 
+async def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorSettings) -> None:
 
-def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
         stranger = client.agent()
@@ -92,19 +88,17 @@ def test_a_device_cannot_report_for_a_round_of_others(config: CoordinatorConfig)
         for agent in (orin, nano, stranger):
             await agent.goodbye()
 
-    with_coordinator(config, story)
 
-
-def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def before(client: Client) -> None:
+
+    async with serving_client(config) as client:
         await client.two_ready()
         await client.plan(1)
         client.stop.set()  # while the sessions last
         await client.running
-
-    async def after(client: Client) -> None:
+    async with serving_client(config) as client:
         orin, nano = client.agent(), client.agent()
         assert (await client.plan(1)).assignments, "a plan that was made is handed out again"
         await orin.become_ready("orin", ORIN_FRONT, 5.0)
@@ -115,46 +109,37 @@ def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
         assert len((await client.plan(2)).assignments) == 2
         await orin.goodbye()
 
-    with_coordinator(config, before)
-    with_coordinator(config, after)
 
-
-def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_only(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_only(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
-
-    async def before(client: Client) -> None:
-        await client.two_ready()
-        client.stop.set()  # while the sessions last
-        await client.running
+    config = config.with_values(sessions={"check_s": 0.05})
 
     async def refusal(client: Client) -> str:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.plan()
         return status(refused)[1]
 
-    async def first(client: Client) -> None:
+    async with serving_client(config) as client:
+        await client.two_ready()
+        client.stop.set()  # while the sessions last
+        await client.running
+    async with serving_client(config.with_values(sessions={"return_grace_s": 0.0})) as client:
+
         async def noted() -> bool:
-            with closing(sqlite3.connect(str(config.store))) as store:
+            with closing(sqlite3.connect(config.store.location)) as store:
                 return store.execute("SELECT DISTINCT state FROM device").fetchall() == [("offline",)]
 
         await until(noted)
-
-    async def second(client: Client) -> None:
+    async with serving_client(config) as client:
         assert await refusal(client) == "no device is ready to train: orin is offline, nano is offline"
 
-    with_coordinator(config, before)
-    monkeypatch.setattr(leases, "GRACE_S", 0.0)
-    with_coordinator(config, first)
-    monkeypatch.setattr(leases, "GRACE_S", 60.0)
-    with_coordinator(config, second)
 
-
-def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
-    config: CoordinatorConfig, another: Artefact
+async def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
+    config: CoordinatorSettings, another: Artefact
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         agents = await client.two_ready()
         parts = [operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights)]
         await client.operator.PublishReference(iter(parts))
@@ -169,8 +154,6 @@ def test_a_round_waits_for_the_devices_that_come_back_to_another_reference(
         assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
         await nano.become_ready("nano", NANO_FRONT, 3.0)
         assert len((await client.plan()).assignments) == 2
-
-    with_coordinator(config, story)
 
 
 @asynccontextmanager
@@ -203,11 +186,11 @@ async def blocked_reader(client: Client, hello: session_pb2.Hello) -> AsyncItera
 FLOOD = 1_000
 
 
-def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorConfig) -> None:
+async def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: CoordinatorSettings) -> None:
     async def read_all(agent: Agent) -> list[int]:
         return [(await agent.call.read()).ack.sequence for _ in range(FLOOD)]
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         other = client.agent()
         await other.hello("other")
         async with blocked_reader(client, hello_of("slow")) as (slow, flooding):
@@ -217,18 +200,17 @@ def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(config: 
             assert await reading == list(range(1, FLOOD + 1)), "nothing of it was lost"
         await other.goodbye()
 
-    with_coordinator(config, story)
-
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(error_boundary, "TOLD_WITHIN_S", 0.1)
+    monkeypatch.setattr(error_boundary, "STATUS_TIMEOUT_S", 0.1)
 
 
-def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
-    config: CoordinatorConfig, impatient: None
+async def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
+    config: CoordinatorSettings, impatient: None
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         # The second takes the place of the first, which nobody can tell so.
         async with (
             blocked_reader(client, hello_of("slow", "same installation")),
@@ -237,29 +219,24 @@ def test_an_agent_that_reads_nothing_does_not_hold_up_the_coordinators_stop(
             client.stop.set()
             await client.running
 
-    with_coordinator(config, story)
 
-
-def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
-    config: CoordinatorConfig, caplog: pytest.LogCaptureFixture
+async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
+    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(client: Client) -> None:
+
+    async with serving_client(config) as client:
         async with blocked_reader(client, hello_of("slow")):
             client.stop.set()
             await asyncio.sleep(0.1)  # its connection breaks while it is told
         await client.running
-
-    with_coordinator(config, story)
     assert not caplog.records, caplog.text
 
 
-def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
-    config: CoordinatorConfig, impatient: None, monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
+    config: CoordinatorSettings, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.2)
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
+    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
 
-    async def story(client: Client) -> None:
         async def offline() -> bool:
             return await client.states() == {"slow": "offline"}
 
@@ -268,5 +245,3 @@ def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
             again = client.agent()
             await again.hello("slow")
             await again.goodbye()
-
-    with_coordinator(config, story)

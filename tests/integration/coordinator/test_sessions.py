@@ -10,13 +10,11 @@ import grpc
 import numpy as np
 import pytest
 
-from coordinator.server import CoordinatorConfig
 from coordinator.services import sessions
-from coordinator.state import leases
-from coordinator.state.leases import LEASE_S, WELCOMES_PER_S
-from tests.fakes.served import READY, Agent, Client, fetch, status, until, with_coordinator
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.served import READY, Agent, fetch, serving_client, status, until
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction import Artefact, restore_predictor
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import (
@@ -29,15 +27,16 @@ from wattfleet_proto.v1 import (
 # --- sessions -----------------------------------------------------------------------------------------------------
 
 
-def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefact: Artefact) -> None:
-    async def story(client: Client) -> None:
+async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, artefact: Artefact) -> None:
+
+    async with serving_client(config) as client:
         agent = client.agent()
         welcome = await agent.hello("orin")
         assert welcome == session_pb2.Welcome(
             reference_digest=artefact.digest,
             profile_modes=20,
-            lease_s=LEASE_S,
-            reconnect_s=1 / WELCOMES_PER_S,
+            lease_s=5.0,
+            reconnect_s=1 / 400,
             protocol=session_pb2.ProtocolVersion(major=1, minor=0),
         )
         assert (await client.devices())["orin"] == view_pb2.DeviceView(
@@ -66,11 +65,10 @@ def test_a_session_from_hello_to_goodbye(config: CoordinatorConfig, artefact: Ar
         await agent.goodbye()
         assert await client.states() == {"orin": "offline"}
 
-    with_coordinator(config, story)
 
+async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config: CoordinatorSettings) -> None:
 
-def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         first, second = client.agent(), client.agent()
         await first.become_ready("orin", ORIN_FRONT, 5.0)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
@@ -86,16 +84,11 @@ def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(config
         await third.hello("orin")
         await third.goodbye()
 
-    with_coordinator(config, story)
 
-
-def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch
+async def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_S", 0.2)
-    monkeypatch.setattr(sessions, "_SWEPT_EVERY_S", 0.05)
-
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
         silent, talker = client.agent(), client.agent()
         assert (await silent.hello("silent")).lease_s == 0.2
         await talker.hello("talker")
@@ -108,11 +101,10 @@ def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
         assert await client.states() == {"silent": "offline", "talker": "enrolled"}
         await talker.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorSettings) -> None:
 
-def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         async with grpc.aio.insecure_channel(client.bound.address) as own:
             await Agent(session_pb2_grpc.SessionServiceStub(own)).become_ready("orin", ORIN_FRONT, 5.0)
             assert await client.states() == {"orin": "ready"}
@@ -122,27 +114,21 @@ def test_an_agent_whose_connection_breaks_goes_offline(config: CoordinatorConfig
 
         await until(offline)
 
-    with_coordinator(config, story)
 
-
-def test_a_session_in_which_nothing_is_said_never_begins(
-    config: CoordinatorConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_session_in_which_nothing_is_said_never_begins(
+    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sessions, "LEASE_S", 0.1)
-
-    async def story(client: Client) -> None:
+    async with serving_client(config.with_values(sessions={"lease_s": 0.1})) as client:
         mute, gone = client.agent(), client.agent()
         await gone.call.done_writing()
         for agent in (mute, gone):
             assert await agent.call.read() is grpc.aio.EOF
             assert await agent.call.code() is grpc.StatusCode.OK
         assert await client.states() == {}
-
-    with_coordinator(config, story)
     assert not caplog.records, "nothing failed"
 
 
-def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorConfig) -> None:
+async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: CoordinatorSettings) -> None:
     bad_front = front_to_message(ORIN_FRONT)
     bad_front.points[1].epoch_s = 5.0  # quicker than the point before, and thriftier
     good_front = front_to_message(ORIN_FRONT)
@@ -150,16 +136,16 @@ def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: Coo
         ({"front": session_pb2.FrontReport(front=bad_front, idle_w=5.0)}, INVALID, "times must rise"),
         ({"front": session_pb2.FrontReport(idle_w=5.0)}, INVALID, "1 to 64 points, not 0"),
         ({"front": session_pb2.FrontReport(front=good_front, idle_w=float("nan"))}, INVALID, "orin: idle watts"),
-        ({"state": session_pb2.StateReport()}, INVALID, "no state that a device can report"),
+        ({"state": session_pb2.StateReport()}, INVALID, "unknown device state 0"),
         (
             {"state": session_pb2.StateReport(state=session_pb2.DEVICE_STATE_OFFLINE)},
             INVALID,
-            "no state that a device can report",
+            "a device cannot report that it is offline",
         ),
         ({"hello": session_pb2.Hello(device_id="orin")}, INVALID, "a session has one Hello"),
     ]
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         other = client.agent()
         await other.become_ready("other", NANO_FRONT, 3.0)
         first = client.agent()
@@ -178,29 +164,27 @@ def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(config: Coo
             assert (kept.front, kept.idle_w) == (good_front, 5.0), "nothing of it was taken"
         await other.goodbye()
 
-    with_coordinator(config, story)
-
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_an_observation_of_a_round_that_is_forgotten_is_let_go(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         agent = client.agent()
         await agent.become_ready("orin", ORIN_FRONT, 5.0)
         await agent.send(observation=session_pb2.Observation(plan_id="9/9", epoch_s=1.0, power_w=1.0))
         assert await client.states() == {"orin": "ready"}, "it was acknowledged, the session goes on"
         await agent.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_a_hello_has_to_say_who_and_what(config: CoordinatorSettings) -> None:
 
-def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         for arguments, reason in (
             (("", "agx-orin"), "needs an id"),
             (("orin", ""), "needs an id, a kind of board"),
-            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "has to say what its figures rest on"),
+            (("orin", "agx-orin", power_pb2.PROVENANCE_UNSPECIFIED), "the provenance is missing"),
         ):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.agent().hello(*arguments)
@@ -208,20 +192,18 @@ def test_a_hello_has_to_say_who_and_what(config: CoordinatorConfig) -> None:
             assert reason in status(refused)[1]
         assert await client.states() == {}
 
-    with_coordinator(config, story)
-
 
 # --- references ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1_000])
-def test_the_reference_arrives_whole(
-    config: CoordinatorConfig, artefact: Artefact, chunk_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+async def test_the_reference_arrives_whole(
+    config: CoordinatorSettings, artefact: Artefact, chunk_bytes: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if chunk_bytes:
         monkeypatch.setattr(sessions, "_CHUNK_BYTES", chunk_bytes)
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         digest = (await client.agent().hello("orin")).reference_digest
         parts = [part async for part in client.sessions.FetchReference(fetch(digest))]
         manifest, weights = parts[0].manifest, b"".join(part.weights_chunk for part in parts)
@@ -231,7 +213,7 @@ def test_the_reference_arrives_whole(
         if chunk_bytes:
             assert max(len(part.weights_chunk) for part in parts) == chunk_bytes
             assert len(parts) > 5
-        modes = board("orin-nano").space.array()
+        modes = board_named("orin-nano").space.array()
         arrived = restore_predictor(Artefact(manifest, weights)).predict(modes)
         assert np.array_equal(arrived.minibatch_ms, restore_predictor(artefact).predict(modes).minibatch_ms)
 
@@ -240,8 +222,6 @@ def test_the_reference_arrives_whole(
                 pass
         assert status(refused)[0] is grpc.StatusCode.NOT_FOUND
         assert "0" * 64 in status(refused)[1]
-
-    with_coordinator(config, story)
 
 
 # --- other versions, and agents that are back ---------------------------------------------------------------------
@@ -258,8 +238,9 @@ def hello_of(device_id: str, installation: str = "", **more: Any) -> session_pb2
     )
 
 
-def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
         old, new, other = client.agent(), client.agent(), client.agent()
         await old.greet(hello_of("orin", "one"))
         await old.send(state=READY)
@@ -274,14 +255,14 @@ def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once(confi
         await new.send(lease=session_pb2.Lease())
         await new.goodbye()
 
-    with_coordinator(config, story)
-
 
 @pytest.mark.parametrize(("minor", "spoken"), [(None, 0), (0, 0), (1, 1), (2, 1), (99, 1)])
-def test_agents_of_neighbouring_versions_are_served(config: CoordinatorConfig, minor: int | None, spoken: int) -> None:
+async def test_agents_of_neighbouring_versions_are_served(
+    config: CoordinatorSettings, minor: int | None, spoken: int
+) -> None:
     theirs = None if minor is None else session_pb2.ProtocolVersion(major=1, minor=minor)
 
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         agent = client.agent()
         welcome = await agent.greet(hello_of("orin", protocol=theirs))
         assert (welcome.protocol.major, welcome.protocol.minor) == (1, spoken)
@@ -292,21 +273,21 @@ def test_agents_of_neighbouring_versions_are_served(config: CoordinatorConfig, m
         await agent.send(state=READY)
         await agent.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorSettings) -> None:
 
-def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
             await client.agent().greet(hello_of("orin", protocol=session_pb2.ProtocolVersion(major=2)))
         assert status(refused)[0] is grpc.StatusCode.UNIMPLEMENTED
         assert await client.states() == {}
 
-    with_coordinator(config, story)
 
+async def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothing(
+    config: CoordinatorSettings,
+) -> None:
 
-def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothing(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         agent = client.agent()
         await agent.hello("orin")
         for sequence, detail in ((5, "fifth"), (5, "fifth again"), (3, "third, late")):
@@ -316,11 +297,12 @@ def test_a_report_that_comes_again_or_too_late_is_acknowledged_and_changes_nothi
             assert (await client.devices())["orin"].detail == "fifth"
         await agent.goodbye()
 
-    with_coordinator(config, story)
 
+async def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_none(
+    config: CoordinatorSettings,
+) -> None:
 
-def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_none(config: CoordinatorConfig) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         agent = client.agent()
         await agent.hello("orin")
         await agent.send(state=READY)
@@ -333,11 +315,10 @@ def test_a_report_without_a_number_is_taken_as_it_comes_and_a_second_hello_is_no
         with pytest.raises(grpc.aio.AioRpcError, match="a session has one Hello"):
             await agent.call.read()
 
-    with_coordinator(config, story)
 
+async def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorSettings, artefact: Artefact) -> None:
 
-def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorConfig, artefact: Artefact) -> None:
-    async def story(client: Client) -> None:
+    async with serving_client(config) as client:
         request = fetch(artefact.digest)
         request.weights_offset = 1000
         parts = [part async for part in client.sessions.FetchReference(request)]
@@ -347,5 +328,3 @@ def test_a_reference_is_fetched_from_where_it_broke_off(config: CoordinatorConfi
         with pytest.raises(grpc.aio.AioRpcError, match="bytes, none from") as refused:
             _ = [part async for part in client.sessions.FetchReference(request)]
         assert status(refused)[0] is INVALID
-
-    with_coordinator(config, story)

@@ -19,7 +19,6 @@ from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
     DeviceResult,
-    DeviceState,
     NodeRecord,
     ObservedTraining,
     PinnedReference,
@@ -44,6 +43,7 @@ from tests.fakes.records_to_store import (
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from wattfleet.budgets import Override
 from wattfleet.planning import History, Participation
+from wattfleet_proto.device_state import DeviceState
 
 
 class Clock:

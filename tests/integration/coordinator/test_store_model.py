@@ -14,7 +14,6 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from coordinator.state.records import (
     DeviceRecord,
     DeviceResult,
-    DeviceState,
     NodeRecord,
     ObservedTraining,
     RoundObservation,
@@ -25,6 +24,7 @@ from coordinator.store.store import Store
 from tests.fakes.fronts import fronts
 from tests.fakes.records_to_store import comparable, comparable_devices, planned_round, rounds_of
 from wattfleet.choosing import Front
+from wattfleet_proto.device_state import DeviceState
 
 PLANNED = dataclasses.replace(planned_round(), plan=dataclasses.replace(planned_round().plan, assignments=()))
 devices = st.sampled_from(["orin", "nano"])

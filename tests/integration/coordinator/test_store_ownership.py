@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, text
 
+from coordinator.settings import StoreSettings
 from coordinator.state.records import RunRecord
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError, StoreInUseError, StoreUnavailableError
@@ -108,7 +108,7 @@ def test_an_owner_that_was_planning_is_waited_for_or_loses(
     second.close()
 
 
-def test_a_coordinator_stands_by_until_the_other_is_gone(location: Path | URL) -> None:
+async def test_a_coordinator_stands_by_until_the_other_is_gone(location: Path | URL) -> None:
     first = Store(location)
     first.save(BLANK)
     tried: list[float] = []
@@ -118,23 +118,23 @@ def test_a_coordinator_stands_by_until_the_other_is_gone(location: Path | URL) -
         if len(tried) == 3:
             first.close()
 
-    second = asyncio.run(open_store(location, stands_by=True, sleep=sleep))
+    second = await open_store(location, StoreSettings(standby=True), sleep)
     assert len(tried) == 3
     assert_devices(second.load(), BLANK)
     second.close()
 
 
-def test_a_coordinator_that_is_not_to_stand_by_does_not(location: Path | URL) -> None:
+async def test_a_coordinator_that_is_not_to_stand_by_does_not(location: Path | URL) -> None:
     async def never(_: float) -> None:
         pytest.fail("it waits")
 
     first = Store(location)
     with pytest.raises(StoreInUseError):
-        asyncio.run(open_store(location, stands_by=False, sleep=never))
+        await open_store(location, sleep=never)
     first.close()
 
 
-def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answers: list[Exception | None] = [StoreUnavailableError("refused"), StoreUnavailableError("refused"), None]
 
     def opened(location: Path | URL) -> Store:
@@ -147,7 +147,7 @@ def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, caplog: py
         pass
 
     with caplog.at_level("INFO"):
-        asyncio.run(open_store(tmp_path / "c.db", True, sleep, opened)).close()
+        (await open_store(tmp_path / "c.db", StoreSettings(standby=True), sleep, opened)).close()
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator.store.standby"] == [
         "standing by: refused"
     ]

@@ -20,8 +20,8 @@ from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.pool import Pool
 
 from coordinator.errors import STATUS
+from coordinator.settings import StoreSettings
 from coordinator.state.records import DeviceRecord, RunRecord
-from coordinator.store import database
 from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.standby import open_store
 from coordinator.store.store import Store
@@ -34,6 +34,9 @@ from wattfleet_proto.error_boundary import status_of
 
 _WITHIN_S = 60.0
 _SOON_S = 0.01
+
+
+IMPATIENT = StoreSettings(lock_timeout_s=0.02)
 
 
 async def soon(_: float) -> None:
@@ -139,9 +142,8 @@ def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
 
 
 def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
     path = tmp_path / "coordinator.db"
-    store = Store(path)
+    store = Store(path, settings=IMPATIENT)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         said = through_trouble(
             store,
@@ -153,29 +155,25 @@ def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.Monk
     assert said.endswith("database is locked")
 
 
-def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.db"
     store = Store(path)
 
-    async def story() -> None:
-        writer = Writer(store, soon)
-        with closing(sqlite3.connect(path, isolation_level=None)) as other:
-            other.execute("BEGIN EXCLUSIVE")
-            saved = asyncio.create_task(writer.saved(BLANK))
-            await asyncio.sleep(0.1)
-            assert not saved.done()
-            other.execute("ROLLBACK")
-            await saved
-        await writer.close()
-
-    asyncio.run(story())
+    writer = Writer(store, soon)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        saved = asyncio.create_task(writer.saved(BLANK))
+        await asyncio.sleep(0.1)
+        assert not saved.done()
+        other.execute("ROLLBACK")
+        await saved
+    await writer.close()
     assert_devices(store.load(), BLANK)
     store.close()
 
 
 def test_rounds_are_read_from_a_file_that_is_being_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
-    store = Store(tmp_path / "coordinator.db")
+    store = Store(tmp_path / "coordinator.db", settings=IMPATIENT)
     store.save(finished_round(1))
     with closing(sqlite3.connect(tmp_path / "coordinator.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
@@ -225,23 +223,20 @@ def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL)
     assert said.endswith("canceling statement due to lock timeout")
 
 
-def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_record_from_being_stored(
+async def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_record_from_being_stored(
     postgresql_database: URL,
 ) -> None:
     store = Store(postgresql_database)
     endless = "".join(random.Random(1).choices(string.ascii_letters, k=20_000))  # of what can be compressed, more fits
 
-    async def story() -> None:
-        writer = Writer(store, soon)
-        refused, first = await asyncio.gather(
-            writer.saved(RunRecord(endless, "FedAvg", 1)), writer.saved(device(1)), return_exceptions=True
-        )
-        assert isinstance(refused, UnstorableRecordError) and "takes no such value: index row" in str(refused)
-        assert first is None
-        await writer.saved(device(2))
-        await writer.close()
-
-    asyncio.run(story())
+    writer = Writer(store, soon)
+    refused, first = await asyncio.gather(
+        writer.saved(RunRecord(endless, "FedAvg", 1)), writer.saved(device(1)), return_exceptions=True
+    )
+    assert isinstance(refused, UnstorableRecordError) and "takes no such value: index row" in str(refused)
+    assert first is None
+    await writer.saved(device(2))
+    await writer.close()
     assert_devices(store.load(), device(1), device(2))
     assert store.load().runs == []
     store.close()
@@ -250,21 +245,20 @@ def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_recor
 # --- at the start -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(
+async def test_a_file_that_is_locked_at_the_start_is_waited_for_on_standby(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_LOCK_WAITED_FOR_S", 0.02)
     path = tmp_path / "coordinator.db"
     Store(path).close()
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         with pytest.raises(StoreUnavailableError, match="cannot be used as the coordinator's store: database is lock"):
-            Store(path)
+            Store(path, settings=IMPATIENT)
 
         async def unlock(_: float) -> None:
             other.execute("ROLLBACK")
 
-        asyncio.run(open_store(path, stands_by=True, sleep=unlock)).close()
+        (await open_store(path, StoreSettings(standby=True, lock_timeout_s=0.02), unlock)).close()
 
 
 def test_a_file_that_no_room_is_left_for_at_the_start_is_said_to_be_full(tmp_path: Path) -> None:

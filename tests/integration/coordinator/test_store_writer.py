@@ -119,14 +119,6 @@ async def never(_: float) -> None:
     pytest.fail("nothing failed")
 
 
-def told(story: Awaitable[None]) -> None:
-    async def within() -> None:
-        async with asyncio.timeout(_WITHIN_S):
-            await story
-
-    asyncio.run(within())
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.001)
@@ -140,129 +132,116 @@ def devices(count: int) -> Sequence[DeviceRecord]:
     return [device(f"device-{k}") for k in range(count)]
 
 
-def test_what_was_saved_is_on_disk(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = Store(tmp_path / "coordinator.db")
-        writer = Writer(store, never)
-        await writer.saved(BLANK, NodeRecord(7, "nano"))
-        await writer.saved()
-        await writer.close()
-        kept = store.load()
-        assert_devices(kept, BLANK)
-        assert kept.nodes == {7: "nano"}
-        store.close()
+async def test_what_was_saved_is_on_disk(tmp_path: Path) -> None:
 
-    told(story())
+    store = Store(tmp_path / "coordinator.db")
+    writer = Writer(store, never)
+    await writer.saved(BLANK, NodeRecord(7, "nano"))
+    await writer.saved()
+    await writer.close()
+    kept = store.load()
+    assert_devices(kept, BLANK)
+    assert kept.nodes == {7: "nano"}
+    store.close()
 
 
-def test_what_comes_during_a_transaction_goes_into_the_next_all_of_it() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.free.clear()
-        first = asyncio.create_task(writer.saved(BLANK))
-        await asyncio.sleep(_A_MOMENT_S)
-        others = [asyncio.create_task(writer.saved(record)) for record in devices(5_000)]
-        await asyncio.sleep(_A_MOMENT_S)
-        assert not first.done() and not any(task.done() for task in others), "none of it is stored yet"
-        paper.free.set()
-        await asyncio.gather(first, *others)
-        await writer.close()
-        assert [len(records) for records in paper.transactions] == [1, 5_000]
+async def test_what_comes_during_a_transaction_goes_into_the_next_all_of_it() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.free.clear()
+    first = asyncio.create_task(writer.saved(BLANK))
+    await asyncio.sleep(_A_MOMENT_S)
+    others = [asyncio.create_task(writer.saved(record)) for record in devices(5_000)]
+    await asyncio.sleep(_A_MOMENT_S)
+    assert not first.done() and not any(task.done() for task in others), "none of it is stored yet"
+    paper.free.set()
+    await asyncio.gather(first, *others)
+    await writer.close()
+    assert [len(records) for records in paper.transactions] == [1, 5_000]
 
 
-def test_of_one_thing_only_the_newest_is_written_and_in_its_place() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.free.clear()
-        first = asyncio.create_task(writer.saved(BLANK))
-        await asyncio.sleep(_A_MOMENT_S)
-        runs = [RunRecord(name, "FedAvg", 3) for name in ("b", "a")]
-        finished = dataclasses.replace(runs[0], finished=True)
-        writer.save_soon(*runs)
-        for k in range(1_000):
-            writer.save_soon(device("orin", str(k)), NodeRecord(1, str(k)))
-        later = asyncio.create_task(writer.saved(finished))
-        await asyncio.sleep(_A_MOMENT_S)
-        paper.free.set()
-        await asyncio.gather(first, later)
-        await writer.close()
-        assert paper.transactions[1] == (finished, runs[1], device("orin", "999"), NodeRecord(1, "999"))
+async def test_of_one_thing_only_the_newest_is_written_and_in_its_place() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.free.clear()
+    first = asyncio.create_task(writer.saved(BLANK))
+    await asyncio.sleep(_A_MOMENT_S)
+    runs = [RunRecord(name, "FedAvg", 3) for name in ("b", "a")]
+    finished = dataclasses.replace(runs[0], finished=True)
+    writer.save_soon(*runs)
+    for k in range(1_000):
+        writer.save_soon(device("orin", str(k)), NodeRecord(1, str(k)))
+    later = asyncio.create_task(writer.saved(finished))
+    await asyncio.sleep(_A_MOMENT_S)
+    paper.free.set()
+    await asyncio.gather(first, later)
+    await writer.close()
+    assert paper.transactions[1] == (finished, runs[1], device("orin", "999"), NodeRecord(1, "999"))
 
 
-def test_things_of_different_kinds_are_not_taken_for_one_another() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        records = [
-            device("4711/1"),
-            RunRecord("4711/1", "FedAvg", 1),
-            planned_round(),
-            RoundObservation("4711/1", ObservedTraining("orin", 1.0, 1.0)),
-            RoundObservation("4711/1", ObservedTraining("nano", 1.0, 1.0)),
-            NodeRecord(1, "orin"),
-            NodeRecord(2, "orin"),
-        ]
-        await writer.saved(*records)
-        await writer.close()
-        assert paper.saved == records
+async def test_things_of_different_kinds_are_not_taken_for_one_another() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    records = [
+        device("4711/1"),
+        RunRecord("4711/1", "FedAvg", 1),
+        planned_round(),
+        RoundObservation("4711/1", ObservedTraining("orin", 1.0, 1.0)),
+        RoundObservation("4711/1", ObservedTraining("nano", 1.0, 1.0)),
+        NodeRecord(1, "orin"),
+        NodeRecord(2, "orin"),
+    ]
+    await writer.saved(*records)
+    await writer.close()
+    assert paper.saved == records
 
 
-def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_state() -> None:
-    async def story() -> None:
-        paper, pauses = Paper(), Pauses()
-        writer = Writer(paper, pauses)
-        paper.fails_with = StoreUnavailableError("locked")
-        paper.free.clear()
-        refused = asyncio.create_task(writer.saved(device("orin", "old"), device("nano")))
-        await asyncio.sleep(_A_MOMENT_S)
-        writer.save_soon(device("orin", "new"))
-        paper.free.set()
-        with pytest.raises(StoreUnavailableError, match="locked"):
-            await refused
-        await until(lambda: pauses.begun == 1)
-        paper.fails_with = None
-        pauses.end()
-        await until(lambda: bool(paper.transactions))
-        assert set(paper.saved) == {device("orin", "new"), device("nano")}
-        await writer.close()
-        assert len(paper.saved) == 2
+async def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_state() -> None:
 
-    told(story())
+    paper, pauses = Paper(), Pauses()
+    writer = Writer(paper, pauses)
+    paper.fails_with = StoreUnavailableError("locked")
+    paper.free.clear()
+    refused = asyncio.create_task(writer.saved(device("orin", "old"), device("nano")))
+    await asyncio.sleep(_A_MOMENT_S)
+    writer.save_soon(device("orin", "new"))
+    paper.free.set()
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        await refused
+    await until(lambda: pauses.begun == 1)
+    paper.fails_with = None
+    pauses.end()
+    await until(lambda: bool(paper.transactions))
+    assert set(paper.saved) == {device("orin", "new"), device("nano")}
+    await writer.close()
+    assert len(paper.saved) == 2
 
 
-def test_while_nothing_can_be_stored_one_attempt_serves_all_who_wait() -> None:
-    async def story() -> None:
-        paper, pauses = Paper(), Pauses()
-        writer = Writer(paper, pauses)
-        paper.fails_with = StoreUnavailableError("full")
-        with pytest.raises(StoreUnavailableError):
-            await writer.saved(BLANK)
-        await until(lambda: pauses.begun == 1)
-        waiting = [asyncio.create_task(writer.saved(device("orin", str(k)))) for k in range(1_000)]
-        await asyncio.sleep(_A_MOMENT_S)
-        assert paper.attempts == 1
-        pauses.end()
-        assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {
-            StoreUnavailableError
-        }
-        assert paper.attempts == 2
-        paper.fails_with = None
-        await writer.close()
-        assert set(paper.saved) == {BLANK, device("orin", "999")}
+async def test_while_nothing_can_be_stored_one_attempt_serves_all_who_wait() -> None:
 
-    told(story())
+    paper, pauses = Paper(), Pauses()
+    writer = Writer(paper, pauses)
+    paper.fails_with = StoreUnavailableError("full")
+    with pytest.raises(StoreUnavailableError):
+        await writer.saved(BLANK)
+    await until(lambda: pauses.begun == 1)
+    waiting = [asyncio.create_task(writer.saved(device("orin", str(k)))) for k in range(1_000)]
+    await asyncio.sleep(_A_MOMENT_S)
+    assert paper.attempts == 1
+    pauses.end()
+    assert {type(each) for each in await asyncio.gather(*waiting, return_exceptions=True)} == {StoreUnavailableError}
+    assert paper.attempts == 2
+    paper.fails_with = None
+    await writer.close()
+    assert set(paper.saved) == {BLANK, device("orin", "999")}
 
 
-def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+async def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+
+    with caplog.at_level("INFO"):
         paper, pauses = Paper(), Pauses()
         writer = Writer(paper, pauses)
         paper.fails_with = StoreUnavailableError("the disk is full")
@@ -274,81 +253,71 @@ def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCap
         await until(lambda: bool(paper.transactions))
         await writer.saved(BLANK)
         await writer.close()
-
-    with caplog.at_level("INFO"):
-        told(story())
     assert [record.getMessage() for record in caplog.records if record.name == "coordinator.store.writer"] == [
         "the disk is full",
         "records can be stored again",
     ]
 
 
-def test_a_value_that_no_database_takes_keeps_no_other_from_being_stored() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.free.clear()
-        first = asyncio.create_task(writer.saved(BLANK))
-        await asyncio.sleep(_A_MOMENT_S)
-        records = devices(100)
-        paper.refuses = records[42]
-        others = [asyncio.create_task(writer.saved(record)) for record in records]
-        both = asyncio.create_task(writer.saved(NodeRecord(1, "orin"), records[42]))
-        await asyncio.sleep(_A_MOMENT_S)
-        paper.free.set()
-        outcomes = await asyncio.gather(first, *others, return_exceptions=True)
-        assert [k for k, outcome in enumerate(outcomes) if outcome is not None] == [43]
-        with pytest.raises(UnstorableRecordError, match="no such value"):
-            await both
-        assert set(paper.saved) == {BLANK, NodeRecord(1, "orin"), *records} - {records[42]}
-        assert paper.attempts < 20
-        attempts = paper.attempts
-        await writer.close()
-        assert paper.attempts == attempts, "it is not tried again"
+async def test_a_value_that_no_database_takes_keeps_no_other_from_being_stored() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.free.clear()
+    first = asyncio.create_task(writer.saved(BLANK))
+    await asyncio.sleep(_A_MOMENT_S)
+    records = devices(100)
+    paper.refuses = records[42]
+    others = [asyncio.create_task(writer.saved(record)) for record in records]
+    both = asyncio.create_task(writer.saved(NodeRecord(1, "orin"), records[42]))
+    await asyncio.sleep(_A_MOMENT_S)
+    paper.free.set()
+    outcomes = await asyncio.gather(first, *others, return_exceptions=True)
+    assert [k for k, outcome in enumerate(outcomes) if outcome is not None] == [43]
+    with pytest.raises(UnstorableRecordError, match="no such value"):
+        await both
+    assert set(paper.saved) == {BLANK, NodeRecord(1, "orin"), *records} - {records[42]}
+    assert paper.attempts < 20
+    attempts = paper.attempts
+    await writer.close()
+    assert paper.attempts == attempts, "it is not tried again"
 
 
-def test_a_record_that_a_bug_is_in_is_told_of_and_keeps_no_other_from_being_stored(
+async def test_a_record_that_a_bug_is_in_is_told_of_and_keeps_no_other_from_being_stored(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.refuses, paper.refuses_with = device("device-42"), ZeroDivisionError("a bug")
-        outcomes = await asyncio.gather(*map(writer.saved, devices(100)), return_exceptions=True)
-        assert {k: repr(outcome) for k, outcome in enumerate(outcomes) if outcome is not None} == {
-            42: "ZeroDivisionError('a bug')"
-        }
-        await writer.saved(device("orin"))
-        await writer.close()
-        assert set(paper.saved) == {*devices(100), device("orin")} - {device("device-42")}
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.refuses, paper.refuses_with = device("device-42"), ZeroDivisionError("a bug")
+    outcomes = await asyncio.gather(*map(writer.saved, devices(100)), return_exceptions=True)
+    assert {k: repr(outcome) for k, outcome in enumerate(outcomes) if outcome is not None} == {
+        42: "ZeroDivisionError('a bug')"
+    }
+    await writer.saved(device("orin"))
+    await writer.close()
+    assert set(paper.saved) == {*devices(100), device("orin")} - {device("device-42")}
     [logged] = [record for record in caplog.records if record.name == "coordinator.store.writer"]
     assert logged.exc_info is not None and logged.getMessage() == "a record is not stored: a bug"
 
 
-def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_path: Path) -> None:
+async def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_path: Path) -> None:
     planned = planned_round()
     first, *others = planned.plan.assignments
     no_mode = dataclasses.replace(first, mode=first.mode._replace(gpu_hz=2**64))
     no_row = dataclasses.replace(planned, plan=dataclasses.replace(planned.plan, assignments=(no_mode, *others)))
 
-    async def story() -> None:
-        store = Store(tmp_path / "coordinator.db")
-        writer = Writer(store, never)
-        innocent = asyncio.create_task(writer.saved(BLANK))
-        with pytest.raises(ValueError, match="out of range"):
-            await writer.saved(no_row)
-        await innocent
-        await writer.close()
-        kept = store.load()
-        assert_devices(kept, BLANK)
-        assert kept.rounds == []
-        store.close()
-
-    told(story())
+    store = Store(tmp_path / "coordinator.db")
+    writer = Writer(store, never)
+    innocent = asyncio.create_task(writer.saved(BLANK))
+    with pytest.raises(ValueError, match="out of range"):
+        await writer.saved(no_row)
+    await innocent
+    await writer.close()
+    kept = store.load()
+    assert_devices(kept, BLANK)
+    assert kept.rounds == []
+    store.close()
 
 
 async def all_of(found: AsyncIterator[T]) -> list[T]:
@@ -366,141 +335,123 @@ ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
 
 
 @pytest.mark.parametrize("asked", ASKED)
-def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.fails_with = NotOwnerError("another one")
-        with pytest.raises(NotOwnerError):
-            await ASKED[asked](writer)
-        assert writer.lost.is_set()
-        await writer.close()
-        assert not paper.transactions
+async def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.fails_with = NotOwnerError("another one")
+    with pytest.raises(NotOwnerError):
+        await ASKED[asked](writer)
+    assert writer.lost.is_set()
+    await writer.close()
+    assert not paper.transactions
 
 
-def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> None:
-    async def story() -> None:
-        paper, pauses = Paper(), Pauses()
-        writer = Writer(paper, pauses)
-        watch = asyncio.create_task(writer.watch_owner())
-        for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
-            await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
-            paper.fails_with = trouble
-            assert not writer.lost.is_set()
-            pauses.end()
-        await watch
-        assert writer.lost.is_set() and paper.looked == 3
-        await writer.close()
+async def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> None:
 
-    told(story())
+    paper, pauses = Paper(), Pauses()
+    writer = Writer(paper, pauses)
+    watch = asyncio.create_task(writer.watch_owner())
+    for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
+        await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
+        paper.fails_with = trouble
+        assert not writer.lost.is_set()
+        pauses.end()
+    await watch
+    assert writer.lost.is_set() and paper.looked == 3
+    await writer.close()
 
 
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left_out() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
-        assert paper.read == ["4711", "4711/1", "4711/gone", "4711/2"]
-        assert await writer.newest_plan_of("4711") == "4711/2"
-        await writer.close()
+async def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left_out() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
+    assert paper.read == ["4711", "4711/1", "4711/gone", "4711/2"]
+    assert await writer.newest_plan_of("4711") == "4711/2"
+    await writer.close()
 
 
-def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.readable.clear()
-        history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
-        await writer.saved(BLANK)
-        assert not history.done() and not reading.done()
-        paper.readable.set()
-        assert (await reading, len((await history).rounds)) == (planned_round(1, "4711"), 1)
-        await writer.close()
+async def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.readable.clear()
+    history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
+    await writer.saved(BLANK)
+    assert not history.done() and not reading.done()
+    paper.readable.set()
+    assert (await reading, len((await history).rounds)) == (planned_round(1, "4711"), 1)
+    await writer.close()
 
 
-def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.free.clear()
-        first = asyncio.create_task(writer.saved(planned_round(1), BLANK))
-        await asyncio.sleep(_A_MOMENT_S)
-        assert writer.unsaved_rounds() == {"4711/1"}
-        second = asyncio.create_task(writer.saved(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
-        await asyncio.sleep(_A_MOMENT_S)
-        assert writer.unsaved_rounds() == {"4711/1", "4711/2"}
-        paper.free.set()
-        await asyncio.gather(first, second)
-        assert writer.unsaved_rounds() == set()
-        await writer.close()
+async def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.free.clear()
+    first = asyncio.create_task(writer.saved(planned_round(1), BLANK))
+    await asyncio.sleep(_A_MOMENT_S)
+    assert writer.unsaved_rounds() == {"4711/1"}
+    second = asyncio.create_task(writer.saved(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
+    await asyncio.sleep(_A_MOMENT_S)
+    assert writer.unsaved_rounds() == {"4711/1", "4711/2"}
+    paper.free.set()
+    await asyncio.gather(first, second)
+    assert writer.unsaved_rounds() == set()
+    await writer.close()
 
 
-def test_old_runs_are_forgotten_little_by_little_and_others_write_in_between() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        forgotten = []
-        async for run_id in writer.forget(timedelta(days=3), {"awaited"}):
-            forgotten.append(run_id)
-            await writer.saved(device(run_id))
-        assert forgotten == ["older", "old"]
-        assert paper.forgotten == [(timedelta(days=3), {"awaited"})] * 4
-        await writer.close()
+async def test_old_runs_are_forgotten_little_by_little_and_others_write_in_between() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    forgotten = []
+    async for run_id in writer.forget(timedelta(days=3), {"awaited"}):
+        forgotten.append(run_id)
+        await writer.saved(device(run_id))
+    assert forgotten == ["older", "old"]
+    assert paper.forgotten == [(timedelta(days=3), {"awaited"})] * 4
+    await writer.close()
 
 
-def test_what_nobody_waits_for_any_more_is_stored_still() -> None:
-    async def story() -> None:
-        paper = Paper()
-        writer = Writer(paper, never)
-        paper.free.clear()
-        waiting = [asyncio.create_task(writer.saved(record)) for record in devices(3)]
-        await asyncio.sleep(_A_MOMENT_S)
-        for task in waiting[:2]:
-            task.cancel()
-        paper.free.set()
-        await asyncio.gather(*waiting, return_exceptions=True)
-        await writer.close()
-        assert paper.saved == devices(3)
+async def test_what_nobody_waits_for_any_more_is_stored_still() -> None:
 
-    told(story())
+    paper = Paper()
+    writer = Writer(paper, never)
+    paper.free.clear()
+    waiting = [asyncio.create_task(writer.saved(record)) for record in devices(3)]
+    await asyncio.sleep(_A_MOMENT_S)
+    for task in waiting[:2]:
+        task.cancel()
+    paper.free.set()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await writer.close()
+    assert paper.saved == devices(3)
 
 
-def test_closing_stores_what_waits_still(tmp_path: Path) -> None:
-    async def story() -> None:
-        store = Store(tmp_path / "coordinator.db")
-        writer = Writer(store, never)
-        writer.save_soon(BLANK)
-        await writer.close()
-        assert_devices(store.load(), BLANK)
-        store.close()
+async def test_closing_stores_what_waits_still(tmp_path: Path) -> None:
 
-    told(story())
+    store = Store(tmp_path / "coordinator.db")
+    writer = Writer(store, never)
+    writer.save_soon(BLANK)
+    await writer.close()
+    assert_devices(store.load(), BLANK)
+    store.close()
 
 
-def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_lost(
+async def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_lost(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async def story() -> None:
-        paper, pauses = Paper(), Pauses()
-        writer = Writer(paper, pauses)
-        paper.fails_with = StoreUnavailableError("full")
-        writer.save_soon(BLANK, device("orin"))
-        await until(lambda: pauses.begun == 1)
-        await writer.close()
-        assert paper.attempts == 2
 
-    told(story())
+    paper, pauses = Paper(), Pauses()
+    writer = Writer(paper, pauses)
+    paper.fails_with = StoreUnavailableError("full")
+    writer.save_soon(BLANK, device("orin"))
+    await until(lambda: pauses.begun == 1)
+    await writer.close()
+    assert paper.attempts == 2
     assert "2 records could not be stored and are lost" in caplog.text

@@ -102,7 +102,7 @@ def test_defaults_are_those_of_simulate(services: dict[str, Service]) -> None:
 
 @pytest.mark.parametrize("name", ["coordinator", *(f"{device}-agent" for device in sorted(FLEET))])
 def test_commands_have_the_options_that_they_are_given(services: dict[str, Service], name: str) -> None:
-    groups = {"coordinator": coordinator.commands.app, "agent": edge_agent.commands.app}
+    groups = {"coordinator": coordinator.cli.commands.app, "agent": edge_agent.cli.commands.app}
     group, subcommand = services[name]["command"][:2]
     command = typer.main.get_command(groups[group]).commands[subcommand]
     assert set(options(services[name])) <= {option[2:] for parameter in command.params for option in parameter.opts}

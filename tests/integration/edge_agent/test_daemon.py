@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
-from edge_agent.runtime.paths import OUTBOX_FILE, PROFILE_FILE
-from edge_agent.training.knob_backup import KEPT_FILE, DeviceBusyError
+from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
 from tests.fakes.running_agent import (
@@ -21,9 +21,9 @@ from tests.fakes.running_agent import (
     new_board,
     ready_agent,
 )
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE
-from wattfleet_flower.client.mod import AgentUnreachableError
+from wattfleet_flower import AgentUnreachableError
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
@@ -49,10 +49,10 @@ def board():
 def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
     before = board.current_mode()
     with ready_agent(coordinator, tmp_path, board):
-        assert (tmp_path / "device" / KEPT_FILE).exists()
+        assert (tmp_path / "device" / BACKUP_FILE).exists()
         assert board.current_mode() != before
     assert board.current_mode() == before
-    assert not (tmp_path / "device" / KEPT_FILE).exists()
+    assert not (tmp_path / "device" / BACKUP_FILE).exists()
     assert coordinator.states[0] == session_pb2.DEVICE_STATE_PROFILING
 
 
@@ -110,7 +110,7 @@ def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_direct
 
 
 def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restart(tmp_path, coordinator, board):
-    modes = as_modes(board.modes)
+    modes = array_to_modes(board.modes)
     with ready_agent(coordinator, tmp_path, board) as running:
         coordinator.go()
         until(lambda: not may_connect(coordinator.address.removeprefix("unix:")))
@@ -152,7 +152,7 @@ def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator,
     (tmp_path / "state" / "predictor").write_text("no folder")
     with ready_agent(coordinator, tmp_path, board) as running:
         assert "kept in memory only" in caplog.text
-        assert running.round("7/1", as_modes(board.modes)[1234])
+        assert running.round("7/1", array_to_modes(board.modes)[1234])
         until(coordinator.is_ready)
 
 
@@ -166,12 +166,12 @@ def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp
     with ready_agent(coordinator, tmp_path, board) as running:
         board.apply = denied
         with pytest.raises(AgentUnreachableError, match="ABORTED: .*Permission denied"):
-            running.round("7/1", as_modes(board.modes)[1234])
+            running.round("7/1", array_to_modes(board.modes)[1234])
         until(lambda: coordinator.states[-1] == DEGRADED)
         assert "Permission denied" in coordinator.reports[-1].state.detail
         board.apply = apply
         until(coordinator.is_ready)
-        assert running.round("7/2", as_modes(board.modes)[1234])
+        assert running.round("7/2", array_to_modes(board.modes)[1234])
 
 
 def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
@@ -191,13 +191,13 @@ def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until
     with ready_agent(coordinator, tmp_path, board) as running:
         board.start_meter = GoneMeter
         with pytest.raises(AgentUnreachableError, match="UNAVAILABLE: power was read only 0 of 1 times"):
-            running.round("7/1", as_modes(board.modes)[1234])
+            running.round("7/1", array_to_modes(board.modes)[1234])
         until(lambda: len(listened) > 3)
         assert coordinator.states[-1] == DEGRADED, "that it can be parked is not enough"
         assert coordinator.observed == []
         board.start_meter = start_meter
         until(coordinator.is_ready)
-        assert running.round("7/2", as_modes(board.modes)[1234])
+        assert running.round("7/2", array_to_modes(board.modes)[1234])
         assert coordinator.observed == ["7/2"]
 
 
@@ -213,10 +213,10 @@ def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_
     with ready_agent(coordinator, tmp_path, board) as running:
         board.slowdown, board.measuring = 3.0, denied
         for k in range(DEFAULT_DRIFT_RULE.outside):
-            assert running.round(f"7/{k}", as_modes(board.modes)[1234 + k])
+            assert running.round(f"7/{k}", array_to_modes(board.modes)[1234 + k])
         until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
         board.measuring = measuring
         until(lambda: "measured anew" in coordinator.reports[-1].state.detail and coordinator.is_ready())
         assert coordinator.fronts[-1].profiled_modes == MODES
-        assert running.round("7/9", as_modes(board.modes)[1234])
+        assert running.round("7/9", array_to_modes(board.modes)[1234])
     assert PROFILING in coordinator.states[coordinator.states.index(DEGRADED) :]

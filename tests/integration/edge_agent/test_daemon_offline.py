@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from edge_agent.runtime.paths import REFERENCES_DIRECTORY, WELCOME_FILE
+from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
 from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor
 from wattfleet_proto.v1 import session_pb2
 
@@ -48,7 +48,7 @@ def test_an_agent_that_starts_without_its_coordinator_serves_rounds_and_reports_
     board = new_board()
     with agent(coordinator, tmp_path, board) as running:
         until(lambda: serves(running))
-        assert running.round("7/1", as_modes(board.modes)[1234])
+        assert running.round("7/1", array_to_modes(board.modes)[1234])
         with coordinator.running():
             until(lambda: coordinator.is_ready() and coordinator.observed)
             assert coordinator.observed == ["7/1"]
@@ -109,7 +109,7 @@ def test_a_coordinator_that_comes_back_with_other_wishes_has_them_met_and_rememb
             until(coordinator.is_ready)
             assert coordinator.fronts[-1].reference_digest == coordinator.reference.digest
             assert PROFILING in coordinator.states, "while it is made ready anew, no round is planned with it"
-            assert running.round("7/1", as_modes(board.modes)[1234])
+            assert running.round("7/1", array_to_modes(board.modes)[1234])
     assert running.error is None
     with agent(coordinator, tmp_path, new_board()) as running:
         until(lambda: serves(running))
@@ -130,7 +130,7 @@ def test_a_round_in_hand_is_trained_to_its_end_before_other_wishes_are_met(tmp_p
     with agent(coordinator, tmp_path, board) as running:
         until(lambda: serves(running))
         went_well = []
-        mode = as_modes(board.modes)[1234]
+        mode = array_to_modes(board.modes)[1234]
         app = threading.Thread(target=lambda: went_well.append(running.round("7/1", mode, until_other_wishes)))
         app.start()
         assert trains.wait(60)

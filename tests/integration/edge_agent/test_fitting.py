@@ -22,7 +22,7 @@ from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiling_plan import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_array
+from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
 from wattfleet_io.child_process import python_process
 
@@ -31,7 +31,7 @@ HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 1
 TRANSFER = Transfer(REFERENCE, HEADER, 100)
 BOARD = SimulatedDevice("orin-nano", 1)
 MODES = BOARD.modes
-NOTHING = as_array([])
+NOTHING = modes_to_array([])
 
 
 def here(transfer=TRANSFER):
@@ -120,7 +120,7 @@ def test_a_request_that_nobody_reads_takes_no_longer_than_it_may(monkeypatch):
         psutil.Process(started.pid).suspend()
         return started
 
-    monkeypatch.setattr("edge_agent.learning.fitting_process.python_process", suspended)
+    monkeypatch.setattr("wattfleet_io.child_process.python_process", suspended)
     stopping = threading.Event()
     threading.Timer(0.2, stopping.set).start()
     with pytest.raises(StoppedError), fitting_process(TRANSFER, large, stopping)():
@@ -140,7 +140,7 @@ def test_a_service_that_may_not_give_way_fits_all_the_same(monkeypatch):
 
 def test_a_process_ends_with_an_agent_that_was_killed():
     program = (
-        "import threading, time; from tests.edge_agent.test_fitting import elsewhere, the_process\n"
+        "import threading, time; from tests.integration.edge_agent.test_fitting import elsewhere, the_process\n"
         "with elsewhere()() as fitting: print(the_process().pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as agent:
@@ -154,16 +154,16 @@ def test_an_agent_that_is_ready_and_has_learnt_holds_no_scipy(tmp_path):
     program = f"""
 import sys, threading
 from pathlib import Path
-import edge_agent.runtime.agent, edge_agent.commands, reference_models
+import edge_agent.runtime.agent, edge_agent.cli.commands, reference_models
 from edge_agent.runtime.config import AgentConfig
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
 config = AgentConfig("bench", "127.0.0.1:7070", folder, folder, folder / "socket", 100, 0)
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(config, device, virtual_workload(device), reference, 6, lambda progress: None, stopping)
+ready = make_ready(config, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
 ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
 ready.learner.productive(60.0)
 ready.front_report()

@@ -11,23 +11,24 @@ import numpy as np
 import pytest
 
 import reference_models
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.transfer import Transfer
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profiled_workload import virtual_workload
+from edge_agent.profiling.journal_records import Discarded, RoundRecord
+from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.profiling_plan import StoppedError, profile_device
-from edge_agent.profiling.records import Discarded, RoundRecord
 from edge_agent.runtime.config import AgentConfig
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from edge_agent.runtime.readiness import make_ready
 from edge_agent.training.training import Observed, TrainingWatch
 from tests.fakes.running_agent import BoardThatBecomesSlower
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_array, as_modes
+from wattfleet.modes import Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
@@ -36,15 +37,13 @@ PER_EPOCH = 500
 LIMIT = 16
 
 
-class TrainsByItself:
+class TrainsByItself(PhysicalBoard):
     """A board as an agent knows a real one: it is not told when work is done."""
 
     def __init__(self, board):
         self.board = board
 
     def __getattr__(self, name):
-        if name in ("step", "run"):
-            raise AttributeError(name)
         return getattr(self.board, name)
 
 
@@ -55,7 +54,7 @@ class Bench:
         self.device = BoardThatBecomesSlower("orin-nano", seed)
         self.kept = []
         self.journal = Journal.open(path, HEADER)
-        open_steps = virtual_workload(self.device).open_steps
+        open_steps = built_in_workload(self.device.step).open_steps
         most = most_modes(self.journal, LIMIT)
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
         fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
@@ -74,7 +73,7 @@ class Bench:
         self.watch = self.watch_of(self.device)
 
     def watch_of(self, device):
-        parked, learner = as_modes(self.device.modes)[0], self.learner
+        parked, learner = array_to_modes(self.device.modes)[0], self.learner
         return TrainingWatch(device, parked, PER_EPOCH, learner.productive, lambda: learner.first_gcycles)
 
     def some_front_mode(self, rng):
@@ -95,7 +94,7 @@ def bench(tmp_path):
 
 def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
     measured = len(bench.journal.records)
-    mode = as_modes(bench.device.modes)[1234]
+    mode = array_to_modes(bench.device.modes)[1234]
     assert bench.round(mode) is None
     assert bench.journal.measurements[-1].mode == mode
     assert bench.learner.profiled_modes == measured == len(bench.journal.records)
@@ -103,8 +102,8 @@ def test_what_a_round_showed_joins_the_profile_and_is_marked_as_such(bench):
 
 
 def test_an_observation_makes_the_prediction_of_its_mode_better(bench):
-    mode = as_modes(bench.device.modes)[1234]
-    at = as_array([mode])
+    mode = array_to_modes(bench.device.modes)[1234]
+    at = modes_to_array([mode])
     before = restore_predictor(bench.kept[-1]).predict(at)
     bench.round(mode)
     after = restore_predictor(bench.kept[-1]).predict(at)
@@ -160,7 +159,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
 
 def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
     bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
-    mode = as_modes(bench.device.modes)[1234]
+    mode = array_to_modes(bench.device.modes)[1234]
     assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))
 
     def stop_after_three(progress):
@@ -181,7 +180,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
     hopeless = front.mode(len(front) // 2)
     with Journal.open(tmp_path / "left.jsonl", HEADER) as journal:
         for record in bench.journal.records:
-            if not (as_array([record.mode]) >= hopeless).all():
+            if not (modes_to_array([record.mode]) >= hopeless).all():
                 journal.append(record)
         for _ in range(USUAL_LIMITS.attempts):
             journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
@@ -199,7 +198,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
 def test_productive_modes_keep_the_rounds_watts(tmp_path):
     device = SimulatedDevice("orin-nano", 1)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        open_steps = virtual_workload(device).open_steps
+        open_steps = built_in_workload(device.step).open_steps
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
         fitted = profile_device(device, open_steps, journal, fitting, 6, 0, lambda progress: None)
         learner = OnlineLearner(
@@ -207,10 +206,10 @@ def test_productive_modes_keep_the_rounds_watts(tmp_path):
         )
         limit_w = 9.0
         while (profiler := learner.productive(limit_w)).measuring and len(journal.records) < 12:
-            for _ in profiler.profiled(range(3000)):
+            for _ in profiler.profiled(range(3000), device.step):
                 pass
             learner.refit()
-        measured = as_array(record.mode for record in journal.records[6:])
+        measured = modes_to_array(record.mode for record in journal.records[6:])
         _, true_mw = device.truth(measured)
         assert len(measured) > 0
         assert (true_mw < 1.1 * limit_w * 1e3).all()
@@ -225,7 +224,7 @@ def test_the_app_waits_for_no_fit_that_cannot_choose_a_mode(tmp_path):
     assert len(opened) <= 1
     assert not bench.learner.productive(0.01).measuring
     assert len(opened) <= 1
-    bench.round(as_modes(bench.device.modes)[1234])
+    bench.round(array_to_modes(bench.device.modes)[1234])
     opened.clear()
     assert (
         not Bench(tmp_path / "complete.jsonl", before_fit=lambda: opened.append("a fit"))
@@ -259,7 +258,7 @@ def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(
     )
     device = SimulatedDevice("orin-nano", 1)
     ready = make_ready(
-        config, device, virtual_workload(device), REFERENCE, 20, lambda progress: None, threading.Event()
+        config, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
     )
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring

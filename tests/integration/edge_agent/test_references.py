@@ -118,7 +118,7 @@ class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
         yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[offset:])
 
 
-def test_a_fetch_that_stalls_goes_on_where_it_stopped(
+async def test_a_fetch_that_stalls_goes_on_where_it_stopped(
     shipped: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edge_agent.session.references._FETCHED_WITHIN_S", 0.5)
@@ -135,5 +135,5 @@ def test_a_fetch_that_stalls_goes_on_where_it_stopped(
         finally:
             await server.stop(None)
 
-    assert asyncio.run(body()) == shipped
+    assert (await body()) == shipped
     assert coordinator.offsets == [0, len(shipped.weights) // 2]

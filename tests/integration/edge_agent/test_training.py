@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.productive import ProductiveProfiler
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.training import Observed, TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
@@ -26,7 +26,8 @@ from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes import PowerMode, modes_to_array
+from wattfleet_io.clock import VirtualClock
 
 MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 NAN = float("nan")
@@ -50,7 +51,7 @@ def test_what_is_observed_is_what_the_board_is(board: VirtualBoard, watch: Train
     watch.start(MODE, epochs=2, power_limit_w=60)
     assert board.current_mode() == MODE
     observed = watch.finish()
-    true_ms, true_mw = board.truth(as_array([MODE]))
+    true_ms, true_mw = board.truth(modes_to_array([MODE]))
     assert observed.mode == MODE
     assert observed.epoch_s == pytest.approx(true_ms[0] * 500 / 1e3, rel=0.1)
     assert observed.power_w == pytest.approx(true_mw[0] / 1e3, rel=0.1)
@@ -264,7 +265,7 @@ def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
     assert device.current_mode() == parked_mode(device)
 
 
-class RealTimeBoard:
+class RealTimeBoard(PhysicalBoard):
     """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
 
     board_kind = "orin-nano"
@@ -272,7 +273,7 @@ class RealTimeBoard:
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
-        self.modes = as_array([MODE, OTHER, PARKED])
+        self.modes = modes_to_array([MODE, OTHER, PARKED])
         self.mode = PARKED
         self.held = 0
         self.meters = 0

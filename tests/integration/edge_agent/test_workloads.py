@@ -85,7 +85,8 @@ def test_a_workload_that_ends_or_yields_something_else_is_named(own):
 
 def test_the_agent_at_rest_imports_neither_torch_nor_what_was_not_chosen():
     code = (
-        "import sys, edge_agent.runtime.agent, edge_agent.cli.commands, wattfleet_flower.client.mod, edge_agent.workloads.loading;"
+        "import sys, edge_agent.runtime.agent, edge_agent.cli.commands, edge_agent.workloads.loading;"
+        "from wattfleet_flower import power_mode_mod;"
         "print([name for name in ('torch', 'jtop', 'pynvml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import pkgutil
 from collections.abc import AsyncIterator
@@ -32,13 +31,13 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "wattfleet_flower.server.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "wattfleet_flower.server.errors.CoordinatorUnreachableError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.TwoStrategiesError",  # in Flower's ServerApp
     "coordinator.store.errors.StoreInUseError",  # before the service is up
-    "wattfleet_flower.client.mod.AgentUnreachableError",  # in Flower's ClientApp
+    "wattfleet_flower.client.agent_training.AgentUnreachableError",  # in Flower's ClientApp
     "edge_agent.devices.jtop.JtopUnavailableError",  # before profiling
     "edge_agent.profiling.disturbance.DisturbedError",  # while profiling
     "edge_agent.profiling.disturbance.OverloadedError",
@@ -181,8 +180,8 @@ async def outcome(shape: str, error: Exception | None) -> tuple[list[bytes], grp
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_goes_well_is_left_alone(shape: str) -> None:
-    received, code, _ = asyncio.run(outcome(shape, None))
+async def test_what_goes_well_is_left_alone(shape: str) -> None:
+    received, code, _ = await outcome(shape, None)
     assert code is grpc.StatusCode.OK
     assert received[-1] == b"last"
 
@@ -197,18 +196,18 @@ def test_what_goes_well_is_left_alone(shape: str) -> None:
         (UnlistedError("nobody thought of it"), grpc.StatusCode.UNKNOWN),
     ],
 )
-def test_a_domain_error_shows_its_status_and_its_text(
+async def test_a_domain_error_shows_its_status_and_its_text(
     shape: str, error: WattfleetError, expected: grpc.StatusCode
 ) -> None:
-    assert asyncio.run(outcome(shape, error))[1:] == (expected, str(error))
+    assert (await outcome(shape, error))[1:] == (expected, str(error))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", [RuntimeError, KeyError, TimeoutError, grpc.RpcError])
-def test_an_unexpected_exception_is_internal_and_only_the_log_has_its_text(
+async def test_an_unexpected_exception_is_internal_and_only_the_log_has_its_text(
     shape: str, kind: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, code, details = asyncio.run(outcome(shape, kind("password=hunter2")))
+    _, code, details = await outcome(shape, kind("password=hunter2"))
     assert code is grpc.StatusCode.INTERNAL
     assert "hunter2" not in details
     assert details
@@ -217,25 +216,26 @@ def test_an_unexpected_exception_is_internal_and_only_the_log_has_its_text(
 
 
 @pytest.mark.parametrize("shape", ["server_stream", "bidi"])
-def test_what_was_sent_before_the_error_arrives(shape: str) -> None:
-    assert asyncio.run(outcome(shape, WaitError("later")))[0] == [FIRST]
+async def test_what_was_sent_before_the_error_arrives(shape: str) -> None:
+    assert (await outcome(shape, WaitError("later")))[0] == [FIRST]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_servicer_that_aborts_by_itself_keeps_its_status(shape: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert asyncio.run(outcome(shape, AbortsItself()))[1:] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "by itself")
+async def test_a_servicer_that_aborts_by_itself_keeps_its_status(shape: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert (await outcome(shape, AbortsItself()))[1:] == (grpc.StatusCode.RESOURCE_EXHAUSTED, "by itself")
     assert not caplog.records, "nothing failed"
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "\0"])
-def test_of_a_text_that_no_status_can_carry_the_beginning_is_shown(letter: str) -> None:
-    _, code, details = asyncio.run(outcome("unary", WaitError(letter * 100_000)))
+async def test_of_a_text_that_no_status_can_carry_the_beginning_is_shown(letter: str) -> None:
+    _, code, details = await outcome("unary", WaitError(letter * 100_000))
     assert code is grpc.StatusCode.UNAVAILABLE
     assert details.startswith(letter * 100) and details.endswith(" ...")
 
 
-def test_a_method_that_does_not_exist_is_unimplemented() -> None:
-    async def call_it() -> None:
+async def test_a_method_that_does_not_exist_is_unimplemented() -> None:
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
         server = grpc.aio.server(interceptors=[ErrorInterceptor(TABLE)])
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
@@ -244,7 +244,4 @@ def test_a_method_that_does_not_exist_is_unimplemented() -> None:
                 await channel.unary_unary("/test.Service/absent")(b"")
         finally:
             await server.stop(None)
-
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
-        asyncio.run(call_it())
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

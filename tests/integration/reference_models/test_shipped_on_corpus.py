@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import reference_models
-from wattfleet.modes import read_csv
+from wattfleet.modes import read_profile
 from wattfleet.prediction import RooflinePredictor, restore_predictor
 
 
 @pytest.mark.data
 def test_the_shipped_reference_matches_a_fit_to_its_corpus(corpora: Path) -> None:
     artefact = reference_models.load("agx_orin_resnet18")
-    corpus = read_csv(corpora / "agx_orin_resnet18.csv")
+    corpus = read_profile(corpora / "agx_orin_resnet18.csv")
     shipped, refitted = (
         restore_predictor(artefact).predict(corpus.modes),
         RooflinePredictor.fit(corpus).predict(corpus.modes),

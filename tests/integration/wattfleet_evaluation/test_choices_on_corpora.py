@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from wattfleet.modes import read_csv
+from wattfleet.modes import read_profile
 from wattfleet.prediction import RooflinePredictor
 from wattfleet_evaluation.choice_methods.measure_what_matters import MeasureWhatMatters
 from wattfleet_evaluation.judging.choice import evaluate_choice
@@ -15,7 +15,7 @@ from wattfleet_evaluation.judging.choice import evaluate_choice
 
 @pytest.fixture(scope="module")
 def reference(corpora: Path) -> RooflinePredictor:
-    return RooflinePredictor.fit(read_csv(corpora / "agx_orin_resnet18.csv"))
+    return RooflinePredictor.fit(read_profile(corpora / "agx_orin_resnet18.csv"))
 
 
 @pytest.mark.data
@@ -39,7 +39,7 @@ def test_choices_on_the_corpora_stay_within_known_penalties(
     mean_pct: float,
 ) -> None:
     method = MeasureWhatMatters(lambda profile: RooflinePredictor.fit(profile, reference))
-    cases = evaluate_choice(read_csv(corpora / f"{target}.csv"), method, limit, budgets, runs=2, seed=0)
+    cases = evaluate_choice(read_profile(corpora / f"{target}.csv"), method, limit, budgets, runs=2, seed=0)
     assert 100 * (cases.excess_w > 0).mean() <= over_pct
     assert 100 * (cases.excess_w > 1).mean() <= over_1w_pct
     assert np.median(cases.penalty_pct) <= median_pct

@@ -66,7 +66,7 @@ def test_unusable_options(
         (HEADER + "4,1190.4,306,665.6,462.3,10931\n", "cpu_khz is 1190.4, expected kHz"),
         (HEADER + "4,1190400,306000000,665600000,-1,10931\n", "minibatch_ms is -1"),
         (HEADER + "4,1190400,306000000,665600000,462.3,nan\n", "power_mw is nan"),
-        (HEADER + ROW + ROW, "this mode stands twice"),
+        (HEADER + ROW + ROW, "this mode is repeated"),
     ],
 )
 def test_unusable_csv(

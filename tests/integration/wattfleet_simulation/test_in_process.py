@@ -10,9 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg, FedMedian
 from prometheus_client.parser import text_string_to_metric_families
 
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
+from coordinator.settings import PolicySettings
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
-from wattfleet.planning.policies import AllDevices, FastestK
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
@@ -39,7 +39,9 @@ def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: Powe
 
 
 def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, FLEET, policy=FastestK(2), site_budget_w=75.0) as fleet:
+    with running_fleet(
+        tmp_path, FLEET, policy=PolicySettings(name="fastest-k", clients=2), site_budget_w=75.0
+    ) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         _train(fleet, grid, rounds=2)
         until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.newest_run().rounds))
@@ -82,7 +84,7 @@ def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
 
 
 def test_another_strategy_and_a_broken_node(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, FLEET, policy=AllDevices(), site_budget_w=200.0) as fleet:
+    with running_fleet(tmp_path, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         strategy = PowerAware(FedMedian(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
         _train(fleet, grid, 1, strategy)
@@ -103,7 +105,7 @@ def _continue(fleet: RunningFleet, grid: InProcessGrid, strategy: PowerAware) ->
 
 
 def test_too_few_watts_end_the_run_with_the_reason(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, FLEET, policy=AllDevices(), site_budget_w=20.0) as fleet:
+    with running_fleet(tmp_path, FLEET, policy=PolicySettings(name="all"), site_budget_w=20.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):
             _train(fleet, grid, rounds=1)
@@ -115,7 +117,7 @@ def test_a_restart_measures_nothing_anew_and_plans_the_same(tmp_path: Path) -> N
     fleet_of_one = {"agx-orin-0": "simulated:agx-orin"}
     fronts = []
     for _ in range(2):
-        with running_fleet(tmp_path, fleet_of_one, policy=AllDevices(), site_budget_w=200.0) as fleet:
+        with running_fleet(tmp_path, fleet_of_one, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
             fronts.append(fleet.view.devices()[0].front)
         lines = (tmp_path / "agx-orin-0" / "profile.jsonl").read_text().splitlines()
         assert len(lines) == 1 + 12

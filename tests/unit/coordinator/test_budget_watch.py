@@ -264,15 +264,12 @@ def test_a_source_that_gives_nothing_at_the_start_leaves_the_fallback(trouble: B
 
 
 @pytest.mark.parametrize("error", [AmbiguousQueryError, UnsuitableQueryError])
-def test_a_query_that_has_to_be_changed_is_an_error_at_the_start(error: type[BudgetSourceError]) -> None:
+async def test_a_query_that_has_to_be_changed_is_an_error_at_the_start(error: type[BudgetSourceError]) -> None:
     watched = Watched({"site": ConstantBudget(300), "rack": METER}, error("answers 2 series"))
 
-    async def start() -> None:
-        with pytest.raises(error, match="supply 'rack': answers 2 series"):
-            await watched.watch.start()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(start())
+    with pytest.raises(error, match="supply 'rack': answers 2 series"):
+        await watched.watch.start()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
     assert watched.told == []
 
 

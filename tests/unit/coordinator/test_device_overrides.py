@@ -14,7 +14,7 @@ from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import DeviceRules
 from coordinator.state.preview import Trial
-from coordinator.state.records import DeviceOverrides, DeviceResult, DeviceState, ObservedTraining, RoundRecord
+from coordinator.state.records import DeviceOverrides, DeviceResult, ObservedTraining, RoundRecord
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import (
     NANO_FRONT,
@@ -31,6 +31,7 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import AllDevices
+from wattfleet_proto.device_state import DeviceState
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
 SITE = SiteFile(

@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import DeviceResult, DeviceState, ObservedTraining, RoundObservation, RoundRecord
+from coordinator.state.records import DeviceResult, ObservedTraining, RoundObservation, RoundRecord
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, small_fleet
 from tests.fakes.small_fleet import make_ready as make_ready_in
@@ -18,6 +18,7 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, FastestK
+from wattfleet_proto.device_state import DeviceState
 
 
 def chosen(record: RoundRecord) -> set[str]:

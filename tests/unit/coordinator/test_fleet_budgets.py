@@ -7,7 +7,7 @@ import pytest
 from coordinator.budgets.site_file import SiteFile
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import DeviceRules
-from coordinator.state.records import DeviceResult, DeviceState, ObservedTraining, Reassignment
+from coordinator.state.records import DeviceResult, ObservedTraining, Reassignment
 from tests.fakes.small_fleet import (
     NANO_FRONT,
     NANO_NODE,
@@ -22,6 +22,7 @@ from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import AllDevices
+from wattfleet_proto.device_state import DeviceState
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
 SITE = SiteFile(

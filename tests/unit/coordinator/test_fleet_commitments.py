@@ -10,11 +10,12 @@ from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import Placement
-from coordinator.state.records import DeviceResult, DeviceState, ObservedTraining, Reassignment, RoundRecord
+from coordinator.state.records import DeviceResult, ObservedTraining, Reassignment, RoundRecord
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import ConstantBudget, InForce
 from wattfleet.planning.policies import FastestK
+from wattfleet_proto.device_state import DeviceState
 
 OTHER = "another run"
 

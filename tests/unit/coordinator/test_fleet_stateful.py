@@ -14,7 +14,6 @@ from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import (
     DeviceRecord,
-    DeviceState,
     ObservedTraining,
     Reassignment,
     RoundObservation,
@@ -27,6 +26,7 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
+from wattfleet_proto.device_state import DeviceState
 
 BUDGET_W = 45.0
 IDS = [f"device-{k}" for k in range(4)]

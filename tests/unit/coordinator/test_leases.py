@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from coordinator.errors import DuplicateSessionError
-from coordinator.state.leases import GRACE_S, LEASE_S, RENEWALS_PER_S, WELCOMES_PER_S, Leases, pace_of
+from coordinator.settings import SessionSettings
+from coordinator.state.leases import Leases, pace_of
+
+SETTINGS = SessionSettings()
 
 
 def fleet_of(devices: int) -> Leases:
@@ -17,15 +20,15 @@ def fleet_of(devices: int) -> Leases:
 
 def test_a_small_fleet_is_heard_of_every_few_seconds_and_comes_back_at_once() -> None:
     pace = fleet_of(20).pace
-    assert pace.lease_s == LEASE_S
+    assert pace.lease_s == SETTINGS.lease_s
     assert pace.reconnect_s < 0.1
 
 
 @pytest.mark.parametrize("devices", [2_000, 10_000])
 def test_a_large_fleet_renews_and_comes_back_no_faster_than_can_be_served(devices: int) -> None:
     pace = fleet_of(devices).pace
-    assert devices / pace.lease_s <= RENEWALS_PER_S
-    assert devices / pace.reconnect_s == pytest.approx(WELCOMES_PER_S)
+    assert devices / pace.lease_s <= SETTINGS.renewals_per_s
+    assert devices / pace.reconnect_s == pytest.approx(SETTINGS.reconnects_per_s)
 
 
 def test_the_pace_after_a_restart_is_that_of_the_fleet_that_is_expected() -> None:
@@ -40,8 +43,8 @@ def test_a_lease_lapses_after_three_silent_intervals_and_not_before() -> None:
     lease, _ = leases.begin("late", "x", 100.0)
     leases.renew(lease, 104.0)
     assert {each.device_id for each in leases.lapsed(104.0)} == {"device-0", "device-1", "device-2"}
-    assert lease not in leases.lapsed(104.0 + 3 * LEASE_S - 0.001)
-    assert lease in leases.lapsed(104.0 + 3 * LEASE_S)
+    assert lease not in leases.lapsed(104.0 + 3 * SETTINGS.lease_s - 0.001)
+    assert lease in leases.lapsed(104.0 + 3 * SETTINGS.lease_s)
 
 
 def test_an_agent_that_is_back_takes_the_place_of_its_old_session() -> None:
@@ -70,8 +73,8 @@ def test_devices_that_were_there_before_a_restart_are_waited_for_within_the_grac
     leases = Leases(100.0, expected=["a", "b", "c"])
     leases.begin("a", "x", 101.0)
     fleet = {"a", "b", "c", "never seen"}
-    assert leases.awaited(fleet, 110.0) == (2, GRACE_S - 10.0)
-    assert leases.awaited({"a", "c"}, 110.0) == (1, GRACE_S - 10.0)
+    assert leases.awaited(fleet, 110.0) == (2, SETTINGS.return_grace_s - 10.0)
+    assert leases.awaited({"a", "c"}, 110.0) == (1, SETTINGS.return_grace_s - 10.0)
     leases.begin("b", "x", 111.0)
     leases.begin("never seen", "x", 111.0)
     leases.begin("c", "x", 112.0)
@@ -81,11 +84,11 @@ def test_devices_that_were_there_before_a_restart_are_waited_for_within_the_grac
 def test_after_the_grace_nobody_is_waited_for_and_who_is_missing_is_told_once() -> None:
     leases = Leases(100.0, expected=["gone", "lost", "back"])
     leases.begin("back", "x", 101.0)
-    assert leases.missing(100.0 + GRACE_S - 0.1) == []
-    assert leases.awaited({"gone", "back"}, 100.0 + GRACE_S - 0.1)[0] == 1
-    assert leases.awaited({"gone", "back"}, 100.0 + GRACE_S) == (0, 0.0)
-    assert leases.missing(100.0 + GRACE_S) == ["gone", "lost"]
-    assert leases.missing(100.0 + GRACE_S) == []
+    assert leases.missing(100.0 + SETTINGS.return_grace_s - 0.1) == []
+    assert leases.awaited({"gone", "back"}, 100.0 + SETTINGS.return_grace_s - 0.1)[0] == 1
+    assert leases.awaited({"gone", "back"}, 100.0 + SETTINGS.return_grace_s) == (0, 0.0)
+    assert leases.missing(100.0 + SETTINGS.return_grace_s) == ["gone", "lost"]
+    assert leases.missing(100.0 + SETTINGS.return_grace_s) == []
     assert leases.pace == pace_of(1), "nobody else is to be given time for"
 
 
@@ -97,7 +100,7 @@ def test_devices_that_are_called_back_are_waited_for_from_the_end_of_their_sessi
         leases.call_back(lease, 1_000.0)
         leases.end(lease)
     leases.end(other)
-    assert leases.awaited({"a", "b", "other"}, 1_010.0) == (2, GRACE_S - 10.0)
+    assert leases.awaited({"a", "b", "other"}, 1_010.0) == (2, SETTINGS.return_grace_s - 10.0)
     leases.begin("a", "x", 1_011.0)
-    assert leases.awaited({"a", "b", "other"}, 1_012.0) == (1, GRACE_S - 12.0)
-    assert leases.missing(1_000.0 + GRACE_S) == ["b"]
+    assert leases.awaited({"a", "b", "other"}, 1_012.0) == (1, SETTINGS.return_grace_s - 12.0)
+    assert leases.missing(1_000.0 + SETTINGS.return_grace_s) == ["b"]

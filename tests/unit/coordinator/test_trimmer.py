@@ -10,12 +10,13 @@ import pytest
 from coordinator.budgets.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.orders import Orders
-from coordinator.state.records import DeviceState, Reassignment, RoundRecord, StoredRecord
+from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
 from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
+from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):
@@ -44,41 +45,37 @@ async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> No
     watching.cancel()
 
 
-def test_devices_are_told_that_the_watts_fell_though_nothing_can_be_stored() -> None:
-    async def story() -> None:
-        fleet, paper, told = small_fleet(), Paper(), Told()
-        paper.fails_with = StoreFullError("the disk is full")
-        writer = Writer(paper, lambda _: asyncio.sleep(0.01))
-        fleet.plan(RUN, 1, NODES, 1.0)
-        Trimmer(fleet, writer, told).budget_changed("site", InForce(20.0, "query", False, "the meter"))
-        assert told.device_ids == ["orin"]
-        while not paper.attempts:
-            await asyncio.sleep(0)
-        paper.fails_with = None
-        while not paper.transactions:
-            await asyncio.sleep(0.01)
-        await writer.close()
-        assert [record for records in paper.transactions for record in records] == [fleet.rounds[f"{RUN}/1"]]
+async def test_devices_are_told_that_the_watts_fell_though_nothing_can_be_stored() -> None:
 
-    asyncio.run(story())
+    fleet, paper, told = small_fleet(), Paper(), Told()
+    paper.fails_with = StoreFullError("the disk is full")
+    writer = Writer(paper, lambda _: asyncio.sleep(0.01))
+    fleet.plan(RUN, 1, NODES, 1.0)
+    Trimmer(fleet, writer, told).budget_changed("site", InForce(20.0, "query", False, "the meter"))
+    assert told.device_ids == ["orin"]
+    while not paper.attempts:
+        await asyncio.sleep(0)
+    paper.fails_with = None
+    while not paper.transactions:
+        await asyncio.sleep(0.01)
+    await writer.close()
+    assert [record for records in paper.transactions for record in records] == [fleet.rounds[f"{RUN}/1"]]
 
 
-def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
-    async def story() -> None:
-        fleet, paper, told = small_fleet(60.0), Paper(), Told()
-        writer = Writer(paper)
-        fleet.plan(RUN, 1, [NODES[1]], 1.0)
-        fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
-        await looked(fleet, writer, told)
-        assert told.device_ids == ["nano"]
-        await writer.close()
-        stored: list[StoredRecord] = [record for records in paper.transactions for record in records]
-        assert stored == [fleet.rounds[f"{RUN}/1"]]
+async def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
 
-    asyncio.run(story())
+    fleet, paper, told = small_fleet(60.0), Paper(), Told()
+    writer = Writer(paper)
+    fleet.plan(RUN, 1, [NODES[1]], 1.0)
+    fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
+    await looked(fleet, writer, told)
+    assert told.device_ids == ["nano"]
+    await writer.close()
+    stored: list[StoredRecord] = [record for records in paper.transactions for record in records]
+    assert stored == [fleet.rounds[f"{RUN}/1"]]
 
 
-def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again(
+async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     right, attempts = Fleet.trim, 0
@@ -90,23 +87,20 @@ def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again(
             raise ZeroDivisionError
         return right(fleet)
 
-    async def story() -> None:
-        fleet, writer, told = small_fleet(60.0), Writer(Paper()), Told()
-        fleet.plan(RUN, 1, [NODES[1]], 1.0)
-        fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
-        monkeypatch.setattr(Fleet, "trim", trim)
-        await looked(fleet, writer, told, times=5)
-        await writer.close()
-        assert (attempts, told.device_ids) == (3, ["nano"]), "until it succeeds, and no more"
-
-    asyncio.run(story())
+    fleet, writer, told = small_fleet(60.0), Writer(Paper()), Told()
+    fleet.plan(RUN, 1, [NODES[1]], 1.0)
+    fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
+    monkeypatch.setattr(Fleet, "trim", trim)
+    await looked(fleet, writer, told, times=5)
+    await writer.close()
+    assert (attempts, told.device_ids) == (3, ["nano"]), "until it succeeds, and no more"
     assert caplog.text.count("rounds in flight could not be trimmed") == 1
 
 
 def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = small_fleet()
     fleet.plan(RUN, 1, NODES, 1.0)
-    monkeypatch.setattr("coordinator.state.fleet.trimmed", lambda *_: 1 / 0)
+    monkeypatch.setattr("coordinator.state.fleet.trim_rounds", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         fleet.trim()
     assert fleet.may_exceed

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from wattfleet.modes import BOARDS, as_array
+from wattfleet.modes import BOARDS, modes_to_array
 from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_simulation import board_fit
 
@@ -20,13 +20,13 @@ def test_a_changed_parameter_or_another_form_of_physics_is_found():
     changed = json.loads(board_fit.TARGET.read_text())
     changed["boards"]["orin-nx"]["time"]["compute_mcycles"] *= 1.2
     changed["boards"]["orin-nano"]["power"]["new_term_mw"] = 1.0
-    changed["misfit"]["time"][0] = -1.0
+    changed["deviation"]["time"][0] = -1.0
     found = board_fit.differences(changed, kept)
     assert [line.split(" is off")[0] for line in found] == [
         "orin-nano: not the parameters of today's physics",
         "orin-nx: time",
         "orin-nx: power",
-        "misfit: time differs",
+        "deviation: time differs",
     ]
 
 
@@ -38,11 +38,11 @@ def test_a_folder_without_the_corpora_is_named(tmp_path):
 
 @pytest.mark.data
 def test_a_xavier_agx_is_an_agx_orin_with_a_quarter_of_the_cores_at_the_published_power(corpora):
-    agx = board_fit.fit_board(board_fit.read_csv(corpora / board_fit.AGX_CORPUS))
+    agx = board_fit.fit_board(board_fit.read_profile(corpora / board_fit.AGX_CORPUS))
     time, power = board_fit.xavier_agx(agx)
     assert time.compute_mcycles == pytest.approx(4 * agx.time.compute_mcycles)
     assert time.traffic_mcycles == agx.time.traffic_mcycles
-    maxn = as_array([BOARDS["xavier-agx"].space.highest])
+    maxn = modes_to_array([BOARDS["xavier-agx"].space.highest])
     assert power_mw(power, time, maxn)[0] == pytest.approx(36_400)
     # Not adjusted for: 8.47 minutes for 3,125 minibatches.
     assert step_time_ms(time, maxn)[0] == pytest.approx(8.47 * 60e3 / 3125, rel=0.02)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup, backed_up
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, FakedJetson, open_sysfs
@@ -33,7 +33,7 @@ def run(agent, state):
 
 
 def kept(state):
-    return state / "device" / KEPT_FILE
+    return state / "device" / BACKUP_FILE
 
 
 def refused(ended, code, *said):
@@ -81,12 +81,12 @@ def test_the_named_modes_of_a_simulated_board_are_offered(run, kind):
 def test_a_mode_stays_until_it_is_restored(run, jetson, state):
     before = jetson.everything()
     applied = run("apply", MODE)
-    assert applied.code == 0 and f"{MODE} is in force" in applied.out
+    assert applied.code == 0 and f"applied {MODE}" in applied.out
     assert open_sysfs(jetson).current_mode() == PowerMode(*map(int, MODE.split(",")))
     assert kept(state).exists()
-    assert run("status", "--json").content["safekeeping"] == {"held_by": None, "restore_file": True}
+    assert run("status", "--json").content["knob_backup"] == {"held_by": None, "restore_file": True}
     restored = run("restore")
-    assert restored.code == 0 and "as it was before" in restored.out
+    assert restored.code == 0 and "restored " in restored.out
     assert jetson.everything() == before and not kept(state).exists()
 
 
@@ -127,13 +127,13 @@ def test_nvpmodel_applies_a_preset_as_nvidia_means_it_and_says_what_a_reboot_wou
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("4,1036800,408000001,2133000000", "the nearest mode that it offers is 4,1036800,408000000,2133000000"),
-        ("99,9999999,1,1", "the nearest mode that it offers is 12,2201600,306000000,204000000"),
-        ("0,0,0,0", "the nearest mode that it offers is 1,115200,306000000,204000000"),
-        ("4,1036,408,2133", "the nearest mode that it offers is 4,115200,306000000,204000000"),
-        ("MAXN", "'MAXN' is no mode: give cores,CPU kHz,GPU Hz,memory Hz, such as 12,2201600,"),
-        ("4,1036800,408000000", "is no mode"),
-        ("", "is no mode"),
+        ("4,1036800,408000001,2133000000", "its nearest mode is 4,1036800,408000000,2133000000"),
+        ("99,9999999,1,1", "its nearest mode is 12,2201600,306000000,204000000"),
+        ("0,0,0,0", "its nearest mode is 1,115200,306000000,204000000"),
+        ("4,1036,408,2133", "its nearest mode is 4,115200,306000000,204000000"),
+        ("MAXN", "unknown mode 'MAXN'; use cores,CPU kHz,GPU Hz,memory Hz, such as 12,2201600,"),
+        ("4,1036800,408000000", "unknown mode"),
+        ("", "unknown mode"),
     ],
 )
 def test_a_mode_that_is_not_offered_changes_nothing(run, jetson, state, mode, said):
@@ -149,7 +149,7 @@ def test_a_misspelt_preset_is_answered_with_the_names(run, jetson):
 def test_whoever_is_not_root_changes_nothing(run, jetson, state):
     device = open_sysfs(jetson)
     groups = (device.cpu, device.gpu, device.memory, device.fan)
-    jetson.unwritable |= {path: errno.EACCES for group in groups for path in group.written()}
+    jetson.unwritable |= {path: errno.EACCES for group in groups for path in group.written_files()}
     refused(run("apply", MODE), 1, "no permission to write ", "; run the agent as root; nothing was changed")
     assert not kept(state).exists()
 
@@ -211,7 +211,7 @@ def test_a_signal_half_way_takes_the_change_back(run, jetson, state, monkeypatch
     # The second comes while the first change is being undone.
     sent_at_write(monkeypatch, number, 10, 12)
     ended = run("apply", MODE)
-    assert (ended.code, ended.out) == (128 + number, "") and "as its owner left it" in ended.err
+    assert (ended.code, ended.out) == (128 + number, "") and "the device was restored" in ended.err
     assert jetson.everything() == before and not kept(state).exists()
     assert signal.getsignal(number) == handler
 
@@ -222,9 +222,9 @@ def test_a_signal_while_a_refused_mode_is_undone_does_not_stop_that(run, jetson,
     jetson.deaf.add(f"{jetson.gpu}/max_freq")
     real = KnobBackup.restore
 
-    def restore(safekeeping):
+    def restore(backup):
         os.kill(os.getpid(), number)
-        return real(safekeeping)
+        return real(backup)
 
     monkeypatch.setattr(KnobBackup, "restore", restore)
     refused(run("apply", MODE), 1, "max_freq", "the device was restored")
@@ -258,15 +258,15 @@ def test_a_damaged_restore_file_is_left_alone_and_explained(run, jetson, state, 
     assert jetson.written == [] and kept(state).exists()
 
 
-def test_what_was_kept_from_another_board_is_refused(run, jetson, tmp_path, as_device, state):
+def test_a_backup_of_another_board_is_refused(run, jetson, tmp_path, as_device, state):
     run("apply", MODE)
     as_device(open_sysfs(FakedJetson(tmp_path / "other", XAVIER_AGX)))
-    refused(run("restore"), 2, "was kept from the board agx-orin, and this is xavier-agx")
+    refused(run("restore"), 2, "is the backup of the board agx-orin, but this is xavier-agx")
     assert kept(state).exists()
 
 
 def test_a_device_in_use_is_left_to_its_agent(run, jetson, state):
-    with safekept(open_sysfs(jetson), state / "device"):
+    with backed_up(open_sysfs(jetson), state / "device"):
         written = list(jetson.written)
         for command in (("apply", MODE), ("restore",)):
             refused(run(*command), 1, f"in use by process {os.getpid()}", "stop that agent first")
@@ -295,7 +295,7 @@ def test_the_real_tree_of_a_container_is_set_too(agent, tmp_path):
     assert applied.code == 0 and jetson.everything() != before
     # A board has one restore file, whoever changed it and wherever the others keep their state.
     two = ("--device", spec, "--state-dir", tmp_path / "two")
-    assert agent("status", *two, "--json").content["safekeeping"]["restore_file"] is True
+    assert agent("status", *two, "--json").content["knob_backup"]["restore_file"] is True
     assert agent("restore", *two, "--json").content["restored"] is True
     assert jetson.everything() == before
 

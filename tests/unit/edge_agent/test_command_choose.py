@@ -16,7 +16,7 @@ from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing.choice import PROBABILITY
-from wattfleet.modes import PowerMode, as_array, board
+from wattfleet.modes import PowerMode, board_named, modes_to_array
 
 HIGHEST = "6,1510400,624750000,2133000000"
 
@@ -36,7 +36,9 @@ def copied(profiled_state, tmp_path):
 
 
 def truth(mode):
-    return tuple(float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(as_array([PowerMode(**mode)])))
+    return tuple(
+        float(value[0]) for value in SimulatedDevice("orin-nano", 0).truth(modes_to_array([PowerMode(**mode)]))
+    )
 
 
 # --- choose ---------------------------------------------------------------------------------------------------------
@@ -60,8 +62,8 @@ def test_more_watts_are_never_slower(run):
 def test_the_chosen_mode_can_be_given_to_apply_as_it_is_printed(run):
     chosen = run("choose", "--budget-w", "12", "--json").content
     shown = run("choose", "--budget-w", "12").out
-    assert f"apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
-    assert PowerMode(*map(int, chosen["argument"].split(","))) in board("orin-nano").space
+    assert f"Apply it with: wattfleet agent apply {chosen['argument']}\n" in shown
+    assert PowerMode(*map(int, chosen["argument"].split(","))) in board_named("orin-nano").space
 
 
 def test_a_deadline_with_the_least_energy_or_the_least_power(run):
@@ -75,7 +77,7 @@ def test_a_deadline_with_the_least_energy_or_the_least_power(run):
 
 def test_a_measured_mode_is_said_to_be_measured(run):
     shown = run("choose", "--budget-w", 100).out
-    assert "Chosen for orin-nano within 100 W" in shown
+    assert "Best mode for orin-nano within 100 W" in shown
     chosen = run("choose", "--budget-w", 100, "--probability", 0.999, "--json").content
     assert (chosen["epoch_s_interval"] is None) is chosen["measured"]
 
@@ -83,11 +85,11 @@ def test_a_measured_mode_is_said_to_be_measured(run):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: the least is"),
+        (["--budget-w", "1"], "no mode draws at most 1 W with a probability of 0.95: give a budget of at least"),
         (["--deadline-s", "1"], "no mode takes at most 0.5 ms per minibatch"),
-        (["--budget-w", "10", "--probability", "1"], "a probability lies between 0 and 1"),
-        (["--budget-w", "10", "--deadline-s", "10"], "give one limit: --budget-w, or --deadline-s"),
-        ([], "give one limit"),
+        (["--budget-w", "10", "--probability", "1"], "the probability must be between 0 and 1"),
+        (["--budget-w", "10", "--deadline-s", "10"], "pass exactly one of --budget-w, --deadline-s"),
+        ([], "pass exactly one of"),
         (["--budget-w", "nan"], "no mode draws at most nan W"),
     ],
 )
@@ -160,7 +162,7 @@ def test_slow_memory_bounds_by_memory(run):
 
 def test_explaining_what_is_not_offered_names_the_nearest(run):
     ended = run("explain", "6,1510400,624750001,2133000000")
-    assert ended.code == 2 and f"nearest mode that it offers is {HIGHEST}" in ended.err
+    assert ended.code == 2 and f"its nearest mode is {HIGHEST}" in ended.err
 
 
 # --- front ----------------------------------------------------------------------------------------------------------
@@ -170,7 +172,7 @@ def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
     for columns in (80, 120):
         monkeypatch.setenv("COLUMNS", str(columns))
         shown = run("front").out
-        assert "predicted front" in shown and "measured" in shown and "seconds of an epoch" in shown
+        assert "predicted front" in shown and "measured" in shown and "seconds for one epoch" in shown
         assert max(map(len, shown.splitlines())) <= columns
         assert "jetson-1 (orin-nano, simulated), resnet18-imagenet" in shown
 
@@ -195,7 +197,7 @@ def test_the_page_opens_without_any_network(run, tmp_path):
     head, _, rest = page.partition("<script>")
     body = rest.partition("</script>")[2]
     assert "src=" not in head + body and "href=" not in head + body
-    assert HIGHEST in body and "Front of jetson-1" in head
+    assert HIGHEST in head and "Front of jetson-1" in head
 
 
 def test_the_picture_is_a_png(run, tmp_path):
@@ -212,9 +214,10 @@ def test_a_file_that_cannot_be_written_is_named(run, tmp_path, option):
 
 @pytest.mark.parametrize(("option", "module"), [("--html", "plotly"), ("--png", "matplotlib")])
 def test_a_missing_library_is_named_with_its_extra(run, tmp_path, monkeypatch, option, module):
-    for name in [name for name in sys.modules if name.split(".")[0] == module or "front_plots." in name]:
+    drawing = ("edge_agent.cli.front_plots.", "wattfleet_io.html_page")
+    for name in [name for name in sys.modules if name.split(".")[0] == module or name.startswith(drawing)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, module, None)
     ended = run("front", option, tmp_path / "front")
     assert ended.code == 2
-    assert f"drawing it needs {module}" in ended.err and "pip install 'wattfleet[plots]'" in ended.err
+    assert f"{module} is not installed" in ended.err and "pip install 'wattfleet[plots]'" in ended.err

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.devices.tree import Tree
 from edge_agent.systemd.ownership import InstalledCode
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
+from wattfleet_io.clock import SystemClock
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_the_table_says_what_to_do(agent, orin, tmp_path):
     ended = agent("doctor", "--device", spec(orin), "--state-dir", tmp_path, "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
     assert "-> start one: `systemctl start wattfleet-agent`" in ended.out
-    assert "The agent can work here: 13 ok, 2 limited." in ended.out
+    assert "The agent can run here: 13 ok, 2 limited." in ended.out
     assert max(map(len, ended.out.splitlines())) <= 100
 
 
@@ -132,8 +132,8 @@ def test_a_machine_without_a_power_meter_is_in_order_but_serves_no_round(look, a
     assert "cannot be profiled" in found["power"]["found"] and "wattfleet[nvml]" in found["power"]["advice"]
     ended = agent("doctor", "--state-dir", tmp_path / "state", "--socket", tmp_path / "agent.sock")
     assert ended.code == 0
-    assert "the agent serves no round without what is absent" in " ".join(ended.out.split())
-    assert "can work here" not in ended.out
+    assert "joins no rounds until the absent parts are added" in " ".join(ended.out.split())
+    assert "The agent can run here: " not in ended.out
 
 
 def test_a_machine_whose_power_meter_does_not_answer_has_to_be_repaired(look, host):
@@ -232,14 +232,14 @@ def test_an_unknown_jetson_is_refused_with_its_part_number(look, tmp_path):
 
 def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
     (tmp_path / "state" / "device").mkdir(parents=True)
-    (tmp_path / "state" / "device" / KEPT_FILE).write_text("{}")
+    (tmp_path / "state" / "device" / BACKUP_FILE).write_text("{}")
     code, found = look("simulated:orin-nx")
     assert code == 0
     assert "wattfleet agent restore" in found["restore file"]["advice"]
 
 
 def test_the_process_that_has_the_device_is_named(look, orin):
-    with safekept(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
+    with backed_up(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
         _, found = look(spec(orin))
         assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
     _, found = look(spec(orin))

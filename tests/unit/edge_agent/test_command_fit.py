@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import reference_models
-from edge_agent.profiling.profile_state import read_profile
+from edge_agent.profiling.stored_profile import read_profile
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import BOARDS, Profile
 from wattfleet.prediction import RooflinePredictor, read_artefact, restore_predictor
@@ -62,7 +62,11 @@ def test_the_table_says_how_good_it_is_and_what_bounds_the_highest_mode(fit, age
     ended = fit()
     assert ended.code == 0
     words = " ".join(ended.out.split())
-    assert "% in power (medians)" in words and "The highest mode, 6c 1.51/0.62/2.13: Bound by" in words
+    assert (
+        "Median error: " in words
+        and "% in power." in words
+        and "The highest mode, 6c 1.51/0.62/2.13: Bound by" in words
+    )
     explained = agent(
         *("explain", "6,1510400,624750000,2133000000", "--device", PROFILED, "--state-dir", state, "--json")
     )

@@ -9,17 +9,17 @@ import time
 import pytest
 
 import reference_models
-from edge_agent.cli.options import USUAL_TOLERANCE
+from edge_agent.cli.options import DEFAULT_TOLERANCE
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing import SamplingSettings
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 from wattfleet.prediction import write_artefact
+from wattfleet_io.clock import SystemClock
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def profile(agent, state):
 def board(as_device):
     """A simulated board that outlives a command, as real ones do, in its owner's mode."""
     device = open_virtual_board(PROFILED, seed=0)
-    device.apply(as_modes(device.modes)[777])
+    device.apply(array_to_modes(device.modes)[777])
     as_device(device)
     return device
 
@@ -89,7 +89,7 @@ def test_a_second_run_goes_on_where_the_first_ended(profile, state):
     profile("--modes", 6)
     first = journalled(state)
     ended = profile("--modes", 8)
-    assert ended.code == 0 and "6 modes measured before" in ended.err
+    assert ended.code == 0 and "6 modes already measured" in ended.err
     assert journalled(state)[:6] == first and len(journalled(state)) == 8
     assert "8 modes." in ended.out and max(map(len, ended.out.splitlines())) <= 100
 
@@ -97,13 +97,15 @@ def test_a_second_run_goes_on_where_the_first_ended(profile, state):
 def test_a_wide_tolerance_ends_early_and_none_never_does(profile, state):
     early = profile("--modes", 14, "--tolerance", 0.9)
     measured = len(journalled(state))
-    assert 5 <= measured < 14 and f"{measured} modes of at most 14: more promise no better choice" in early.out
+    assert (
+        5 <= measured < 14 and f"{measured} modes of at most 14; stopped early: more modes would not help" in early.out
+    )
     profile("--modes", 14, "--tolerance", 0)
     assert len(journalled(state)) == 14
 
 
 def test_the_usual_tolerance_is_that_of_the_sampling():
-    assert USUAL_TOLERANCE == SamplingSettings.tolerance
+    assert DEFAULT_TOLERANCE == SamplingSettings.tolerance
 
 
 def test_the_name_of_a_profile_already_begun_is_kept(profile, agent, state):
@@ -128,9 +130,9 @@ def test_a_signal_keeps_what_was_measured_and_puts_the_device_back(profile, stat
     sending(number, board, at_mode=4)
     ended = profile("--modes", 6)
     assert ended.code == 128 + number
-    assert "stopped with 3 modes measured and kept; the device is as it was" in ended.err
+    assert "stopped; 3 modes measured and saved, device restored" in ended.err
     assert len(journalled(state)) == 3
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
 
 
@@ -153,7 +155,7 @@ def test_a_signal_while_the_device_is_put_back_does_not_stop_that(profile, state
 
     monkeypatch.setattr(board, "restore", restore)
     assert profile("--modes", 5).code == 0
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
 
 
 def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
@@ -167,7 +169,7 @@ def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
 
 
 def test_a_device_in_use_is_left_to_its_agent(profile, state, board):
-    with safekept(board, state / "device"):
+    with backed_up(board, state / "device"):
         ended = profile("--modes", 6)
     assert ended.code == 1 and "stop that agent first" in ended.err and not (state / "profile.jsonl").exists()
 
@@ -213,9 +215,9 @@ def test_a_jetson_stopped_in_the_middle_of_a_mode_is_as_its_owner_left_it(profil
     training = Training(jetson, Stopping())
     monkeypatch.setattr("edge_agent.profiling.profiled_workload.workload_steps", lambda *_: lambda: training)
     ended = profile("--workload", "resnet18", device="auto")
-    assert ended.code == 130 and "stopped with 0 modes measured" in ended.err
+    assert ended.code == 130 and "stopped; 0 modes measured" in ended.err
     assert len(changed) == 5 and changed[-1] != before, "the fan is held, and the mode is set"
-    assert jetson.everything() == before and not (state / "device" / KEPT_FILE).exists()
+    assert jetson.everything() == before and not (state / "device" / BACKUP_FILE).exists()
 
 
 class Training:

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from edge_agent.profiling.records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
@@ -35,7 +35,7 @@ def test_a_jetson_shows_mode_power_and_heat(agent, jetson, tmp_path):
     assert (device["temperature_c"], device["throttle_events"]) == (49.25, 3)
     assert content["profile"] is None and content["predictor"] is None and content["problems"] == {}
     shown = agent("status", "--state-dir", tmp_path).out
-    for words in ("7.0 W", "49.2 degrees C", "3 times since the start", "as its owner left it", "none yet"):
+    for words in ("7.0 W", "49.2 degrees C", "3 times since boot", "no, it has its owner's settings", "none yet"):
         assert words in shown
 
 
@@ -101,8 +101,8 @@ def test_what_a_journal_discarded_and_why_it_was_renewed_is_shown(agent, copied)
     shown = agent("status", "--device", PROFILED, "--state-dir", copied)
     assert shown.code == 0
     words = " ".join(shown.out.split())
-    assert "1 mode of" in words and "in 1 min 5 s; discarded, as disturbed: 1" in words
-    assert "begun anew: rounds took 20 % longer" in words
+    assert "1 mode of" in words and "in 1 min 5 s; 1 disturbed measurement discarded" in words
+    assert "restarted: rounds took 20 % longer" in words
     chosen = agent("choose", "--budget-w", 100, "--device", PROFILED, "--state-dir", copied, "--json").content
     assert not chosen["measured"] or chosen["minibatch_ms"] == 210
     assert agent("front", "--device", PROFILED, "--state-dir", copied).code == 0
@@ -127,8 +127,8 @@ def test_a_profile_that_has_just_begun_is_none_yet(agent, tmp_path):
 
 
 def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetson, tmp_path):
-    with safekept(open_sysfs(jetson), tmp_path / "device"):
+    with backed_up(open_sysfs(jetson), tmp_path / "device"):
         shown = agent("status", "--state-dir", tmp_path).out
         assert f"in use by process {os.getpid()}, which will restore it" in shown
-    (tmp_path / "device" / KEPT_FILE).write_text(json.dumps({}))
-    assert "yes; `wattfleet agent restore` puts back" in agent("status", "--state-dir", tmp_path).out
+    (tmp_path / "device" / BACKUP_FILE).write_text(json.dumps({}))
+    assert "yes; undo with `wattfleet agent restore`" in agent("status", "--state-dir", tmp_path).out

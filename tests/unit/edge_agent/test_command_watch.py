@@ -11,7 +11,7 @@ from edge_agent.devices.selection import open_virtual_board
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_prediction_stands_beside_observation(agent, profiled_state, as_device):
     assert now["power_ratio"] == pytest.approx(now["power_w"] / now["expected"]["power_w"])
     shown = agent("watch", "--seconds", 0, "--state-dir", profiled_state).out
     assert "while training" in shown and "% of the expected power" in shown
-    board.apply(as_modes(board.modes)[777])
+    board.apply(array_to_modes(board.modes)[777])
     (then,) = lines(agent("watch", "--seconds", 0, "--json", "--state-dir", profiled_state))
     assert then["expected"]["minibatch_ms"] != now["expected"]["minibatch_ms"]
     assert then["expected"]["measured"] is False and then["expected"]["power_w_interval"] is not None
@@ -59,7 +59,7 @@ def test_power_that_cannot_be_read_is_missing_and_not_0(agent, jetson, tmp_path)
         jetson.unreadable[path] = errno.EIO
     assert lines(agent("watch", "--seconds", 0, "--json", "--state-dir", tmp_path))[0]["power_w"] is None
     shown = agent("watch", "--seconds", 1, "--state-dir", tmp_path).out
-    assert "missing: it cannot be read" in shown and "0.0 W" not in shown
+    assert "cannot be read" in shown and "0.0 W" not in shown
 
 
 def test_a_mode_that_cannot_be_read_hides_nothing_else(agent, jetson, tmp_path):

@@ -12,7 +12,7 @@ from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, AGX_ORIN_JP6, NANO, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_modes
+from wattfleet.modes import PowerMode, array_to_modes
 
 
 class DeviceContract(ABC):
@@ -31,13 +31,13 @@ class DeviceContract(ABC):
     def some_modes(self, device):
         rows = np.random.default_rng(0).choice(len(device.modes), 6, replace=False)
         lowest, highest = device.modes.min(axis=0), device.modes.max(axis=0)
-        return as_modes(np.vstack([device.modes[rows], [lowest], [highest], [lowest]]))
+        return array_to_modes(np.vstack([device.modes[rows], [lowest], [highest], [lowest]]))
 
     def test_it_says_what_it_is(self, device):
         assert (device.board_kind, device.provenance) == (self.kind, self.provenance)
 
     def test_its_modes_are_distinct_and_it_starts_in_one_of_them(self, device):
-        modes = as_modes(device.modes)
+        modes = array_to_modes(device.modes)
         assert len(set(modes)) == len(modes) > 0
         assert device.current_mode() in modes
 

@@ -9,7 +9,7 @@ from edge_agent.devices.selection import folder_of_device, open_device, open_vir
 from tests.fakes.jetson_boards import ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import FakedJetson
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 CHOICES = (
     "auto, sysfs, sysfs:<folder>, nvpmodel, jtop, host,"
@@ -67,7 +67,7 @@ def test_jtop_reads_the_jetson_that_the_kernels_files_set(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "jtop", library)
     device = open_device("jtop", seed=1, root=tmp_path)
     assert isinstance(device, JtopDevice) and device.board_kind == "orin-nano"
-    assert as_modes(device.modes) == as_modes(open_device("sysfs", seed=1, root=tmp_path).modes)
+    assert array_to_modes(device.modes) == array_to_modes(open_device("sysfs", seed=1, root=tmp_path).modes)
 
 
 def test_agents_that_keep_their_state_apart_still_meet_at_a_boards_lock(tmp_path):

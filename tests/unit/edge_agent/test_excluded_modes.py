@@ -5,16 +5,16 @@ import shutil
 
 import pytest
 
-from edge_agent.cli.mode_names import written
+from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.profile_state import read_fitted
-from edge_agent.profiling.records import Discarded, ModeRecord, Renewal
-from edge_agent.runtime.paths import PROFILE_FILE
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
+from edge_agent.profiling.stored_profile import read_fitted
 from tests.fixtures.edge_agent import PROFILED
-from wattfleet.modes import PowerMode, as_array, as_modes
+from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
@@ -40,7 +40,7 @@ def given_up(journal, mode, overloaded=True, times=USUAL_LIMITS.attempts):
 
 
 def borne(journal, modes=MODES):
-    return as_modes(as_array(modes)[ExcludedModes.of(journal).bears(as_array(modes))])
+    return array_to_modes(modes_to_array(modes)[ExcludedModes.of(journal).bears(modes_to_array(modes))])
 
 
 def test_a_board_that_was_never_overloaded_bears_all(journal):
@@ -101,7 +101,7 @@ def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path
     state = shutil.copytree(profiled_state, tmp_path / "copied", ignore=shutil.ignore_patterns("*.sock"))
     device = SimulatedDevice("orin-nano", 0)
     fitted = read_fitted(state, device)
-    hopeless = as_modes(fitted.front.modes)[len(fitted.front) // 2]
+    hopeless = array_to_modes(fitted.front.modes)[len(fitted.front) // 2]
 
     def is_hopeless(mode):
         return all(knob >= low for knob, low in zip(mode, hopeless, strict=True))
@@ -115,9 +115,9 @@ def test_no_front_shows_and_no_budget_buys_what_the_board_does_not_bear(tmp_path
     def shown(*arguments):
         return agent(*arguments, "--device", PROFILED, "--state-dir", state, "--json").content
 
-    assert any(map(is_hopeless, as_modes(fitted.front.modes)))
+    assert any(map(is_hopeless, array_to_modes(fitted.front.modes)))
     front = [PowerMode(**point["mode"]) for point in shown("front")["front"]]
     assert front and not any(map(is_hopeless, front))
     chosen = PowerMode(**shown("choose", "--budget-w", 1000)["mode"])
-    assert chosen in as_modes(device.modes) and not is_hopeless(chosen)
-    assert shown("explain", written(hopeless))["measured"] is False
+    assert chosen in array_to_modes(device.modes) and not is_hopeless(chosen)
+    assert shown("explain", mode_argument(hopeless))["measured"] is False

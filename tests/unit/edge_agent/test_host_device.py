@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
-from edge_agent.devices.nvml import Nvml, open_nvml
-from edge_agent.devices.rapl import Rapl
+from edge_agent.devices.meters.nvml import Nvml, open_nvml
+from edge_agent.devices.meters.rapl import Rapl
 from edge_agent.devices.tree import Tree
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Measurement, PowerMode, Profile, as_modes, read_csv, write_csv
+from wattfleet.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile
+from wattfleet_io.clock import VirtualClock
 
 CPUS = "sys/devices/system/cpu"
 RAPL = "sys/class/powercap"
@@ -85,7 +85,7 @@ class FakeNvml(types.ModuleType):
 def test_its_one_mode_is_the_one_it_is_in_and_a_knob_that_it_lacks_is_a_constant(root):
     device = host(root)
     assert device.current_mode() == PowerMode(5, 3_600_000, ABSENT_HZ, ABSENT_HZ)
-    assert as_modes(device.modes) == [device.current_mode()]
+    assert array_to_modes(device.modes) == [device.current_mode()]
     assert (device.board_kind, device.provenance) == ("host", "hardware")
     with_gpu = host(root, Nvml(FakeNvml()))
     assert with_gpu.current_mode() == PowerMode(5, 3_600_000, 2_100_000_000, 9_501_000_000)
@@ -96,8 +96,8 @@ def test_a_machine_without_cpufreq_has_a_mode_that_a_profile_can_hold(root, tmp_
         (root / f"{CPUS}/cpu{cpu}/cpufreq/scaling_max_freq").unlink()
     mode = host(root).current_mode()
     assert mode.cpu_khz == ABSENT_KHZ
-    write_csv(Profile.of([Measurement(mode, 20.0, 50_000.0)]), tmp_path / "profile.csv")
-    assert as_modes(read_csv(tmp_path / "profile.csv").modes) == [mode]
+    write_profile(Profile.of([Measurement(mode, 20.0, 50_000.0)]), tmp_path / "profile.csv")
+    assert array_to_modes(read_profile(tmp_path / "profile.csv").modes) == [mode]
 
 
 def test_it_accepts_its_mode_and_refuses_every_other(root):
@@ -110,7 +110,7 @@ def test_it_accepts_its_mode_and_refuses_every_other(root):
 def test_a_machine_whose_cores_changed_is_not_in_its_mode_any_more(root):
     device = host(root)
     put(root, f"{CPUS}/online", "0-1")
-    assert device.current_mode() not in as_modes(device.modes)
+    assert device.current_mode() not in array_to_modes(device.modes)
 
 
 def test_without_sysfs_it_says_what_is_missing(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from edge_agent.profiling.records import Discarded, ModeRecord, Renewal, RoundRecord
+from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 

@@ -13,7 +13,7 @@ from edge_agent.devices.device import ModeNotAppliedError
 from edge_agent.devices.jtop import JtopDevice, JtopUnavailableError, open_jtop
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import as_modes
+from wattfleet.modes import array_to_modes
 
 # What the two generations announce; 7.x has further keys.
 ANNOUNCED = {
@@ -144,7 +144,7 @@ def test_the_hottest_part_counts_and_a_sensor_that_is_off_does_not(device, libra
 
 
 def test_modes_are_the_boards(device, board):
-    mode = as_modes(board.modes)[7]
+    mode = array_to_modes(board.modes)[7]
     device.apply(mode)
     assert device.current_mode() == board.current_mode() == mode
     assert (device.board_kind, device.provenance) == ("orin-nano", "simulated")
@@ -169,7 +169,7 @@ def test_a_fan_that_was_set_by_hand_gets_its_speed_back_in_a_later_process(board
     library.fan["pwmfan"] = {"profile": "manual", "speed": [55.0]}
     kept = json.loads(json.dumps(dict(device.knobs())))
     library.fan["pwmfan"] = {"profile": "manual", "speed": [100.0]}
-    board.apply(as_modes(board.modes)[3])
+    board.apply(array_to_modes(board.modes)[3])
     open_jtop(board).restore(kept)
     assert dict(open_jtop(board).knobs())["mode"] == kept["mode"]
     assert library.fan.get_speed("pwmfan") == pytest.approx(55, abs=0.5)

@@ -7,8 +7,8 @@ import pytest
 
 import reference_models
 from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
+from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import DisturbedError, Limits, TooHotError
@@ -20,8 +20,9 @@ from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import CAP_6, ORIN_NANO
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_array, as_modes
+from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 from wattfleet.prediction import read_artefact
+from wattfleet_io.clock import VirtualClock
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MODE = PowerMode(4, 1_036_800, 510_000_000, 2_133_000_000)
@@ -34,7 +35,7 @@ def profile_seven(device, journal):
     profile_device(device, lambda: nullcontext(device.step), journal, fitting, 7, 0, lambda progress: None)
 
 
-class ScriptedDevice:
+class ScriptedDevice(PhysicalBoard):
     """A board that does as it is told: a sample every second, of whatever `power_at` says."""
 
     board_kind = "scripted"
@@ -42,7 +43,7 @@ class ScriptedDevice:
 
     def __init__(self, step_s=0.25, power_at=lambda at_s: 13_000.0):
         self.clock = VirtualClock()
-        self.modes = as_array([MODE, OTHER])
+        self.modes = modes_to_array([MODE, OTHER])
         self.step_s = step_s
         self.power_at = power_at
         self.in_force = OTHER
@@ -220,7 +221,7 @@ def test_settings_out_of_range_are_refused(wrong):
 def test_a_profile_that_was_interrupted_goes_on_where_it_stopped(tmp_path):
     path = tmp_path / "profile.jsonl"
     device = ScriptedDevice()
-    modes = as_modes(device.modes)
+    modes = array_to_modes(device.modes)
     with Journal.open(path, HEADER) as journal:
         first = next(iter(Profiler(device).profile(modes, device.step, journal)))
         assert [one.mode for one in journal.records] == [modes[0]] == [first.mode]
@@ -261,7 +262,7 @@ def test_a_mode_that_fails_is_discarded_and_the_next_one_is_measured(tmp_path, t
 def test_three_different_modes_that_fail_in_a_row_end_the_profile_with_the_last_error(tmp_path):
     device = ScriptedDevice(power_at=lambda at_s: np.nan)
     modes = [MODE._replace(cores=cores) for cores in (4, 3, 2, 1)]
-    device.modes = as_array(modes)
+    device.modes = modes_to_array(modes)
     profiler = Profiler(device, ProfilerSettings(patience_s=5))
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         for _ in range(3):
@@ -276,7 +277,7 @@ def test_three_different_modes_that_fail_in_a_row_end_the_profile_with_the_last_
 def test_a_mode_that_is_measured_ends_a_row_of_failures(tmp_path):
     device = ScriptedDevice()
     modes = [MODE._replace(cores=cores) for cores in (5, 4, 3, 2, 1)]
-    device.modes = as_array(modes)
+    device.modes = modes_to_array(modes)
     device.power_at = lambda at_s: 13_000.0 if device.in_force.cores == 3 else np.nan
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
         assert [one.mode for one in Profiler(device).profile(modes, device.step, journal)] == [modes[2]]
@@ -305,7 +306,7 @@ def test_a_board_that_refuses_its_highest_mode_is_profiled_without_it_across_res
 
 def test_a_board_on_which_no_mode_could_be_measured_begins_anew_once_it_can(tmp_path):
     device = ScriptedDevice(power_at=lambda at_s: np.nan)
-    device.modes = as_array([MODE])
+    device.modes = modes_to_array([MODE])
 
     def profile():
         with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
@@ -406,7 +407,7 @@ def test_a_profile_ends_on_a_board_that_does_not_bear_its_highest_mode(tmp_path)
 def test_the_fan_is_held_from_the_first_mode_to_the_last_and_given_back(tmp_path):
     device = ScriptedDevice()
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
-        with closing(Profiler(device).profile(as_modes(device.modes), device.step, journal)) as records:
+        with closing(Profiler(device).profile(array_to_modes(device.modes), device.step, journal)) as records:
             next(records)
             assert device.held == 1
         assert device.held == 0
@@ -488,7 +489,7 @@ def test_fifty_modes_of_a_simulated_board_are_measured_to_within_two_percent(kin
     device = SimulatedDevice(kind, 0)
     rows = np.random.default_rng(0).choice(len(device.modes), 50, replace=False)
     profiler = Profiler(device)
-    records = [profiler.measure(mode, device.step) for mode in as_modes(device.modes[rows])]
+    records = [profiler.measure(mode, device.step) for mode in array_to_modes(device.modes[rows])]
     minibatch_ms, power_mw = device.truth(device.modes[rows])
     for measured, truth in (
         ([r.minibatch_ms for r in records], minibatch_ms),
@@ -502,7 +503,7 @@ def test_fifty_modes_of_a_simulated_board_are_measured_to_within_two_percent(kin
 def test_a_profile_of_a_simulated_board_is_the_same_every_time():
     def profile():
         device = SimulatedDevice("orin-nx", 7)
-        modes = as_modes(device.modes[::500])
+        modes = array_to_modes(device.modes[::500])
         return [Profiler(device).measure(mode, device.step) for mode in itertools.islice(modes, 10)]
 
     assert profile() == profile()

@@ -59,7 +59,7 @@ def care_of(board, reports, front_report=session_pb2.FrontReport):
 
 
 @pytest.mark.parametrize("event", [TrainingEnded(drift="slower"), DeviceFailed("no permission")])
-def test_nothing_touches_the_device_once_its_care_was_closed(board, reports, monkeypatch, event):
+async def test_nothing_touches_the_device_once_its_care_was_closed(board, reports, monkeypatch, event):
     monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.0)
 
     async def last_training_ends_while_the_agent_does():
@@ -77,27 +77,25 @@ def test_nothing_touches_the_device_once_its_care_was_closed(board, reports, mon
             await asyncio.sleep(0.001)
         return closed_with
 
-    assert asyncio.run(last_training_ends_while_the_agent_does()) == board.touched == []
+    assert (await last_training_ends_while_the_agent_does()) == board.touched == []
 
 
-def test_a_care_that_is_closed_twice_over_still_waits_for_the_last_training(board, reports):
-    async def stopped_again_while_it_closes():
-        care = care_of(board, reports)
-        await care.training.acquire()
-        closing = asyncio.create_task(care.aclose())
-        for _ in range(3):
-            await asyncio.sleep(0)
-            closing.cancel()
-            await asyncio.sleep(0.001)
-        assert not closing.done()
-        care.training.release()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
+async def test_a_care_that_is_closed_twice_over_still_waits_for_the_last_training(board, reports):
 
-    asyncio.run(stopped_again_while_it_closes())
+    care = care_of(board, reports)
+    await care.training.acquire()
+    closing = asyncio.create_task(care.aclose())
+    for _ in range(3):
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.sleep(0.001)
+    assert not closing.done()
+    care.training.release()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
 
 
-def test_a_training_is_not_reported_before_the_readiness_that_it_follows(board, reports):
+async def test_a_training_is_not_reported_before_the_readiness_that_it_follows(board, reports):
     computing, train = threading.Event(), threading.Event()
 
     def slow_front():
@@ -105,15 +103,12 @@ def test_a_training_is_not_reported_before_the_readiness_that_it_follows(board, 
         assert train.wait(10)
         return session_pb2.FrontReport()
 
-    async def trains_at_once():
-        care = care_of(board, reports, slow_front)
-        beginning = asyncio.create_task(care.begin())
-        await asyncio.to_thread(computing.wait, 10)
-        assert care.training.locked(), "an app that asks now is told so"
-        train.set()
-        await beginning
-        async with care.training:
-            care.happened(TrainingBegan("4c"))
-
-    asyncio.run(trains_at_once())
+    care = care_of(board, reports, slow_front)
+    beginning = asyncio.create_task(care.begin())
+    await asyncio.to_thread(computing.wait, 10)
+    assert care.training.locked(), "an app that asks now is told so"
+    train.set()
+    await beginning
+    async with care.training:
+        care.happened(TrainingBegan("4c"))
     assert reports.states == [READY, TRAINING]

@@ -3,7 +3,7 @@ import pytest
 
 from edge_agent.devices.virtual.replay import ReplayDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, as_array
+from wattfleet.modes import PowerMode, modes_to_array
 
 HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n"
 ROWS = "2,1036800,306000000,2133000000,352.6876,12928.0\n6,1510400,624750000,2133000000,181.8709,20445.0\n"
@@ -29,11 +29,11 @@ def test_its_modes_and_its_truth_are_the_recorded_ones_in_any_order(device):
 
 def test_it_knows_nothing_of_other_modes(device):
     with pytest.raises(InvalidInputError, match="no measurement"):
-        device.truth(as_array([PowerMode(4, 1_510_400, 624_750_000, 2_133_000_000)]))
+        device.truth(modes_to_array([PowerMode(4, 1_510_400, 624_750_000, 2_133_000_000)]))
     assert device.truth(np.empty((0, 4)))[0].shape == (0,)
 
 
 def test_a_file_that_is_no_profile_is_refused(tmp_path):
     (tmp_path / "bad.csv").write_text(HEADER + ROWS + ROWS)
-    with pytest.raises(InvalidInputError, match="stands twice"):
+    with pytest.raises(InvalidInputError, match="is repeated"):
         ReplayDevice(tmp_path / "bad.csv", seed=0)

@@ -6,7 +6,7 @@ import pytest
 from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, PowerMode, as_array, as_modes, read_csv
+from wattfleet.modes import BOARDS, PowerMode, array_to_modes, modes_to_array, read_profile
 from wattfleet.prediction.roofline import power_mw, step_time_ms
 
 EPOCH_MINIBATCHES = 3125
@@ -35,20 +35,20 @@ def test_it_offers_the_modes_of_its_kind(kind):
     [("agx-orin", 3.1, 51.1), ("xavier-agx", 8.47, 36.4), ("orin-nano", 9.47, 20.4)],
 )
 def test_at_maxn_its_kind_needs_what_was_published(kind, epoch_min, watts):
-    minibatch_ms, training_mw = modelled(kind, as_array([BOARDS[kind].space.highest]))
+    minibatch_ms, training_mw = modelled(kind, modes_to_array([BOARDS[kind].space.highest]))
     assert minibatch_ms[0] * EPOCH_MINIBATCHES / 60e3 == pytest.approx(epoch_min, rel=0.03)
     assert training_mw[0] / 1e3 == pytest.approx(watts, rel=0.03)
 
 
 def test_an_orin_nx_lies_between_its_smaller_and_its_larger_sibling():
     nano, nx, agx = (
-        [values[0] for values in modelled(kind, as_array([BOARDS[kind].space.highest]))]
+        [values[0] for values in modelled(kind, modes_to_array([BOARDS[kind].space.highest]))]
         for kind in ("orin-nano", "orin-nx", "agx-orin")
     )
     assert agx[0] < nx[0] < nano[0]
     assert nano[1] < nx[1] < agx[1]
     # NVIDIA's 25 W mode has to hold 25 W.
-    _, watts_25 = modelled("orin-nx", as_array([PowerMode(8, 1_497_600, 408_000_000, 3_199_000_000)]))
+    _, watts_25 = modelled("orin-nx", modes_to_array([PowerMode(8, 1_497_600, 408_000_000, 3_199_000_000)]))
     assert watts_25[0] < 25_000
 
 
@@ -60,7 +60,7 @@ def test_two_boards_of_a_kind_differ_by_a_few_percent(kind):
 
 
 def test_two_kinds_with_one_seed_do_not_deviate_alike():
-    shared = as_array(
+    shared = modes_to_array(
         [PowerMode(c, f, 624_750_000, 2_133_000_000) for c in range(1, 7) for f in BOARDS["orin-nano"].space.cpu_khz]
     )
     deviations = [
@@ -87,7 +87,7 @@ def test_it_lies_off_its_kinds_physics_as_real_boards_do(kind):
 def test_the_misfit_is_smooth_so_whole_regions_are_off():
     device = SimulatedDevice("agx-orin", 0)
     space = BOARDS["agx-orin"].space
-    line = as_array([PowerMode(8, f, 828_750_000, 2_133_000_000) for f in space.cpu_khz[8:]])
+    line = modes_to_array([PowerMode(8, f, 828_750_000, 2_133_000_000) for f in space.cpu_khz[8:]])
     for truth, model in zip(device.truth(line), modelled("agx-orin", line), strict=True):
         off = np.log(truth / model)
         assert np.abs(np.diff(off)).max() < 0.03
@@ -106,7 +106,7 @@ def test_idling_draws_less_than_training_and_less_in_the_lowest_mode(kind):
         return np.median(meter.stop().power_mw)
 
     highest, lowest = idle_mw(space.highest), idle_mw(space.lowest)
-    assert lowest < highest < 0.6 * device.truth(as_array([space.highest]))[1][0]
+    assert lowest < highest < 0.6 * device.truth(modes_to_array([space.highest]))[1][0]
 
 
 def test_a_starved_loader_makes_minibatches_jitter():
@@ -135,8 +135,8 @@ def test_the_data_file_holds_every_parameter_of_todays_physics():
     ("kind", "corpus"), [("agx-orin", "agx_orin_resnet18.csv"), ("orin-nano", "orin_nano_resnet18.csv")]
 )
 def test_it_is_near_the_real_board_but_not_the_same(corpora, kind, corpus):
-    real = read_csv(corpora / corpus)
-    assert set(as_modes(real.modes)) <= set(as_modes(BOARDS[kind].space.array()))
+    real = read_profile(corpora / corpus)
+    assert set(array_to_modes(real.modes)) <= set(array_to_modes(BOARDS[kind].space.array()))
     minibatch_ms, training_mw = SimulatedDevice(kind, 0).truth(real.modes)
     for simulated, measured in ((minibatch_ms, real.minibatch_ms), (training_mw, real.power_mw)):
         assert 0.01 < np.median(np.abs(simulated / measured - 1)) < 0.08

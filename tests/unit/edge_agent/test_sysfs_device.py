@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from edge_agent.devices.device import ModeNotAppliedError
-from edge_agent.devices.polled_meter import PolledMeter
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
+from edge_agent.devices.meters.polled_meter import PolledMeter
 from tests.fakes.jetson_boards import (
     AGX_ORIN_JP5,
     AGX_ORIN_JP6,
@@ -20,6 +19,7 @@ from tests.fakes.jetson_boards import (
 )
 from tests.fakes.jetson_tree import BPMP, CPU, INA_HWMON, INA_IIO, LOCK, FakedJetson, Ticks, open_sysfs
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.clock import VirtualClock
 
 BOARDS = pytest.mark.parametrize("board", FAKED_BOARDS, ids=lambda board: board.name)
 # What becomes of a CPU policy whose cores are offline, by kernel.

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from edge_agent.devices.virtual.misfit import MisfitField
+from edge_agent.devices.virtual.deviation import DeviationField
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.modes import BOARDS
+from wattfleet_io.clock import VirtualClock
 
 
 def test_virtual_time_passes_only_by_sleeping():
@@ -53,7 +53,7 @@ def test_a_misfit_field_has_the_distribution_that_was_asked_for():
     space = BOARDS["agx-orin"].space.array()
     levels = np.linspace(0.005, 0.995, 100)
     quantiles = np.sign(levels - 0.5) * np.abs(2 * levels - 1) ** 4 * 0.4
-    field = MisfitField(space, levels, quantiles, np.random.default_rng(0))
+    field = DeviationField(space, levels, quantiles, np.random.default_rng(0))
     values = field.at(space)
     inner = slice(5, 95)
     assert np.quantile(values, levels)[inner] == pytest.approx(quantiles[inner], abs=0.03)
@@ -63,5 +63,5 @@ def test_a_misfit_field_has_the_distribution_that_was_asked_for():
 def test_misfit_fields_of_two_seeds_are_unlike():
     space = BOARDS["orin-nano"].space.array()
     levels = np.linspace(0.01, 0.99, 50)
-    a, b = (MisfitField(space, levels, levels - 0.5, np.random.default_rng(seed)).at(space) for seed in (1, 2))
+    a, b = (DeviationField(space, levels, levels - 0.5, np.random.default_rng(seed)).at(space) for seed in (1, 2))
     assert abs(np.corrcoef(a, b)[0, 1]) < 0.5

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.fakes.fronts import columns_of, front
-from wattfleet.choosing import MAX_POINTS, Front
+from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet.planning import Assignment, Decision, RoundPlan
@@ -22,8 +22,11 @@ from wattfleet_proto.convert import (
     mode_to_message,
     plan_from_message,
     plan_to_message,
+    state_from_message,
+    state_to_message,
 )
-from wattfleet_proto.v1 import planning_pb2, power_pb2
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 hertz = st.integers(1, 10**12 - 1)
 modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
@@ -105,7 +108,7 @@ def test_points_without_a_start_are_those_of_an_older_agent_and_start_at_once() 
 
 
 def test_the_largest_front_there_may_be_comes_back() -> None:
-    sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_POINTS)))
+    sent = front(*((1.0 + k, 100.0 - k) for k in range(MAX_FRONT_POINTS)))
     assert_same(front_from_message(as_received(front_to_message(sent))), sent)
 
 
@@ -115,7 +118,7 @@ def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
     assert len(message.points) == 1_000_000
     tracemalloc.start()
     try:
-        with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 1000000"):
+        with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not 1000000"):
             front_from_message(message)
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -124,7 +127,7 @@ def test_a_front_of_a_million_points_is_refused_before_it_is_built() -> None:
 
 
 def test_no_front_is_no_front() -> None:
-    with pytest.raises(InvalidInputError, match=f"1 to {MAX_POINTS} points, not 0"):
+    with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not 0"):
         front_from_message(power_pb2.Front())
 
 
@@ -186,3 +189,19 @@ def test_a_plan_comes_back_with_its_nodes(plan: RoundPlan, node_ids: list[int], 
     message = planning_pb2.PlanRoundResponse.FromString(plan_to_message(plan_id, trimmed, nodes).SerializeToString())
     assert {a.device_id: a.node_id for a in message.first_planned.assignments} == nodes
     assert plan_from_message(message) == trimmed
+
+
+@pytest.mark.parametrize("state", DeviceState)
+def test_device_states_travel_and_come_back(state):
+    assert state_from_message(state_to_message(state)) is state
+    assert session_pb2.DeviceState.Name(state_to_message(state)) == f"DEVICE_STATE_{state.name}"
+
+
+def test_every_state_of_the_protocol_is_known():
+    unset = session_pb2.DEVICE_STATE_UNSPECIFIED
+    assert {state_to_message(state) for state in DeviceState} == set(session_pb2.DeviceState.values()) - {unset}
+
+
+def test_a_state_that_is_unset_is_refused():
+    with pytest.raises(InvalidInputError, match="unknown device state 0: expected one of enrolled, profiling"):
+        state_from_message(session_pb2.DEVICE_STATE_UNSPECIFIED)

@@ -10,7 +10,7 @@ import pytest
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import board
+from wattfleet.modes import board_named
 from wattfleet.prediction import restore_predictor
 
 
@@ -25,7 +25,7 @@ def test_the_reference_of_agx_orin_ships() -> None:
 @pytest.mark.parametrize("name", reference_models.shipped())
 def test_every_shipped_reference_loads_and_predicts_its_board(name: str) -> None:
     artefact = reference_models.load(name)
-    space = board(artefact.details.board).space
+    space = board_named(artefact.details.board).space
     prediction = restore_predictor(artefact).predict(space.array())
     assert np.isfinite(prediction.minibatch_ms).all()
     # The last mode is not the highest in every knob, but it is fast and draws much power.

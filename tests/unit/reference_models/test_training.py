@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_csv
+from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
 from wattfleet.prediction import Artefact, read_artefact, restore_predictor
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
 
@@ -74,7 +74,7 @@ def test_a_corpus_that_is_too_small_is_refused() -> None:
 
 @pytest.fixture
 def corpus_csv(tmp_path: Path) -> Path:
-    write_csv(CORPUS, tmp_path / "corpus.csv")
+    write_profile(CORPUS, tmp_path / "corpus.csv")
     return tmp_path / "corpus.csv"
 
 
@@ -169,4 +169,4 @@ def test_a_directory_with_foreign_files_is_refused_before_fitting(
     monkeypatch.setattr("reference_models.training.train", lambda *args, **kwargs: pytest.fail("trained"))
     result = CliRunner().invoke(app, options(corpus_csv, tmp_path))
     assert isinstance(result.exception, InvalidInputError)
-    assert "'corpus.csv', which belongs to no reference" in str(result.exception)
+    assert "'corpus.csv', which is not part of a reference" in str(result.exception)

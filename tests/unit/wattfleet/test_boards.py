@@ -1,11 +1,11 @@
-"""The boards, against figures that NVIDIA and PowerTrain publish."""
+"""The known boards, compared with figures published by NVIDIA and PowerTrain."""
 
 from __future__ import annotations
 
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, PowerMode, board
+from wattfleet.modes import BOARDS, PowerMode, board_named
 
 MODE_COUNTS = {"agx-orin": 18_096, "xavier-agx": 29_232, "orin-nano": 1_800, "orin-nx": 5_824}
 MAXN = {
@@ -16,13 +16,13 @@ MAXN = {
 }
 
 
-def test_these_boards_are_known() -> None:
+def test_the_known_boards() -> None:
     assert set(BOARDS) == set(MODE_COUNTS)
 
 
 @pytest.mark.parametrize("kind", MODE_COUNTS)
-def test_a_board_has_as_many_modes_as_published_and_the_published_top(kind: str) -> None:
-    known = board(kind)
+def test_a_board_has_the_published_number_of_modes_and_highest_mode(kind: str) -> None:
+    known = board_named(kind)
     assert known.kind == kind
     assert known.title.startswith("Jetson")
     assert len(known.space) == len(known.space.array()) == MODE_COUNTS[kind]
@@ -31,15 +31,15 @@ def test_a_board_has_as_many_modes_as_published_and_the_published_top(kind: str)
 
 @pytest.mark.parametrize("kind", MODE_COUNTS)
 def test_clocks_are_in_the_units_of_their_knobs(kind: str) -> None:
-    for mode in (board(kind).space.lowest, board(kind).space.highest):
+    for mode in (board_named(kind).space.lowest, board_named(kind).space.highest):
         assert 0.1 < mode.cpu_khz / 1e6 < 2.5
         assert 0.1 < mode.gpu_hz / 1e9 < 1.5
         assert 0.2 < mode.mem_hz / 1e9 < 3.3
 
 
 @pytest.mark.parametrize("kind", ["", "agx_orin", "AGX-ORIN", "nano"])
-def test_an_unknown_kind_is_refused_with_those_there_are(kind: str) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(kind: str) -> None:
     with pytest.raises(InvalidInputError) as refusal:
-        board(kind)
+        board_named(kind)
     assert repr(kind) in str(refusal.value)
     assert all(known in str(refusal.value) for known in MODE_COUNTS)

@@ -82,7 +82,7 @@ def test_a_moment_is_looked_up_on_the_zones_wall_clock_whatever_its_own_offset()
     assert schedule.in_force(at("2026-06-01T20:30:00+10:00")).watts == 2
 
 
-def test_the_hour_that_is_left_out_in_spring_is_never_in_force_and_autumns_comes_twice() -> None:
+def test_the_skipped_hour_in_spring_never_applies_and_autumns_applies_twice() -> None:
     schedule = DailySchedule.of(BERLIN, {"02:00-03:00": 99, "03:00-02:00": 1})
     spring = [schedule.in_force(at("2026-03-29T00:00:00+00:00") + timedelta(minutes=m)).watts for m in range(180)]
     assert 99 not in spring

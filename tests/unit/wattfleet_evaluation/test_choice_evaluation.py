@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, as_modes
+from wattfleet.modes import Profile, array_to_modes
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
@@ -28,7 +28,7 @@ class Fixed:
 
     def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         session.measure_all(session.modes[:2])
-        chosen = {watts: None if row is None else as_modes(MODES)[row] for watts, row in self.rows.items()}
+        chosen = {watts: None if row is None else array_to_modes(MODES)[row] for watts, row in self.rows.items()}
         return chosen.__getitem__
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, as_modes, board_offering
+from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, array_to_modes, board_with_modes
 from wattfleet.prediction import RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
@@ -21,13 +21,13 @@ BOARD = BOARDS["orin-nano"]
 def corpus() -> Profile:
     """Measurements of an Orin Nano by the prior physics, with a little noise."""
     from wattfleet.prediction.roofline import PowerParameters, TimeParameters
-    from wattfleet.prediction.roofline.priors import usual_power, usual_time
+    from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior
 
     modes = BOARD.space.array()[::2]
-    time = TimeParameters.from_log(usual_time(100.0).mean)
+    time = TimeParameters.from_log(general_time_prior(100.0).mean)
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0, 0.01, (2, len(modes))))
-    power = power_mw(PowerParameters.from_log(usual_power().mean), time, modes)
+    power = power_mw(PowerParameters.from_log(general_power_prior().mean), time, modes)
     return Profile(modes, step_time_ms(time, modes) * noise[0], power * noise[1])
 
 
@@ -137,9 +137,9 @@ def test_presets_lie_within_the_board_and_available_ones_are_unchanged(kind: str
 
 
 def test_modes_belong_to_the_smallest_board_that_offers_them() -> None:
-    assert board_offering(CORPUS.modes) is BOARD
-    assert board_offering(BOARDS["agx-orin"].space.array()[-50:]) is BOARDS["agx-orin"]
-    assert board_offering(CORPUS.modes * 3) is None
+    assert board_with_modes(CORPUS.modes) is BOARD
+    assert board_with_modes(BOARDS["agx-orin"].space.array()[-50:]) is BOARDS["agx-orin"]
+    assert board_with_modes(CORPUS.modes * 3) is None
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
@@ -151,7 +151,7 @@ def test_unknown_names_are_refused_with_the_known_ones() -> None:
 
 def test_a_session_enforces_its_limit_and_its_modes() -> None:
     session = MeasurementSession(CORPUS.modes, TABLE.__getitem__, 1)
-    first, second = as_modes(CORPUS.modes[:2])
+    first, second = array_to_modes(CORPUS.modes[:2])
     assert session.measure(first) is session.measure(first)
     assert session.remaining == 0
     with pytest.raises(InvalidInputError, match="limit"):

@@ -11,17 +11,19 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board, write_csv
+from wattfleet.modes import Profile, board_named, write_profile
 from wattfleet_evaluation.cli.commands import app
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    modes = board("agx-orin").space.array()
+    modes = board_named("agx-orin").space.array()
     modes = modes[np.random.default_rng(0).choice(len(modes), 60, replace=False)]
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     path = tmp_path / "target.csv"
-    write_csv(Profile(modes, 80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem, 6e3 + 9e3 * gpu + 2e3 * cpu), path)
+    write_profile(
+        Profile(modes, 80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem, 6e3 + 9e3 * gpu + 2e3 * cpu), path
+    )
     return path
 
 

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 import reference_models
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board, write_csv
+from wattfleet.modes import Profile, board_named, write_profile
 from wattfleet.prediction import Artefact, NoAuditError
 from wattfleet_evaluation.cli.commands import app
 from wattfleet_evaluation.judging.audited_target import audited
 
 
 def measured(count: int, slower: float = 1.0) -> Profile:
-    modes = board("agx-orin").space.array()
+    modes = board_named("agx-orin").space.array()
     modes = modes[np.random.default_rng(0).choice(len(modes), count, replace=False)]
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     step_ms = slower * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem)
@@ -28,7 +28,7 @@ def measured(count: int, slower: float = 1.0) -> Profile:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    write_csv(measured(60), tmp_path / "target.csv")
+    write_profile(measured(60), tmp_path / "target.csv")
     return tmp_path / "target.csv"
 
 
@@ -60,7 +60,7 @@ def few(folder: Path, count: int) -> Path:
     time, power = profile.minibatch_ms.copy(), profile.power_mw.copy()
     if count > 2:
         time[:2], power[:2] = time[:2] * [3, 0.3], power[:2] * [2.5, 0.4]
-    write_csv(Profile(profile.modes, time, power), folder / "few.csv")
+    write_profile(Profile(profile.modes, time, power), folder / "few.csv")
     return folder / "few.csv"
 
 
@@ -98,7 +98,7 @@ def test_the_table_states_why_there_is_no_audit(target: Path, tmp_path: Path, mo
 @pytest.mark.parametrize("command", ["transfer", "choice"])
 def test_a_corpus_that_shares_rows_with_the_target_is_refused(target: Path, tmp_path: Path, command: str) -> None:
     copy = tmp_path / "copy.csv"
-    write_csv(measured(60).rows(np.arange(20, 40)), copy)
+    write_profile(measured(60).rows(np.arange(20, 40)), copy)
     for reference in (target, copy):
         result = CliRunner().invoke(app, [command, "--reference", str(reference), "--target", str(target)])
         assert isinstance(result.exception, InvalidInputError)
@@ -117,7 +117,7 @@ def test_a_shipped_reference_trained_on_the_target_is_refused(
     assert isinstance(result.exception, InvalidInputError)
     assert "is the corpus that the reference 'agx_orin_resnet18' was trained on" in str(result.exception)
     other = tmp_path / "other.csv"
-    write_csv(measured(60, slower=1.1), other)
+    write_profile(measured(60, slower=1.1), other)
     assert run("--reference", "agx_orin_resnet18", "--target", other, "--modes", 9, "--runs", 1).exit_code == 0
 
 

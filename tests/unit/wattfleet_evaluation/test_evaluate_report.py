@@ -16,8 +16,8 @@ from plotly.offline import get_plotlyjs
 from typer.testing import CliRunner
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board, write_csv
-from wattfleet.prediction import NoAuditError, RooflinePredictor, Suspect, audit
+from wattfleet.modes import Profile, board_named, write_profile
+from wattfleet.prediction import NoAuditError, RooflinePredictor, SuspectRow, audit_rows
 from wattfleet_evaluation.cli.commands import app
 from wattfleet_evaluation.reports.all_cases import (
     Extent,
@@ -33,7 +33,7 @@ REFERENCE, TARGET = "agx_orin_resnet18", "orin_nano_resnet18"
 
 
 def measured(kind: str, count: int, ms: float = 1.0, watts: float = 1.0) -> Profile:
-    modes = board(kind).space.array()
+    modes = board_named(kind).space.array()
     modes = modes[np.random.default_rng(0).choice(len(modes), count, replace=False)]
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     step_ms = ms * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem)
@@ -43,8 +43,8 @@ def measured(kind: str, count: int, ms: float = 1.0, watts: float = 1.0) -> Prof
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    write_csv(measured("agx-orin", 420, watts=2), folder / f"{REFERENCE}.csv")
-    write_csv(measured("orin-nano", 24, ms=4), folder / f"{TARGET}.csv")
+    write_profile(measured("agx-orin", 420, watts=2), folder / f"{REFERENCE}.csv")
+    write_profile(measured("orin-nano", 24, ms=4), folder / f"{TARGET}.csv")
     return folder
 
 
@@ -95,17 +95,17 @@ def test_files_are_audited_with_a_reference(report: dict[str, Any]) -> None:
 
 
 def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse_a_dozen(profile: Profile, known: RooflinePredictor | None) -> list[Suspect]:
+    def refuse_a_dozen(profile: Profile, known: RooflinePredictor | None) -> list[SuspectRow]:
         if len(profile) == 12:
             raise NoAuditError("9 of 12 rows contradict the audit's fit")
-        return audit(profile, known)
+        return audit_rows(profile, known)
 
     monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit", refuse_a_dozen)
     six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
     six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
     dozen = measured("orin-nano", 12, ms=4)
     for stem, profile in {REFERENCE: measured("agx-orin", 420, watts=2), "six": six, "dozen": dozen}.items():
-        write_csv(profile, tmp_path / f"{stem}.csv")
+        write_profile(profile, tmp_path / f"{stem}.csv")
     found = build_report(read_folder(tmp_path), Extent(runs=1, network_runs=0))
 
     assert found["files"]["six"]["suspect_rows"] >= 1
@@ -187,7 +187,7 @@ def test_bad_input_is_refused_with_the_remedy(
     if counts is not None:
         folder.mkdir()
         for name, count in counts.items():
-            write_csv(measured("agx-orin", count), folder / f"{name}.csv")
+            write_profile(measured("agx-orin", count), folder / f"{name}.csv")
     result = invoke("--data", folder, "--out", tmp_path / "out", *(part for item in options.items() for part in item))
 
     assert isinstance(result.exception, InvalidInputError)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
+from wattfleet_flower import profiled, until_deadline
 from wattfleet_flower.client.deadline import Deadline
-from wattfleet_flower.client.mod import profiled, until_deadline
 
 
 class App:

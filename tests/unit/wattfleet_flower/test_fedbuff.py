@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
 from coordinator.errors import STATUS
-from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, SetClock, StatusError, gone, raised
+from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, StatusError, gone, raised
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
 from wattfleet_flower.server.buffer import Update, step
@@ -43,15 +43,15 @@ def grid_of(*nodes: Node) -> GridOfNodes:
 class Watched:
     """The weights after every step, and when it was made."""
 
-    def __init__(self, clock: SetClock) -> None:
-        self._clock, self._began_s = clock, clock.at_s
+    def __init__(self, clock: RecordingClock) -> None:
+        self._clock, self._began_s = clock, clock.now_s()
         self.weights: list[float] = []
         self.at_s: list[float] = []
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         assert server_round == len(self.weights)
         self.weights.append(float(arrays["w"].numpy()[0]))
-        self.at_s.append(self._clock.at_s - self._began_s)
+        self.at_s.append(self._clock.now_s() - self._began_s)
         return MetricRecord({"weight": self.weights[-1]})
 
 
@@ -119,7 +119,7 @@ def test_a_device_ten_times_slower_does_not_hold_the_steps_back() -> None:
     assert watched.at_s[-1] <= 130.0
     waiting = fleet()
     FedAvg(fraction_evaluate=0.0).start(waiting, ZERO, num_rounds=12)
-    assert waiting.clock.at_s - 1000.0 == 1200.0, "where rounds wait for all"
+    assert waiting.clock.now_s() - 1000.0 == 1200.0, "where rounds wait for all"
 
 
 def test_a_buffer_larger_than_the_fleet_fills_from_its_quick_devices() -> None:
@@ -264,10 +264,10 @@ def test_where_nothing_can_be_planned_at_all_the_run_ends_with_the_reason() -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((0,), "one update or more"),
-        ((2, 0.0), "a rate above 0"),
-        ((2, math.nan), "a rate above 0"),
-        ((2, 1.0, -1), "allow 0 or more"),
+        ((0,), "buffer_size must be 1 or more"),
+        ((2, 0.0), "server_learning_rate above 0"),
+        ((2, math.nan), "server_learning_rate above 0"),
+        ((2, 1.0, -1), "max_staleness must be 0 or more"),
     ],
 )
 def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: str) -> None:
@@ -277,5 +277,5 @@ def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: st
 
 def test_a_strategy_of_rounds_cannot_drive_it() -> None:
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedBuff(1), 0.0, 1.0, 1)
-    with pytest.raises(InvalidInputError, match="start it itself, or PowerAware"):
+    with pytest.raises(InvalidInputError, match="no strategy but PowerAware can wrap it"):
         wrapped.start(grid_of(Node("a")), ZERO, num_rounds=1)

@@ -1,4 +1,4 @@
-"""The default predictor: a roofline model fitted to measured modes, and a Gaussian process on its residuals."""
+"""The default predictor: a roofline model fitted to measured modes, with a Gaussian process on its residuals."""
 
 import lazy_loader
 

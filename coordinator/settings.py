@@ -1,0 +1,214 @@
+"""The coordinator's settings: options of `wattfleet coordinator serve`, environment variables and a TOML file.
+
+`docs/decisions/0009-settings.md` says which constants are no settings, and why.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from wattfleet_io.settings.model import Group, Names, Settings, setting
+
+ENVIRONMENT_PREFIX = "WATTFLEET_COORDINATOR_"
+
+
+class ServerSettings(Group):
+    """Addresses: where the coordinator listens, and how it stops."""
+
+    address: str = setting(
+        "127.0.0.1:7070", "Serve gRPC on this host:port; port 0 takes a free one.", option="--address"
+    )
+    metrics_address: str = setting(
+        "127.0.0.1:9464", "Serve Prometheus' /metrics on this host:port.", option="--metrics-address"
+    )
+    announce: Path | None = setting(
+        None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
+    )
+    stop_grace_s: float = setting(2.0, "Time for open requests to finish when the coordinator stops.", unit="s", ge=0)
+
+
+class SiteSettings(Group):
+    """Site: its power budgets, and how often they are checked."""
+
+    budget_w: float | None = setting(
+        None,
+        "Limit all devices together to this many watts.",
+        unit="W",
+        option="--site-budget-w",
+        unset="none; pass this or --site-file",
+    )
+    file: Path | None = setting(
+        None,
+        "Read supplies, their budgets and the devices behind them from this file (docs/budgets.md).",
+        option="--site-file",
+        unset="none; pass this or --site-budget-w",
+    )
+    budget_check_s: float = setting(
+        1.0, "Time between two checks for a changed schedule or a stale reading.", unit="s", gt=0
+    )
+    query_timeout_s: float = setting(5.0, "Time for one query of Prometheus to be answered.", unit="s", gt=0)
+    trim_check_s: float = setting(
+        1.0, "Time between two checks whether rounds in flight exceed their budget.", unit="s", gt=0
+    )
+    max_override_days: float = setting(
+        366.0, "Longest time for which `wattfleet coordinator budget set` may override a budget.", unit="days", gt=0
+    )
+
+
+class StoreSettings(Group):
+    """Store: the database that the coordinator restarts from."""
+
+    location: str = setting(
+        "wattfleet-coordinator.db",
+        "Keep the state in this database: path of an SQLite file, created if absent, or a URL (docs/coordinator.md).",
+        option="--store",
+    )
+    standby: bool = setting(
+        False, "Wait while another coordinator serves from the store, then take over.", option="--standby"
+    )
+    keep_days: float | None = setting(
+        None,
+        "Delete runs this many days after their end.",
+        unit="days",
+        option="--keep-days",
+        unset="keep them forever",
+        gt=0,
+        le=1_000_000,
+    )
+    lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
+    retry_s: float = setting(1.0, "Time between two attempts to write after one failed.", unit="s", gt=0)
+    owner_check_s: float = setting(
+        2.0, "Time between two checks that no other coordinator has taken the store over.", unit="s", gt=0
+    )
+    standby_check_s: float = setting(1.0, "Time between two attempts of a standby to take over.", unit="s", gt=0)
+    archive_check_s: float = setting(
+        1.0, "Time between two checks for rounds that no longer need to be in memory.", unit="s", gt=0
+    )
+
+
+class PolicySettings(Group):
+    """Client selection: the policy and its parameters (docs/planning.md)."""
+
+    name: Literal["fastest-k", "all", "random", "deadline", "tiers", "oort", "fair", "progress"] = setting(
+        "progress", "Client-selection policy.", option="--policy"
+    )
+    clients: int | None = setting(
+        None,
+        "Select this many devices a round, for the policies that take a number.",
+        option="--clients",
+        unset="half of them; progress: any number",
+    )
+    seed: int = setting(0, "Seed the policies that draw at random.", option="--seed", ge=0)
+    deadline_s: float | None = setting(
+        None,
+        "Limit a round's training to this many seconds; the policy deadline needs it.",
+        unit="s",
+        option="--deadline-s",
+        unset="none",
+    )
+    utility: Literal["equal", "loss"] | None = setting(
+        None,
+        "Maximize the number of devices (equal) or their summed loss, for the policy deadline.",
+        option="--utility",
+        unset="equal",
+    )
+    tiers: int | None = setting(
+        None, "Sort devices into this many tiers, for the policy tiers.", option="--tiers", unset="5"
+    )
+    floor: float | None = setting(
+        None,
+        "Select every device in at least this share of the rounds, for the policy fair.",
+        option="--floor",
+        unset="half of an even share",
+    )
+    half_devices: float | None = setting(
+        None,
+        "Number of devices with which a round makes half the progress of one with all, for the policy progress. The"
+        " more alike the devices' data, the fewer.",
+        option="--half-devices",
+        unset="3",
+    )
+    overhead_s: float | None = setting(
+        None,
+        "Time of a round besides its training, for the policy progress.",
+        unit="s",
+        option="--overhead-s",
+        unset="10",
+    )
+
+
+class SelectionSettings(Group):
+    """Devices to select from: limits that hold for every policy."""
+
+    include: Names = setting(
+        (),
+        "Select only these devices: id:NAME, tag:NAME or site:NAME. Repeatable.",
+        option="--include",
+        unset="all devices",
+    )
+    exclude: Names = setting((), "Never select these devices: as for --include. Repeatable.", option="--exclude")
+    over_selection: float = setting(
+        0.0,
+        "Select this share more devices than the policy's number, 0 to 10.",
+        option="--over-selection",
+    )
+
+
+class ProfilingSettings(Group):
+    """Profiling: what each device measures, and the reference predictor it transfers from."""
+
+    reference: str = setting(
+        "agx_orin_resnet18",
+        "Reference predictor: the name of one that ships with Wattfleet, or a directory.",
+        option="--reference",
+    )
+    modes: int = setting(50, "Measure at most this many power modes on each device.", option="--profile-modes", ge=5)
+
+
+class SessionSettings(Group):
+    """Sessions: leases, reconnections and reports of the agents."""
+
+    lease_s: float = setting(5.0, "Lease of a small fleet. An agent renews its lease before it ends.", unit="s", gt=0)
+    renewals_per_s: float = setting(
+        250.0, "Limit on lease renewals per second; larger fleets get longer leases.", unit="1/s", gt=0
+    )
+    missed_leases: int = setting(3, "End a session after this many leases without a sign of the device.", ge=1)
+    reconnects_per_s: float = setting(
+        400.0, "Pace of reconnections that agents are asked to keep after a restart.", unit="1/s", gt=0
+    )
+    return_grace_s: float = setting(
+        60.0, "Time to wait after a restart for devices that were connected before.", unit="s", ge=0
+    )
+    check_s: float = setting(1.0, "Time between two checks for devices that have gone silent.", unit="s", gt=0)
+    store_timeout_s: float = setting(
+        3.0,
+        "Time to wait for the store before a report is acknowledged later, so that leases are answered.",
+        unit="s",
+        gt=0,
+    )
+    max_unstored_reports: int = setting(
+        1500, "Limit on one session's reports that wait for the store; beyond it the session ends.", ge=1
+    )
+
+
+class RoundSettings(Group):
+    """Rounds: when one that Flower's server never finished is given up."""
+
+    overdue_factor: float = setting(
+        2.0, "Give a round up after this many times its planned duration or deadline, plus overdue_s.", ge=1
+    )
+    overdue_s: float = setting(600.0, "Time beyond that after which a round is given up.", unit="s", ge=0)
+
+
+class CoordinatorSettings(Settings):
+    """All settings of a coordinator."""
+
+    server: ServerSettings = ServerSettings()
+    site: SiteSettings = SiteSettings()
+    store: StoreSettings = StoreSettings()
+    policy: PolicySettings = PolicySettings()
+    selection: SelectionSettings = SelectionSettings()
+    profiling: ProfilingSettings = ProfilingSettings()
+    sessions: SessionSettings = SessionSettings()
+    rounds: RoundSettings = RoundSettings()

@@ -1,0 +1,1 @@
+"""Commands that run the agent as a service: `install`, `uninstall` and `run`."""

@@ -1,0 +1,103 @@
+"""`wattfleet agent install`: run the agent as a systemd service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_agent.cli.options import (
+    DEVICE_HELP,
+    JsonOption,
+    MinibatchOption,
+    ProcessorOption,
+    WorkloadOption,
+)
+from wattfleet_io.console import print_json
+
+if TYPE_CHECKING:
+    from edge_agent.systemd.installation import InstallationPlan
+
+_THIS_MACHINE = Path("/")
+
+
+def install(
+    minibatches_per_epoch: Annotated[
+        int, typer.Option(min=1, help="Set the minibatches in one pass over the device's data.")
+    ],
+    coordinator: Annotated[str, typer.Option(help="Address of the coordinator, as host:port.")],
+    device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
+    device_id: Annotated[
+        str | None, typer.Option(help="Set the device's unique name in the fleet. By default, use the host name.")
+    ] = None,
+    workload: WorkloadOption = None,
+    minibatch: MinibatchOption = 16,
+    processor: ProcessorOption = "cuda",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
+    root: Annotated[
+        Path, typer.Option(help="Write the files below this folder and run no commands, to prepare a disk image.")
+    ] = _THIS_MACHINE,
+    allow_writable: Annotated[
+        bool,
+        typer.Option(
+            "--allow-writable",
+            help="Install even if users other than root can modify the service's code, and so become root.",
+        ),
+    ] = False,
+    json_: JsonOption = False,
+) -> None:
+    """Install the agent as a systemd service, after showing every file and command and asking."""
+    import platform
+
+    from edge_agent.devices.jetson.programs import run_program
+    from edge_agent.systemd.installation import ServiceSettings, installation
+    from edge_agent.systemd.ownership import running_code
+
+    settings = ServiceSettings(
+        device, device_id or platform.node(), coordinator, minibatches_per_epoch, workload, minibatch, processor
+    )
+    plan = installation(settings, running_code(), allow_writable=allow_writable)
+    if json_:
+        print_json(_content(plan, root))
+    else:
+        _print(plan, root)
+    if plan.writable is not None:
+        typer.echo(f"warning: users other than root can write {plan.writable}, and so become root", err=True)
+    if dry_run:
+        return
+    if not yes:
+        typer.confirm("Proceed?", abort=True, err=True)
+    plan.write_files(root)
+    if root == _THIS_MACHINE:
+        plan.run_commands(run_program)
+        typer.echo("installed; check it with: systemctl status wattfleet-agent", err=True)
+    else:
+        typer.echo(f"files written below {root}; run the commands on the device itself", err=True)
+
+
+def _content(plan: InstallationPlan, root: Path) -> dict[str, Any]:
+    from edge_agent.systemd.installation import changes
+
+    return {
+        "files": [
+            {"path": path, "change": change, "content": plan.files[path]} for path, change in changes(plan, root)
+        ],
+        "commands": [list(command) for command in plan.commands],
+    }
+
+
+def _print(plan: InstallationPlan, root: Path) -> None:
+    from rich.console import Console
+
+    from edge_agent.systemd.installation import SETTINGS_PATH, changes
+
+    console = Console(highlight=False)
+    for path, change in changes(plan, root):
+        console.print(f"{change} {root / path.lstrip('/')}", style="bold", soft_wrap=True)
+        if path == SETTINGS_PATH:
+            console.print("".join(f"    {line}\n" for line in plan.files[path].splitlines()), end="", soft_wrap=True)
+    for command in plan.commands:
+        console.print(f"run {' '.join(command)}", style="bold", soft_wrap=True)
+    console.print("show the whole unit file with --json", style="dim")

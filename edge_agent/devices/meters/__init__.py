@@ -1,0 +1,1 @@
+"""Power meters, and the sensors that they sample."""

@@ -1,0 +1,43 @@
+"""Power at this moment, by a meter that runs just long enough."""
+
+from __future__ import annotations
+
+import math
+
+from edge_agent.devices.device import Device, PowerMeter
+from edge_agent.devices.meters.polled_meter import INTERVAL_S
+from wattfleet_io.clock import Clock
+
+# jtop announces its first sample after half a second; counters of energy tell a power from their second reading on.
+_PATIENCE_S = 1.5
+_LOOK_AGAIN_S = INTERVAL_S / 2
+# Every meter samples more often than this: what is older comes from one that died.
+_CURRENT_S = 2.0
+
+
+def latest_power_mw(meter: PowerMeter, clock: Clock) -> float:
+    """The power that a running meter sampled last, mW; NaN where it cannot be read, or no longer is.
+
+    A meter that has only just begun is waited for, a little.
+
+    Args:
+        meter: samples the power.
+        clock: the device's.
+    """
+    give_up_s = clock.now_s() + _PATIENCE_S
+    trace = meter.read()
+    while len(trace.at_s) < 2 and (not len(trace.at_s) or math.isnan(trace.power_mw[-1])):
+        if clock.now_s() >= give_up_s:
+            return math.nan
+        clock.sleep_s(_LOOK_AGAIN_S)
+        trace = meter.read()
+    return float(trace.power_mw[-1]) if clock.now_s() - trace.at_s[-1] <= _CURRENT_S else math.nan
+
+
+def power_now_mw(device: Device) -> float:
+    """Board power now, mW; NaN where it cannot be read."""
+    meter = device.start_meter()
+    try:
+        return latest_power_mw(meter, device.clock)
+    finally:
+        meter.stop()

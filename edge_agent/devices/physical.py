@@ -1,0 +1,48 @@
+"""What every board that physically exists has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from wattfleet_io.clock import Clock
+
+
+class _HasClock(Protocol):
+    @property
+    def clock(self) -> Clock: ...
+
+
+class PhysicalBoard:
+    """Base of the devices that stand for hardware."""
+
+    mode_persists = True
+    built_in_workload: Callable[[], None] | None = None
+
+    def begin_training(self: _HasClock) -> PhysicalTraining:
+        """An app begins to train in the mode in force."""
+        return PhysicalTraining(self.clock)
+
+
+class PhysicalTraining:
+    """An app's training on hardware, which does the work itself (an `AppTraining`).
+
+    Args:
+        clock: the device's clock.
+    """
+
+    first_minibatch_observed = True
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
+        """Replay the minibatches of a report up to the first change of mode; the later ones ran in the mode before."""
+        ended_s = self._clock.now_s() - sum(seconds)
+        for index, took_s in enumerate(seconds):
+            ended_s += took_s
+            if ended(index, ended_s):
+                return
+
+    def finish(self, minibatches: int) -> None:
+        """End the training; the hardware has done the work."""

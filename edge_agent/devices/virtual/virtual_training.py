@@ -1,0 +1,53 @@
+"""An app's training on a virtual board."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from wattfleet_io.clock import Clock
+
+
+class SteppedBoard(Protocol):
+    """A board whose clock moves on only while it is told to train."""
+
+    @property
+    def clock(self) -> Clock:
+        """Its own time."""
+        ...
+
+    def step(self) -> None:
+        """Train one minibatch at the mode in force."""
+        ...
+
+    def run(self, minibatches: int) -> None:
+        """Train many minibatches in one go."""
+        ...
+
+
+class VirtualTraining:
+    """Advances a virtual board by the minibatches that an app trains elsewhere (an `AppTraining`).
+
+    The first minibatch is trained at once, so that nothing that is observed includes it.
+
+    Args:
+        board: the board, in the mode to train in.
+    """
+
+    first_minibatch_observed = False
+
+    def __init__(self, board: SteppedBoard) -> None:
+        self._board = board
+        self._reported = 0
+        board.step()
+
+    def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
+        """Train as many minibatches as were reported, each in the mode in force by then; their times do not count."""
+        for index in range(len(seconds)):
+            self._board.step()
+            self._reported += 1
+            ended(index, self._board.clock.now_s())
+
+    def finish(self, minibatches: int) -> None:
+        """Train the minibatches that were not reported."""
+        self._board.run(max(0, minibatches - self._reported))

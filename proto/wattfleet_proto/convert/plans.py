@@ -1,0 +1,61 @@
+"""Round plans as messages."""
+
+from __future__ import annotations
+
+from wattfleet.planning import Assignment, Decision, RoundPlan, SupplyUse
+from wattfleet_proto.convert.modes import mode_from_message, mode_to_message
+from wattfleet_proto.v1 import planning_pb2
+
+
+def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> planning_pb2.PlanRoundResponse:
+    """Convert a round plan into its message.
+
+    Args:
+        plan_id: its identifier.
+        plan: the plan.
+        nodes: Flower's node id of each chosen device.
+    """
+    return planning_pb2.PlanRoundResponse(
+        plan_id=plan_id,
+        assignments=[
+            planning_pb2.Assignment(
+                node_id=nodes[assignment.device_id],
+                device_id=assignment.device_id,
+                mode=mode_to_message(assignment.mode),
+                epoch_s=assignment.epoch_s,
+                power_w=assignment.power_w,
+                power_limit_w=assignment.power_limit_w,
+                warmup_s=assignment.warmup_s,
+            )
+            for assignment in plan.assignments
+        ],
+        decisions=[
+            planning_pb2.Decision(device_id=d.device_id, selected=d.selected, reason=d.reason) for d in plan.decisions
+        ],
+        duration_s=plan.duration_s,
+        planned_w=plan.planned_w,
+        site_budget_w=plan.site_budget_w,
+        deadline_s=plan.deadline_s or 0.0,
+        supplies=[
+            planning_pb2.SupplyUse(supply=use.supply, budget_w=use.budget_w, planned_w=use.planned_w)
+            for use in plan.supplies
+        ],
+        first_planned=None if plan.first_planned is None else plan_to_message("", plan.first_planned, nodes),
+    )
+
+
+def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
+    """Read a round plan from its message."""
+    return RoundPlan(
+        assignments=tuple(
+            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w, a.warmup_s)
+            for a in message.assignments
+        ),
+        decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),
+        duration_s=message.duration_s,
+        planned_w=message.planned_w,
+        site_budget_w=message.site_budget_w,
+        deadline_s=message.deadline_s or None,
+        supplies=tuple(SupplyUse(use.supply, use.budget_w, use.planned_w) for use in message.supplies),
+        first_planned=plan_from_message(message.first_planned) if message.HasField("first_planned") else None,
+    )

@@ -1,0 +1,203 @@
+"""Measuring modes during an app's own training."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from edge_agent.devices.device import Conditions, ModeNotAppliedError
+from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.profiling.disturbance import Limits
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.mode_measurement import ProfilerSettings
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from wattfleet.modes import Profile, array_to_modes
+
+HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
+ENOUGH = 20_000
+
+
+@pytest.fixture
+def board():
+    return SimulatedDevice("orin-nano", 2)
+
+
+@pytest.fixture
+def modes(board):
+    return [mode for mode in array_to_modes(board.modes) if mode.cores == 4 and mode.cpu_khz == 729_600][:8:2]
+
+
+@pytest.fixture
+def journal(tmp_path):
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as opened:
+        yield opened
+
+
+def test_the_app_gets_every_batch_once_and_in_order_while_modes_are_measured(board, modes, journal):
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes, journal)
+    used = list(profiler.profiled(range(ENOUGH), board.step))
+    assert used == list(range(ENOUGH))
+    assert [record.mode for record in journal.records] == modes
+    assert not profiler.measuring
+    assert board.current_mode() == own
+
+
+def test_what_is_measured_is_what_the_board_is(board, modes, journal):
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
+        pass
+    profile = Profile.of(journal.measurements)
+    minibatch_ms, power_mw = board.truth(profile.modes)
+    assert profile.minibatch_ms == pytest.approx(minibatch_ms, rel=0.05)
+    assert profile.power_mw == pytest.approx(power_mw, rel=0.05)
+    # The app's process had begun before: what a start takes cannot be told.
+    assert {record.first_minibatch_ms for record in journal.records} == {None}
+
+
+def test_waiting_for_data_is_told_from_computing(board, modes, journal):
+    def slow_loader():
+        for number in range(ENOUGH):
+            board.clock.sleep_s(0.025)
+            yield number
+
+    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(slow_loader(), board.step):
+        pass
+    (record,) = journal.records
+    assert record.fetch_stall_ms == pytest.approx(25)
+    assert record.compute_ms + record.fetch_stall_ms == pytest.approx(record.minibatch_ms, rel=0.01)
+
+
+def test_a_fan_that_cannot_be_given_back_leaves_no_board_in_a_measured_mode(board, modes, journal, monkeypatch):
+    @contextmanager
+    def stuck_fan():
+        yield
+        raise ModeNotAppliedError("the fan stays")
+
+    monkeypatch.setattr(board, "measuring", stuck_fan)
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes, journal)
+    profiler.begin()
+    assert board.current_mode() == modes[0]
+    with pytest.raises(ModeNotAppliedError, match="fan"):
+        profiler.pause()
+    assert board.current_mode() == own
+
+
+def test_every_mode_is_journalled_before_the_next_begins(board, modes, journal):
+    seen = set()
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
+        seen.add((board.current_mode(), len(journal.records)))
+    assert {(mode, done) for done, mode in enumerate(modes)} <= seen
+
+
+def test_a_measurement_cut_off_by_the_end_of_an_epoch_is_begun_again_in_the_next(board, modes, journal):
+    own = board.current_mode()
+    profiler = ProductiveProfiler(board, modes, journal)
+    epochs = 0
+    while profiler.measuring:
+        for _ in profiler.profiled(range(100), board.step):
+            pass
+        epochs += 1
+        assert board.current_mode() == own, "evaluation between epochs runs in the training's own mode"
+    assert epochs > 1
+    assert [record.mode for record in journal.records] == modes
+
+
+def test_known_modes_are_not_measured_again(board, modes, journal):
+    for _ in ProductiveProfiler(board, modes[:2], journal).profiled(range(ENOUGH), board.step):
+        pass
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
+        pass
+    assert [record.mode for record in journal.records] == modes
+
+
+@pytest.mark.parametrize("leave", ["break", "raise"])
+def test_an_app_that_leaves_early_gets_its_mode_back(board, modes, journal, leave):
+    own = board.current_mode()
+    batches = ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step)
+    with pytest.raises(ZeroDivisionError) if leave == "raise" else nullcontext():
+        for number in batches:
+            if number == 5:
+                assert board.current_mode() == modes[0] != own
+                if leave == "break":
+                    break
+                raise ZeroDivisionError
+    batches.close()
+    assert board.current_mode() == own
+    assert not journal.records
+
+
+def test_a_hot_board_goes_on_training_in_its_own_mode_and_measures_once_it_is_cool(board, modes, journal):
+    own, clock = board.current_mode(), board.clock
+    board.conditions = lambda: Conditions(90.0 if 5 <= clock.now_s() < 200 else 60.0, None)
+    in_own_mode = 0
+    for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step):
+        if clock.now_s() < 200 and journal.discarded:
+            assert board.current_mode() == own
+            in_own_mode += 1
+    assert in_own_mode > 100
+    assert [record.mode for record in journal.records] == modes
+    assert [one.mode for one in journal.discarded] == modes[:1]
+
+
+def test_a_mode_that_throttles_every_time_is_left_out_and_the_training_goes_on(board, modes, journal):
+    board.conditions = lambda: Conditions(None, int(board.clock.now_s()) if board.current_mode() == modes[1] else 0)
+    settings = ProfilerSettings(limits=Limits(attempts=2))
+    used = list(ProductiveProfiler(board, modes, journal, settings).profiled(range(ENOUGH), board.step))
+    assert len(used) == ENOUGH
+    assert [record.mode for record in journal.records] == [modes[0], *modes[2:]]
+    assert [one.mode for one in journal.discarded] == [modes[1]] * 2
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_mode_that_does_not_apply_is_left_out_and_the_training_goes_on(board, modes, journal, monkeypatch, refused):
+    own, apply = board.current_mode(), board.apply
+
+    def refuses_one(mode):
+        if mode == modes[refused]:
+            raise ModeNotAppliedError("gpu_hz reads back 306000000")
+        apply(mode)
+
+    monkeypatch.setattr(board, "apply", refuses_one)
+    trained_in = [
+        board.current_mode() for _ in ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step)
+    ]
+    assert len(trained_in) == ENOUGH and own in trained_in
+    assert board.current_mode() == own
+    assert [record.mode for record in journal.records] == [mode for mode in modes if mode != modes[refused]]
+    assert [one.mode for one in journal.discarded] == [modes[refused]] * 3
+
+
+def test_a_mode_that_somebody_changed_meanwhile_is_discarded_and_the_own_mode_is_back(board, modes, journal):
+    own = board.current_mode()
+    changed = []
+    for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
+        if number == 20:
+            board.apply(modes[1])
+        if journal.discarded and not changed:
+            changed.append(board.current_mode())
+    assert changed == [own]
+    assert [one.mode for one in journal.discarded] == modes[:1] == [one.mode for one in journal.records]
+
+
+def test_a_board_whose_own_mode_cannot_be_put_back_is_an_error(board, modes, journal, monkeypatch):
+    def refuses_all(mode):
+        raise ModeNotAppliedError("gpu_hz reads back 306000000")
+
+    monkeypatch.setattr(board, "apply", refuses_all)
+    with pytest.raises(ModeNotAppliedError):
+        list(ProductiveProfiler(board, modes, journal).profiled(range(ENOUGH), board.step))
+
+
+def test_a_board_that_no_longer_tells_its_temperature_is_measured_once_it_does(board, modes, journal):
+    own, clock = board.current_mode(), board.clock
+    board.conditions = lambda: Conditions(None if 5 <= clock.now_s() < 200 else 60.0, None)
+    in_own_mode = 0
+    for _ in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):
+        if clock.now_s() < 200 and journal.discarded:
+            assert board.current_mode() == own
+            in_own_mode += 1
+    assert in_own_mode > 100
+    assert "sensor is gone" in journal.discarded[0].reason
+    assert [record.mode for record in journal.records] == modes[:1]

@@ -1,0 +1,9 @@
+from .client.agent_training import AgentUnreachableError as AgentUnreachableError
+from .client.loaders import profiled as profiled
+from .client.loaders import until_deadline as until_deadline
+from .client.mod import power_mode_mod as power_mode_mod
+from .server.errors import NoUpdatesError as NoUpdatesError
+from .server.errors import PlanningError as PlanningError
+from .server.errors import TwoStrategiesError as TwoStrategiesError
+from .server.fedbuff import FedBuff as FedBuff
+from .server.power_aware import PowerAware as PowerAware

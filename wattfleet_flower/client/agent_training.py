@@ -1,0 +1,111 @@
+"""A training that the device's agent runs in the assigned power mode, over the agent's local socket."""
+
+from __future__ import annotations
+
+import threading
+from contextvars import ContextVar
+from queue import SimpleQueue
+from typing import Any
+
+import grpc
+
+from wattfleet.errors import WattfleetError
+from wattfleet_flower.client.deadline import Deadline
+from wattfleet_proto.assignment import RoundAssignment
+from wattfleet_proto.convert import assignment_to_start
+from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
+
+
+class AgentUnreachableError(WattfleetError):
+    """The device's agent cannot be reached or refused the training, so the power limit cannot be kept."""
+
+
+class AgentTraining:
+    """One training on the agent's socket.
+
+    If this process dies, the stream ends and the agent parks the device.
+    """
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        """Open the stream to the agent.
+
+        Args:
+            channel: to the agent's socket.
+        """
+        self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
+        self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
+        self.deadline = Deadline(1.0, None)
+        self._is_stopped = False
+        responses = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
+        # The agent may stop the training at any time, also while the app computes.
+        threading.Thread(target=self._listen, args=(responses,), daemon=True).start()
+
+    def start(self, assignment: RoundAssignment) -> None:
+        """Have the agent apply the assigned mode; return once it is applied.
+
+        Raises:
+            grpc.RpcError: the agent cannot be reached or refused.
+        """
+        self._requests.put(local_pb2.TrainRequest(start=assignment_to_start(assignment)))
+        try:
+            self._answer()
+        except grpc.RpcError:
+            self._requests.put(None)
+            raise
+
+    def set_deadline(self, deadline: Deadline) -> Deadline:
+        """Set the training's deadline; it has passed already if the agent stopped the training before."""
+        self.deadline = deadline
+        if self._is_stopped:
+            deadline.stop()
+        return deadline
+
+    def report(self, times: list[local_pb2.MinibatchTimes], paused: bool) -> bool:
+        """Report trained minibatches; return once the mode for the next ones is applied.
+
+        Args:
+            times: of the minibatches since the last report.
+            paused: whether the loader has ended, so that the assigned mode has to be applied.
+
+        Returns:
+            Whether the agent wants further reports.
+        """
+        trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused)
+        self._requests.put(local_pb2.TrainRequest(minibatches=trained))
+        return self._answer().noted.measuring
+
+    def finish(self, failed: bool, epochs_done: float | None) -> None:
+        """Have the agent park the device and report what it observed.
+
+        Args:
+            failed: whether the training failed.
+            epochs_done: local epochs trained; None for as many as were assigned, 0 if unknown.
+        """
+        finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
+        self._requests.put(local_pb2.TrainRequest(finish=finish))
+        self._requests.put(None)
+        self._answer()
+
+    def _listen(self, responses: Any) -> None:
+        try:
+            for response in responses:
+                if response.HasField("stop"):
+                    self._is_stopped = True
+                    self.deadline.stop()
+                else:
+                    self._answers.put(response)
+        except grpc.RpcError as error:
+            self._answers.put(error)
+        else:
+            self._answers.put(AgentUnreachableError("the agent ended the training: see its log"))
+
+    def _answer(self) -> local_pb2.TrainResponse:
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            self._answers.put(answer)  # no other answer follows
+            raise answer
+        return answer
+
+
+CURRENT_TRAINING: ContextVar[AgentTraining | None] = ContextVar("the training that this context runs", default=None)
+"""Set by the mod while the app trains; None outside of it."""

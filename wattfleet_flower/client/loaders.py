@@ -1,0 +1,99 @@
+"""Wrappers of an app's data loader: stop at the round's deadline, measure power modes during training."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING
+from wattfleet_flower.client.deadline import length_of
+from wattfleet_io.gpu import wait_for_gpu
+from wattfleet_proto.v1 import local_pb2
+
+Batch = TypeVar("Batch")
+
+# The training waits for the agent's answer to every report, about a millisecond.
+_REPORT_INTERVAL_S = 0.5
+
+
+def until_deadline(loader: Iterable[Batch], *, app_weighs: bool = False) -> Iterable[Batch]:
+    """Yield the batches of `loader` until the round's deadline; at least one.
+
+    The reply states how much of the assigned work was done, and the server scales the reply's weight (`num-examples`,
+    for example) by it. Without a deadline, and outside a planned training, every batch is yielded.
+
+    Args:
+        loader: yields minibatches. To know how much was done, it has to yield one epoch.
+        app_weighs: whether the app's own weight counts only what was done; the server then leaves it unchanged.
+    """
+
+    def bounded(batches: Iterable[Batch]) -> Iterator[Batch]:
+        training = CURRENT_TRAINING.get()
+        if training is None:
+            return iter(batches)
+        training.deadline.app_weighs |= app_weighs
+        return training.deadline.bounded(batches)
+
+    return _WrappedLoader(loader, bounded)
+
+
+def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
+    """Yield the batches of `loader`, and let the agent measure other power modes while the app trains on them.
+
+    Outside a planned training, and once every mode is measured, the batches are only passed on.
+
+    Raises:
+        grpc.RpcError: the agent is gone or could not apply a mode; the mod translates it.
+    """
+    return _WrappedLoader(loader, _measured)
+
+
+class _WrappedLoader(Generic[Batch]):
+    """A loader whose every iteration is wrapped; it has the loader's length."""
+
+    def __init__(self, loader: Iterable[Batch], wrap: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
+        self._loader = loader
+        self._wrap = wrap
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._wrap(self._loader)
+
+    def __len__(self) -> int:
+        length = length_of(self._loader)
+        if length is None:
+            raise TypeError(f"{type(self._loader).__name__} has no length")
+        return length
+
+
+def _measured(loader: Iterable[Batch]) -> Iterator[Batch]:
+    training = CURRENT_TRAINING.get()
+    if training is None or not training.report([], paused=False):
+        yield from loader
+        return
+    times: list[local_pb2.MinibatchTimes] = []
+    batches, measuring, reported_s = iter(loader), True, time.perf_counter()
+    try:
+        while True:
+            asked_s = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            fetched_s = time.perf_counter()
+            yield batch
+            if not measuring:
+                continue
+            wait_for_gpu()
+            ended_s = time.perf_counter()
+            times.append(
+                local_pb2.MinibatchTimes(
+                    fetch_stall_ms=(fetched_s - asked_s) * 1e3, compute_ms=(ended_s - fetched_s) * 1e3
+                )
+            )
+            if ended_s - reported_s >= _REPORT_INTERVAL_S:
+                measuring = training.report(times, paused=False)
+                times, reported_s = [], time.perf_counter()
+    finally:
+        if measuring:
+            training.report(times, paused=True)

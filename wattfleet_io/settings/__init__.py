@@ -1,0 +1,1 @@
+"""Settings of a process: options override the environment, which overrides a TOML file."""

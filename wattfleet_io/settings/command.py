@@ -1,0 +1,140 @@
+"""A command whose options come from a settings model, beside `--config` and `--print-config`.
+
+The model is imported when the command's options are needed, so that other commands start without pydantic.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+import click
+from typer.core import TyperCommand, TyperOption
+
+if TYPE_CHECKING:
+    from wattfleet_io.settings.model import Key, Settings
+
+_GIVEN = "wattfleet_io.settings.given"
+_WIDEST_CHOICES = 12
+
+
+class SettingsCommand(TyperCommand):
+    """A command with an option for each key of its settings model that names one.
+
+    Subclasses state `model` and `prefix`; the command's function calls `effective`.
+    """
+
+    model: str
+    """Where the model is, such as `coordinator.settings:CoordinatorSettings`."""
+    prefix: str
+    """Of the environment variables, such as `WATTFLEET_COORDINATOR_`."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The model's options, then the command's own."""
+        return [*_options(self.settings_model(), self.prefix), *super().get_params(ctx)]
+
+    @classmethod
+    def settings_model(cls) -> type[Settings]:
+        """Import the model."""
+        module, _, name = cls.model.partition(":")
+        model: type[Settings] = getattr(importlib.import_module(module), name)
+        return model
+
+
+def effective(ctx: click.Context) -> Any:
+    """The settings in effect for a `SettingsCommand`; with `--print-config`, print them and exit.
+
+    Raises:
+        InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
+    """
+    from wattfleet_io.settings.loading import load
+    from wattfleet_io.settings.toml_text import as_toml
+
+    command = ctx.command
+    assert isinstance(command, SettingsCommand), "the command has settings"
+    given: dict[str, Any] = ctx.meta.get(_GIVEN, {}).copy()
+    config, prints = given.pop("config", None), given.pop("print-config", False)
+    loaded = load(command.settings_model(), command.prefix, given, config)
+    if prints:
+        click.echo(as_toml(loaded, ctx.command_path), nl=False)
+        ctx.exit()
+    return loaded.settings
+
+
+def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
+    from wattfleet_io.settings.model import keys_of
+
+    for key in keys_of(model):
+        if key.option:
+            yield from _of_key(key, model.title_of(key.group))
+    yield TyperOption(
+        param_decls=["--config"],
+        type=click.Path(path_type=Path),
+        help=f"Read settings from this TOML file. Options override environment variables ({prefix}...), which"
+        f" override the file. Default: {prefix}CONFIG, else no file.",
+        expose_value=False,
+        callback=_note("config"),
+    )
+    yield TyperOption(
+        param_decls=["--print-config"],
+        is_flag=True,
+        help="Print the effective settings as commented TOML, then exit.",
+        expose_value=False,
+        callback=_note("print-config"),
+    )
+
+
+def _of_key(key: Key, panel: str) -> Iterator[TyperOption]:
+    type_ = _type(key.field.annotation)
+    is_list = get_origin(type_) is tuple
+    choices = list(get_args(type_)) if get_origin(type_) is Literal else []
+    # Rich leaves little room for help beside a long list of choices.
+    in_help = sum(map(len, choices)) > _WIDEST_CHOICES
+    one_of = f" One of {', '.join(choices)}." if in_help else ""
+    yield TyperOption(
+        param_decls=[key.option],
+        type=str if choices else _click_type(get_args(type_)[0] if is_list else type_),
+        metavar="NAME" if in_help else f"[{'|'.join(choices)}]" if choices else None,
+        is_flag=type_ is bool or None,
+        multiple=is_list,
+        # None tells "not given" from a value that happens to be the default.
+        default=None,
+        help=f"{key.description}{one_of} Default: {key.default_text}.",
+        expose_value=False,
+        callback=_note(key.path),
+        rich_help_panel=panel,
+    )
+    if type_ is bool:
+        yield TyperOption(
+            param_decls=[f"--no-{key.option.removeprefix('--')}"],
+            is_flag=True,
+            default=None,
+            hidden=True,
+            expose_value=False,
+            callback=_note(key.path, negated=True),
+        )
+
+
+def _note(path: str, negated: bool = False) -> Any:
+    """A callback that keeps a value given on the command line, or its opposite."""
+
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value is not None and value != ():
+            ctx.meta.setdefault(_GIVEN, {})[path] = not value if negated else value
+        return value
+
+    return callback
+
+
+def _type(annotation: Any) -> Any:
+    """The type of a key without None."""
+    if get_origin(annotation) in (Union, UnionType):
+        (annotation,) = [each for each in get_args(annotation) if each is not type(None)]
+    return annotation
+
+
+def _click_type(type_: Any) -> Any:
+    return click.Path(path_type=Path) if type_ is Path else type_

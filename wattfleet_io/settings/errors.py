@@ -1,0 +1,94 @@
+"""Turns pydantic's complaints about settings into sentences that name the key, its origin and a remedy."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from wattfleet_io.settings.model import Key, Settings, keys_of
+
+_TYPES = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "path": "a path",
+}
+_BOUNDS = {
+    "greater_than": ("must be above {gt}", "gt"),
+    "greater_than_equal": ("must be {ge} or more", "ge"),
+    "less_than": ("must be below {lt}", "lt"),
+    "less_than_equal": ("must be {le} or less", "le"),
+}
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known one that is most like it, if any is."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def explain(
+    error: ValidationError, model: type[Settings], origins: Mapping[str, str], config: Path | None
+) -> Iterator[str]:
+    """One sentence for each problem.
+
+    Args:
+        error: what pydantic found.
+        model: the settings.
+        origins: where each given key came from.
+        config: the settings file, if there is one.
+    """
+    keys = list(keys_of(model))
+    for problem in error.errors(include_url=False):
+        where = [str(part) for part in problem["loc"]][:2]
+        if problem["type"] == "extra_forbidden":
+            yield f"{config}: {_unknown(where, keys)}"
+        else:
+            yield f"{_subject(where, origins)} {_complaint(problem)}"
+
+
+def _subject(where: list[str], origins: Mapping[str, str]) -> str:
+    """What a complaint is about, in the words of whoever set it."""
+    path = ".".join(where)
+    origin = origins.get(path, "")
+    if origin.startswith("--") or origin.endswith(path.replace(".", "_").upper()):
+        return origin
+    table = f"[{where[0]}] {where[1]}" if len(where) > 1 else f"[{where[0]}]"
+    return f"{origin}: {table}" if origin else table
+
+
+def _unknown(where: list[str], keys: list[Key]) -> str:
+    if len(where) == 1:
+        groups = list(dict.fromkeys(key.group for key in keys))
+        if homes := [f"[{key.group}]" for key in keys if key.name == where[0]]:
+            return f"{where[0]!r} belongs in the table {' or '.join(homes)}"
+        return f"unknown table [{where[0]}]{suggestion(where[0], groups)}"
+    group, name = where
+    if homes := [f"[{key.group}]" for key in keys if key.name == name]:
+        return f"unknown key {name!r} in [{group}]; it belongs in {' or '.join(homes)}"
+    return f"unknown key {name!r} in [{group}]{suggestion(name, [key.name for key in keys if key.group == group])}"
+
+
+def _complaint(problem: Any) -> str:
+    kind: str = problem["type"]
+    context = problem.get("ctx", {})
+    given = problem["input"]
+    if kind in _BOUNDS:
+        text, bound = _BOUNDS[kind]
+        return f"{text.format(**{bound: f'{context[bound]:g}'})}, not {float(given):g}"
+    if kind == "literal_error":
+        return f"must be {context['expected']}, not {given!r}"
+    if kind in ("model_type", "model_attributes_type"):
+        return "must be a table"
+    if kind == "finite_number":
+        return f"must be a finite number, not {given}"
+    if kind == "value_error":
+        return str(context["error"])
+    expected, _, _ = kind.partition("_")
+    return f"must be {_TYPES[expected]}, not {given!r}" if expected in _TYPES else f"is invalid: {problem['msg']}"

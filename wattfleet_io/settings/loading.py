@@ -1,0 +1,131 @@
+"""Reads settings from options, the environment and a TOML file, and remembers where each value came from."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic
+
+from pydantic import ValidationError
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.settings.errors import explain, suggestion
+from wattfleet_io.settings.model import S, Settings, keys_of
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# Kubernetes sets these for a service whose name is the prefix's.
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
+
+
+@dataclass(frozen=True)
+class Loaded(Generic[S]):
+    """Settings and where their values came from.
+
+    Attributes:
+        settings: the effective values.
+        origins: for each key that is not at its default, such as `store.keep_days`: the option, the environment
+            variable or the file that set it.
+    """
+
+    settings: S
+    origins: Mapping[str, str]
+
+
+def variable_of(prefix: str, path: str) -> str:
+    """The environment variable that sets a key: `store.keep_days` is `WATTFLEET_COORDINATOR_STORE_KEEP_DAYS`."""
+    return prefix + path.replace(".", "_").upper()
+
+
+def load(
+    model: type[S], prefix: str, options: Mapping[str, Any] | None = None, config: Path | None = None
+) -> Loaded[S]:
+    """Read the effective settings of a process.
+
+    Args:
+        model: the process's settings.
+        prefix: of its environment variables, such as `WATTFLEET_COORDINATOR_`.
+        options: values given on the command line, by key, such as `store.keep_days`.
+        config: the TOML file. Where it is None, the environment variable `<prefix>CONFIG` may name one.
+
+    Raises:
+        InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
+    """
+    _require_known(model, prefix)
+    if config is None and (named := os.environ.get(f"{prefix}CONFIG")):
+        config = Path(named)
+    option_of = {key.path: key.option for key in keys_of(model)}
+    variables = EnvSettingsSource(
+        model, env_prefix=prefix, env_nested_delimiter="_", env_nested_max_split=1, env_ignore_empty=True
+    )
+    layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
+        ({} if config is None else _file(model, config), lambda _: str(config)),
+        (variables(), lambda path: variable_of(prefix, path)),
+        (_nested(options or {}), lambda path: option_of[path]),
+    ]
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for content, origin_of in layers:
+        merged = _merged(merged, content)
+        origins.update({path: origin_of(path) for path in _paths(content)})
+    try:
+        return Loaded(model(**merged), origins)
+    except ValidationError as error:
+        raise InvalidInputError("; ".join(explain(error, model, origins, config))) from None
+
+
+def _file(model: type[Settings], path: Path) -> dict[str, Any]:
+    try:
+        path.open("rb").close()  # pydantic skips a file that does not exist
+        return TomlConfigSettingsSource(model, path)()
+    except OSError as error:
+        raise InvalidInputError(f"cannot read the settings file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
+
+
+def _require_known(model: type[Settings], prefix: str) -> None:
+    """Refuse environment variables that look like settings and are none.
+
+    Raises:
+        InvalidInputError: there is such a variable.
+    """
+    known = [f"{prefix}CONFIG", *(variable_of(prefix, key.path) for key in keys_of(model))]
+    for name in sorted(os.environ):
+        if name.startswith(prefix) and name not in known and not _SERVICE_LINK.fullmatch(name.removeprefix(prefix)):
+            raise InvalidInputError(f"unknown environment variable {name}{suggestion(name, known)}")
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables of which the keys in `over` replace those in `base`."""
+    merged = dict(base)
+    for group, table in over.items():
+        before = merged.get(group)
+        merged[group] = {**before, **table} if isinstance(before, dict) and isinstance(table, dict) else table
+    return merged
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Values by key, as a table of tables."""
+    tables: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        group, name = path.split(".")
+        tables.setdefault(group, {})[name] = value
+    return tables
+
+
+def _paths(tables: Mapping[str, Any]) -> Iterator[str]:
+    """The keys in a table of tables."""
+    for group, table in tables.items():
+        if isinstance(table, dict):
+            yield from (f"{group}.{name}" for name in table)
+        else:
+            yield group

@@ -1,0 +1,152 @@
+"""Building blocks of a settings model: groups of documented keys.
+
+Example:
+    class StoreSettings(Group):
+        keep_days: float | None = setting(
+            None, "Days to keep a finished run.", unit="days", unset="keep for ever", option="--keep-days", gt=0
+        )
+
+    class CoordinatorSettings(Settings):
+        store: StoreSettings = StoreSettings()
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+
+def _split(value: Any) -> Any:
+    return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+"""Several names: a list in TOML, separated by commas in an environment variable, a repeated option."""
+
+
+class Group(BaseModel):
+    """The keys of one table in the settings file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+S = TypeVar("S", bound="Settings")
+
+
+class Settings(BaseSettings):
+    """All settings of one process; every field is a `Group` with a one-word name.
+
+    The constructor reads only its arguments. `wattfleet_io.settings.loading.load` reads the environment and files.
+    """
+
+    model_config = SettingsConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keep the environment out of the constructor."""
+        return (init_settings,)
+
+    def with_values(self: S, **groups: Mapping[str, Any]) -> S:
+        """A validated copy in which some keys differ, as in `with_values(store={"keep_days": 7})`."""
+        content = self.model_dump()
+        return type(self)(**{**content, **{group: {**content[group], **keys} for group, keys in groups.items()}})
+
+    @classmethod
+    def title_of(cls, group: str) -> str:
+        """The title of a group: its docstring up to the first colon or full stop."""
+        table = cls.model_fields[group].annotation
+        return re.split("[:.]", (table and table.__doc__) or group)[0]
+
+
+def setting(
+    default: Any, description: str, *, unit: str = "", option: str = "", unset: str = "", **constraints: Any
+) -> Any:
+    """One documented key of a `Group`.
+
+    Args:
+        default: the value where nothing is given.
+        description: what the key decides, in full sentences without the default.
+        unit: such as "s" or "W"; empty for none.
+        option: the command-line option that sets the key, such as "--keep-days"; empty for none.
+        unset: what None means, such as "keep for ever".
+        constraints: of pydantic's `Field`, such as `gt=0`.
+    """
+    return Field(
+        default,
+        description=description,
+        json_schema_extra={"unit": unit, "option": option, "unset": unset},
+        **constraints,
+    )
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of a settings model.
+
+    Attributes:
+        group: name of its table.
+        name: its name in the table.
+        field: what pydantic knows about it.
+    """
+
+    group: str
+    name: str
+    field: FieldInfo
+
+    @property
+    def path(self) -> str:
+        """The key with its table, such as `store.keep_days`."""
+        return f"{self.group}.{self.name}"
+
+    @property
+    def description(self) -> str:
+        """What the key decides."""
+        return self.field.description or ""
+
+    @property
+    def unit(self) -> str:
+        """The unit of its value; empty for none."""
+        return self._extra("unit")
+
+    @property
+    def option(self) -> str:
+        """The command-line option that sets it; empty for none."""
+        return self._extra("option")
+
+    @property
+    def default_text(self) -> str:
+        """The default in words."""
+        default = self.field.get_default(call_default_factory=True)
+        if default is None:
+            return self._extra("unset") or "not set"
+        if default == ():
+            return self._extra("unset") or "none"
+        if isinstance(default, bool):
+            return "yes" if default else "no"
+        return f"{default:g}" if isinstance(default, float) else str(default)
+
+    def _extra(self, name: str) -> str:
+        extra = self.field.json_schema_extra
+        return str(extra.get(name, "")) if isinstance(extra, dict) else ""
+
+
+def keys_of(model: type[Settings]) -> Iterator[Key]:
+    """All keys of a model, in the order of its groups."""
+    for group, field in model.model_fields.items():
+        table = field.annotation
+        assert isinstance(table, type) and issubclass(table, Group), f"{group} is not a group of settings"
+        for name, key in table.model_fields.items():
+            yield Key(group, name, key)

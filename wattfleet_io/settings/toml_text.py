@@ -1,0 +1,58 @@
+"""Writes the effective settings of a process as a commented TOML file."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from wattfleet_io.settings.loading import Loaded
+from wattfleet_io.settings.model import Key, S, keys_of
+
+_WIDTH = 80
+_PASSWORD = re.compile(r"(?<=://)([^:/@\s]*):[^@\s]*@")
+
+
+def as_toml(loaded: Loaded[S], command: str) -> str:
+    """The settings with each key's description, unit, default and origin; `--config` reads it back.
+
+    Passwords in URLs are replaced by `***`.
+
+    Args:
+        loaded: the effective settings.
+        command: that uses them, such as `wattfleet coordinator serve`.
+    """
+    lines = [f"# Settings of `{command}`."]
+    group = ""
+    for key in keys_of(type(loaded.settings)):
+        if key.group != group:
+            group = key.group
+            title = (type(getattr(loaded.settings, group)).__doc__ or "").partition("\n")[0]
+            lines += ["", *_comment(title), f"[{group}]"]
+        value = getattr(getattr(loaded.settings, group), key.name)
+        lines += [*_comment(key.description), *_comment(_facts(key, loaded.origins.get(key.path))), _line(key, value)]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(key: Key, origin: str | None) -> str:
+    unit = f"Unit: {key.unit}. " if key.unit else ""
+    return f"{unit}Default: {key.default_text}. " + (f"Set by: {origin}." if origin else "Not changed.")
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _line(key: Key, value: Any) -> str:
+    if value is None:
+        return f"# {key.name} ="  # TOML has no null
+    if isinstance(value, Path):
+        value = str(value)
+    if isinstance(value, str):
+        value = _PASSWORD.sub(r"\1:***@", value)
+    return tomli_w.dumps({key.name: list(value) if isinstance(value, tuple) else value}).strip()
