@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import URL
 
+from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     DeviceRecord,
     NodeRecord,
@@ -25,7 +26,6 @@ from coordinator.state.records import (
 )
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
-from coordinator.store.writer import Writer
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, Decision, RoundPlan
@@ -95,7 +95,7 @@ async def _reported(store: Store, records: Sequence[StoredRecord], at_once: int)
 
     async def report() -> None:
         for record in waiting:
-            await writer.saved(record)
+            await writer.save(record)
 
     began_s = time.perf_counter()
     await asyncio.gather(*(report() for _ in range(at_once)))

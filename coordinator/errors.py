@@ -1,19 +1,10 @@
-"""The coordinator's errors, and the gRPC status that a client sees for each."""
+"""The coordinator's errors; the type says what the caller should do."""
 
 from __future__ import annotations
 
-import grpc
-
-from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import (
-    CorruptReferenceError,
-    InfeasibleBudgetError,
-    InvalidInputError,
-    NoCandidatesError,
     WattfleetError,
 )
-from wattfleet_proto.error_boundary import StatusTable
-from wattfleet_proto.version import ProtocolVersionError
 
 
 class UnknownRecordError(WattfleetError):
@@ -66,22 +57,3 @@ class UnsuitableQueryError(BudgetSourceError):
     """The source refuses a query, or the query cannot yield watts: change it."""
 
     caller_must_correct = True
-
-
-STATUS: StatusTable = {
-    InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
-    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
-    CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
-    UnknownRecordError: grpc.StatusCode.NOT_FOUND,
-    DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
-    OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    NoDevicesError: grpc.StatusCode.UNAVAILABLE,
-    NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
-    FleetReturningError: grpc.StatusCode.UNAVAILABLE,
-    # As for a missing method: a retry cannot succeed.
-    ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
-    StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
-    # The coordinator that took over may answer the same request.
-    NotOwnerError: grpc.StatusCode.UNAVAILABLE,
-}

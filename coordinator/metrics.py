@@ -14,8 +14,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.latest_results import LatestResults
 from coordinator.state.records import RoundRecord
+from coordinator.state.rounds.latest_results import LatestResults
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import DeviceState
 
@@ -30,8 +30,8 @@ class FleetCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """All families, from the current state."""
         # Copies, because the scrape runs in the HTTP server's thread beside the event loop.
-        devices = list(self._fleet.devices.values())
-        rounds = list(self._fleet.rounds.values())
+        devices = list(self._fleet.agents.devices.values())
+        rounds = list(self._fleet.rounds.records.values())
 
         # One sample per device, for its current state: zeros for the other states would be 50,000 samples for 10,000.
         state = GaugeMetricFamily(
@@ -53,8 +53,8 @@ class FleetCollector(Collector):
             if device.idle_w is not None:
                 idle.add_metric([device.device_id], device.idle_w)
         yield from (state, count, modes, idle)
-        yield from _device_families(self._fleet.newest)
-        yield from _round_families(rounds, self._fleet.newest, self._fleet.site_budget_w)
+        yield from _device_families(self._fleet.rounds.latest_results)
+        yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
 
 
@@ -119,7 +119,7 @@ def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeM
     fallback = GaugeMetricFamily(
         "wattfleet_supply_fallback", "1 while the supply's fallback budget is in force, else 0", labels=["supply"]
     )
-    for supply, in_force in list(fleet.in_force.items()):
+    for supply, in_force in list(fleet.operator.budgets_in_force.items()):
         power.add_metric([supply, "allowed"], in_force.watts)
         fallback.add_metric([supply], float(in_force.fallback))
     if rounds:

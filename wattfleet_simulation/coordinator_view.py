@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
 from coordinator.cli.client import CoordinatorClient
 from wattfleet_proto.v1 import view_pb2
-from wattfleet_simulation.processes import PartFailedError
 
 _TIMEOUT_S = 30.0
 
 
-def require_trained(rounds: Iterable[view_pb2.RoundView]) -> None:
-    """Make sure that in every round some device's training succeeded; Flower completes a run without one, too.
-
-    Raises:
-        PartFailedError: in one round none did.
-    """
-    for one in rounds:
-        if not one.observations:
-            raise PartFailedError(f"round {one.round}: no device's training succeeded; the SuperNodes' logs say why")
-
-
 @dataclass(frozen=True)
 class RunSeen:
-    """A run as far as it has come.
+    """A run and its rounds so far.
 
     Attributes:
-        run: what is known of it; of no id where none ever started.
-        rounds: its rounds, in their order.
+        run: its id, strategy and state; the id is empty if no run has started.
+        rounds: its rounds, in order.
     """
 
     run: view_pb2.RunView = field(default_factory=view_pb2.RunView)

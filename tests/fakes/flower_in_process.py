@@ -220,6 +220,8 @@ class PlannerStub:
     deadline_s: float = 0.0
     duration_s: float = 20.0
     calls: list[tuple[str, Any]] = field(default_factory=list)
+    plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
+    before_get_plan: bool = False
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name:
@@ -238,7 +240,10 @@ class PlannerStub:
             if method == "BindNodes":
                 self.nodes.update({binding.node_id: binding.device_id for binding in request.bindings})
             if method == "PlanRound":
-                return self._plan(request)
+                plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
+                return plan
+            if method == "GetPlan":
+                return self._current_plan(request.plan_id)
             return None
 
         return call
@@ -261,6 +266,16 @@ class PlannerStub:
             duration_s=self.duration_s,
             deadline_s=self.deadline_s,
         )
+
+    def _current_plan(self, plan_id: str) -> planning_pb2.GetPlanResponse:
+        if self.before_get_plan:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if plan_id not in self.plans:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"unknown plan {plan_id!r}")
+        plan = planning_pb2.PlanRoundResponse()
+        plan.CopyFrom(self.plans[plan_id])
+        plan.duration_s, plan.deadline_s = self.duration_s, self.deadline_s
+        return planning_pb2.GetPlanResponse(plan=plan)
 
     def asked(self, method: str) -> list[Any]:
         """The requests of one method."""

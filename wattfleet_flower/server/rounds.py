@@ -168,12 +168,8 @@ class PlannedRounds:
     def extended_timeout_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
         """Return the timeout again once it has passed: longer if the plan was trimmed to fewer watts since."""
         assert self._run is not None, "it has planned"
-        # Without nodes the coordinator returns the round's existing plan and never makes a new one.
-        request = planning_pb2.PlanRoundRequest(
-            run_id=self._run.run_id, round=planned.number, epochs=self._local_epochs
-        )
         try:
-            planned.plan = self._planner.call("PlanRound", request)
+            planned.plan = self._current_plan(planned.plan.plan_id, planned.number)
         except (CoordinatorUnreachableError, RefusedError) as error:
             log(WARNING, "not waiting longer for replies, since it is unknown whether the plan was trimmed: %s", error)
             return planned.timeout_s
@@ -182,6 +178,27 @@ class PlannedRounds:
         if extended_s != previous_s:
             log(INFO, "the plan was trimmed: waiting for replies for up to %.0f s", extended_s)
         return extended_s
+
+    def _current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
+        """Look up a plan as it is now: it may have been trimmed since it was made.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+        """
+        assert self._run is not None, "it has planned"
+        try:
+            answer: planning_pb2.GetPlanResponse = self._planner.call(
+                "GetPlan", planning_pb2.GetPlanRequest(plan_id=plan_id)
+            )
+            return answer.plan
+        except RefusedError as refused:
+            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        # Before protocol 1.2: without nodes the coordinator returns the existing plan and never makes a new one.
+        request = planning_pb2.PlanRoundRequest(run_id=self._run.run_id, round=number, epochs=self._local_epochs)
+        plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
+        return plan
 
     def with_assignments(self, planned: PlannedRound, messages: Iterable[Message]) -> list[Message]:
         """Add each node's assignment to its message; drops messages to nodes that the plan did not select."""

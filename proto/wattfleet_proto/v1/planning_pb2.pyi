@@ -340,6 +340,46 @@ class PlanRoundResponse(_message.Message):
 Global___PlanRoundResponse: _TypeAlias = PlanRoundResponse  # noqa: Y015
 
 @_typing.final
+class GetPlanRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    plan_id: _builtins.str
+    """from a PlanRoundResponse"""
+    def __init__(
+        self,
+        *,
+        plan_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlanRequest: _TypeAlias = GetPlanRequest  # noqa: Y015
+
+@_typing.final
+class GetPlanResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___PlanRoundResponse: ...
+    def __init__(
+        self,
+        *,
+        plan: Global___PlanRoundResponse | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetPlanResponse: _TypeAlias = GetPlanResponse  # noqa: Y015
+
+@_typing.final
 class DeviceResult(_message.Message):
     """The result of one device in a round."""
 

@@ -51,7 +51,7 @@ async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(con
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
             assert status(refused)[0] is code
-        assert status(refused)[1].startswith(f"run {RUN} is over: ")
+        assert status(refused)[1].startswith(f"run {RUN} has ended: ")
         assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
@@ -72,7 +72,7 @@ async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does
                 await asking
             refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
         assert refusals[0] == refusals[1]
-        assert "1 of the devices that it had are not back yet" in refusals[0][1]
+        assert "waiting for devices to reconnect: 1 still missing" in refusals[0][1]
         _nano = await back(client, "nano")
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         planned = await client.plan()
@@ -98,7 +98,7 @@ async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSetti
         assert not (await client.rounds()).rounds
         with pytest.raises(InvalidInputError, match="--epochs must be above 0 and finite"):
             await shell("plan", "--dry-run", "--epochs", "-1")
-        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
+        with pytest.raises(RequestRefusedError, match="unknown run 'x': it never started"):
             await shell("plan", "--dry-run", "--run", "x")
         await shell("budget", "set", "site", "9")
         with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
@@ -119,7 +119,7 @@ async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSe
         assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
-        with pytest.raises(RequestRefusedError, match=f"run {RUN} is over"):
+        with pytest.raises(RequestRefusedError, match=f"run {RUN} has ended"):
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()

@@ -148,7 +148,7 @@ async def test_watts_that_cannot_be_are_refused_and_change_nothing(config: Coord
                 await getattr(client.operator, method)(request)
             assert status(refused) == (
                 grpc.StatusCode.NOT_FOUND,
-                "no supply 'attic' is stated; known are site",
+                "unknown supply 'attic'; known: site",
             )
         assert (await budgets(client))["site"].watts == 100.0
 
@@ -198,7 +198,7 @@ async def test_devices_that_never_connected_are_not_found(config: CoordinatorSet
                 await call
             assert status(refused) == (
                 grpc.StatusCode.NOT_FOUND,
-                "no device 'none' ever connected; is its agent running?",
+                "unknown device 'none': it never connected; is its agent running?",
             )
 
 
@@ -279,7 +279,7 @@ async def test_a_damaged_reference_is_refused(
         monkeypatch.setattr(operations, "MAX_BYTES", 1024)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await publish(client, artefact)
-        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "at most" in status(refused)[1]
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "must not exceed" in status(refused)[1]
         assert set(await references(client)) == {artefact.digest}
 
 
@@ -295,7 +295,7 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
         assert (pinned.digest, pinned.ended_sessions) == (another.digest, 1)
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await agent.call.read()
-        assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "come back for it" in status(ended)[1]
+        assert status(ended)[0] is grpc.StatusCode.UNAVAILABLE and "reconnect to fetch it" in status(ended)[1]
         back = client.agent()
         assert (await back.hello("orin")).reference_digest == another.digest
         report = session_pb2.FrontReport(

@@ -166,7 +166,7 @@ async def test_why_there_is_no_plan_is_told(config: CoordinatorSettings) -> None
                 await client.plan(run_id=run_id)
             return status(refused)
 
-        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"run '{RUN}' never started")
+        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"unknown run '{RUN}': it never started")
         orin, nano = await client.two_ready()
         code, reason = await refusal()
         assert code is grpc.StatusCode.FAILED_PRECONDITION

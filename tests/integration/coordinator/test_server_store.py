@@ -16,18 +16,17 @@ from click.testing import CliRunner
 from sqlalchemy import URL, event
 from sqlalchemy.pool import Pool
 
-from coordinator import server
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.writer import Writer
 from coordinator.server import BoundAddresses, serve
-from coordinator.settings import CoordinatorSettings, StoreSettings
-from coordinator.state import round_cache as round_memory
+from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RunRecord
-from coordinator.store import archive
+from coordinator.state.rounds import cache as round_cache
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseError
 from coordinator.store.ownership import AdvisoryLock, FileLock
-from coordinator.store.retention import forget_daily
 from coordinator.store.store import Store
-from coordinator.store.writer import Writer
 from tests.fakes.postgresql import PostgresServer
 from tests.fakes.records_to_store import finished_round, planned_round, rounds_of
 from tests.fakes.served import Client, serving_client
@@ -216,18 +215,20 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With one round at hand: each plan counts on those before, and late reports find their rounds."""
-    monkeypatch.setattr(round_memory, "_DECISIONS", 1)
+    monkeypatch.setattr(round_cache, "_DECISIONS", 1)
     config = config.with_values(store={"archive_check_s": 0.001})
     fleets: list[Fleet] = []
 
-    async def noting(fleet: Fleet, keeper: Writer, settings: StoreSettings) -> None:
-        fleets.append(fleet)
-        await archive.archive(fleet, keeper, settings=settings)
+    right = FleetRepository.keep_evicting
 
-    monkeypatch.setattr(server, "archive", noting)
+    async def noting(repository: FleetRepository) -> None:
+        fleets.append(repository.fleet)
+        await right(repository)
+
+    monkeypatch.setattr(FleetRepository, "keep_evicting", noting)
 
     async def at_hand(expected: set[str]) -> None:
-        while set(fleets[-1].rounds) != expected:
+        while set(fleets[-1].rounds.records) != expected:
             await asyncio.sleep(0.001)
 
     async def first(client: Client) -> None:
@@ -255,7 +256,7 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
             (4, {}, 0),
         ]
         await at_hand({f"{RUN}/4"})
-        with pytest.raises(grpc.aio.AioRpcError, match="no round was planned"):
+        with pytest.raises(grpc.aio.AioRpcError, match="unknown plan"):
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/9", wall_s=1.0))
         await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/9", epoch_s=20.0, power_w=30.0))
 
@@ -341,48 +342,52 @@ async def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
     now = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
     store = Store(Path(config.store.location), lambda: now[0])
     fleet = small_fleet()
-    fleet.start_run("old", "FedAvg", 1)
-    planned, awaited = fleet.plan("old", 1, [ORIN_NODE], 1.0), fleet.plan("4711", 1, [NANO_NODE], 1.0)
-    store.save(fleet.finish_run("old", ""), planned, fleet.run("4711"), awaited)
-    store.save(fleet.start_run("left alone", "FedAvg", 1))
+    fleet.flower.start_run("old", "FedAvg", 1)
+    planned, awaited = fleet.flower.plan("old", 1, [ORIN_NODE], 1.0), fleet.flower.plan("4711", 1, [NANO_NODE], 1.0)
+    store.save(fleet.flower.finish_run("old", ""), planned, fleet.flower.run("4711"), awaited)
+    store.save(fleet.flower.start_run("left alone", "FedAvg", 1))
     days: list[float] = []
 
     async def a_day(seconds: float) -> None:
         if len(days) == 3:
             raise asyncio.CancelledError
-        assert ("old" in fleet.runs) == (len(days) < 3)
+        assert ("old" in fleet.flower.runs) == (len(days) < 3)
         days.append(seconds)
         now[0] += timedelta(seconds=seconds)
 
     with caplog.at_level("INFO"):
         keeper = Writer(store)
         with pytest.raises(asyncio.CancelledError):
-            await forget_daily(fleet, keeper, timedelta(days=2.5), a_day)
+            await delete_old_runs_daily(FleetRepository(fleet, keeper), timedelta(days=2.5), a_day)
         await keeper.close()
     assert days == [86_400.0] * 3
-    assert "2 runs are forgotten" in caplog.text
-    assert (list(fleet.runs), list(fleet.rounds)) == (["4711"], ["4711/1"])
+    assert "deleted 2 runs older than" in caplog.text
+    assert (list(fleet.flower.runs), list(fleet.rounds.records)) == (["4711"], ["4711/1"])
     kept = store.load()
     assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [awaited])
     store.close()
     # What was set aside for its devices is free again, and their next round is planned as if it had never been.
     anew = small_fleet()
-    anew.plan("4711", 1, [NANO_NODE], 1.0)
-    assert fleet.plan("4711", 2, list(fleet.nodes), 1.0) == anew.plan("4711", 2, list(anew.nodes), 1.0)
+    anew.flower.plan("4711", 1, [NANO_NODE], 1.0)
+    assert fleet.flower.plan("4711", 2, list(fleet.flower.nodes), 1.0) == anew.flower.plan(
+        "4711", 2, list(anew.flower.nodes), 1.0
+    )
 
 
 async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Full(Store):
         asked = 0
 
-        def forget_some(self, *_: object) -> list[str] | None:
+        def delete_some(self, *_: object) -> list[str] | None:
             self.asked += 1
             if self.asked % 2:
                 return [f"old {self.asked}"]
             raise StoreFullError("the disk is full")
 
     full, days = Full(tmp_path / "coordinator.db"), [0, 0]
-    fleet = Fleet(small_fleet().allowance, AllDevices(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)])
+    fleet = Fleet(
+        small_fleet().operator.allowance, AllDevices(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)]
+    )
 
     async def a_day(_: float) -> None:
         if not days:
@@ -391,12 +396,12 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
 
     keeper = Writer(full)
     with pytest.raises(asyncio.CancelledError):
-        await forget_daily(fleet, keeper, timedelta(days=1), a_day)
+        await delete_old_runs_daily(FleetRepository(fleet, keeper), timedelta(days=1), a_day)
     await keeper.close()
     full.close()
     assert full.asked == 4
-    assert set(fleet.runs) == {"old 2"}, "what is gone from the store is gone"
-    assert "no more old runs are removed today: the disk is full" in caplog.text
+    assert set(fleet.flower.runs) == {"old 2"}, "what is gone from the store is gone"
+    assert "deleting old runs stopped until tomorrow: the disk is full" in caplog.text
 
 
 # --- options ------------------------------------------------------------------------------------------------------
@@ -406,7 +411,7 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
     ("options", "text"),
     [
         (("--store", "mysql://fleet:hunter2@db/watts"), "sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE"),
-        (("--store", "postgresql://fleet:hunter2@127.0.0.1:1/watts"), "postgresql://127.0.0.1:1/watts: cannot be used"),
+        (("--store", "postgresql://fleet:hunter2@127.0.0.1:1/watts"), "postgresql://127.0.0.1:1/watts cannot be used"),
         (("--keep-days", "0"), "--keep-days must be above 0"),
     ],
 )

@@ -98,7 +98,7 @@ def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
 def test_a_new_store_is_empty(store: Store) -> None:
     kept = store.load()
     assert (kept.devices, kept.nodes, kept.runs, kept.rounds) == ([], {}, [], [])
-    assert (kept.says, kept.overrides, kept.references, kept.pinned) == ([], {}, [], None)
+    assert (kept.overrides, kept.budget_overrides, kept.references, kept.pinned) == ([], {}, [], None)
 
 
 # --- what the operator said ---------------------------------------------------------------------------------------
@@ -121,11 +121,11 @@ def test_what_the_operator_said_comes_back_in_its_newest_state(
         DeviceOverrides("nano"), SupplyOverride("roof", Override(20.0)), references[0], PinnedReference("b" * 64)
     )
     kept = reopen().load()
-    assert {say.device_id: say for say in kept.says} == {
+    assert {say.device_id: say for say in kept.overrides} == {
         "orin": DeviceOverrides("orin", frozenset({"lab", "ü ö"})),
         "nano": DeviceOverrides("nano"),
     }
-    assert kept.overrides == {"rack": Override(40.1, until), "roof": Override(20.0)}
+    assert kept.budget_overrides == {"rack": Override(40.1, until), "roof": Override(20.0)}
     assert sorted(kept.references, key=lambda each: each.digest) == references
     assert kept.pinned == "b" * 64
 
@@ -135,7 +135,7 @@ def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[],
     store.save(SupplyOverride("rack", None), PinnedReference(None))
     store.save(SupplyOverride("rack", None), PinnedReference(None))
     kept = reopen().load()
-    assert (set(kept.overrides), kept.pinned) == ({"roof"}, None)
+    assert (set(kept.budget_overrides), kept.pinned) == ({"roof"}, None)
 
 
 # --- each record comes back ---------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def test_records_are_saved_all_or_none(store: Store, reopen: Callable[[], Store]
     store.save(BLANK)
     newer = dataclasses.replace(BLANK, detail="newer", front=front((1, 2)))
     no_number = dataclasses.replace(planned_round(), epochs=None)  # type: ignore[arg-type]
-    with pytest.raises(UnstorableRecordError, match="takes no such value"):
+    with pytest.raises(UnstorableRecordError, match="cannot store a value"):
         store.save(newer, RunRecord(RUN, "FedAvg", 1), NodeRecord(1, "nano"), no_number)
     after = reopen()
     assert (after.load().runs, after.load().nodes) == ([], {})
@@ -411,9 +411,9 @@ def test_runs_that_ended_long_ago_are_forgotten_with_all_that_belongs_to_them(
     store.save(finished_round(2, "unfinished"))
     store.save(RunRecord("recent", "FedAvg", 1, finished=True))
     clock.pass_days(10.5)
-    assert store.forget(timedelta(days=31)) == []
-    assert store.forget(timedelta(days=30)) == ["old"]
-    assert store.forget(timedelta(days=30)) == []
+    assert store.delete_old_runs(timedelta(days=31)) == []
+    assert store.delete_old_runs(timedelta(days=30)) == ["old"]
+    assert store.delete_old_runs(timedelta(days=30)) == []
     kept = reopen().load()
     assert [record.run_id for record in kept.runs] == ["unfinished", "recent"]
     assert [record.plan_id for record in kept.rounds] == ["unfinished/1", "recent/1", "unfinished/2"]
@@ -435,12 +435,12 @@ def test_runs_that_never_ended_are_forgotten_once_they_were_left_alone_for_as_lo
     store.save(planned_round(2, "killed"))
     clock.pass_days(2)
     store.save(finished_round(1, "slow"))
-    assert store.forget(timedelta(days=3)) == ["never planned"]
+    assert store.delete_old_runs(timedelta(days=3)) == ["never planned"]
     clock.pass_days(2)
-    assert store.forget_some(timedelta(days=1), but=["killed", "slow"]) is None
-    assert store.forget(timedelta(days=3)) == ["killed"]
+    assert store.delete_some(timedelta(days=1), except_runs=["killed", "slow"]) is None
+    assert store.delete_old_runs(timedelta(days=3)) == ["killed"]
     clock.pass_days(2)
-    assert store.forget(timedelta(days=3)) == ["slow"]
+    assert store.delete_old_runs(timedelta(days=3)) == ["slow"]
     kept = store.load()
     assert (kept.runs, kept.rounds, store.plan_ids_of("killed")) == ([], [], [])
 
@@ -449,7 +449,7 @@ def test_a_long_run_is_forgotten_in_several_transactions(store: Store, clock: Cl
     store.save(RunRecord("long", "FedAvg", 20, finished=True), *(finished_round(n, "long") for n in range(1, 21)))
     clock.pass_days(10)
     left = []
-    while (some := store.forget_some(timedelta(days=1))) is not None:
+    while (some := store.delete_some(timedelta(days=1))) is not None:
         left.append(len(store.plan_ids_of("long")))
         assert some == (["long"] if left[-1] == 0 else [])
         assert bool(store.load().runs) == (left[-1] > 0), "the run goes with the last of its rounds"
@@ -461,4 +461,4 @@ def test_a_run_that_began_anew_is_not_over(store: Store, clock: Clock) -> None:
     clock.pass_days(100)
     store.save(RunRecord(RUN, "FedAvg", 1), planned_round(2))
     clock.pass_days(1)
-    assert store.forget(timedelta(days=2)) == []
+    assert store.delete_old_runs(timedelta(days=2)) == []

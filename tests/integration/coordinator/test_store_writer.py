@@ -12,6 +12,7 @@ from typing import TypeVar
 
 import pytest
 
+from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     DeviceRecord,
     NodeRecord,
@@ -24,7 +25,6 @@ from coordinator.state.records import (
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.store import Store
 from coordinator.store.times import Times, TimesOf
-from coordinator.store.writer import Writer
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
 from wattfleet.planning import History
 
@@ -83,10 +83,10 @@ class Paper:
             raise self.fails_with
         self.read.append(what)
 
-    def forget_some(self, older_than: timedelta, but: Collection[str] = ()) -> list[str] | None:
+    def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
         if self.fails_with is not None:
             raise self.fails_with
-        self.forgotten.append((older_than, but))
+        self.forgotten.append((older_than, except_runs))
         return self.old.pop() if self.old else None
 
     def require_owner(self) -> None:
@@ -136,8 +136,8 @@ async def test_what_was_saved_is_on_disk(tmp_path: Path) -> None:
 
     store = Store(tmp_path / "coordinator.db")
     writer = Writer(store, never)
-    await writer.saved(BLANK, NodeRecord(7, "nano"))
-    await writer.saved()
+    await writer.save(BLANK, NodeRecord(7, "nano"))
+    await writer.save()
     await writer.close()
     kept = store.load()
     assert_devices(kept, BLANK)
@@ -150,9 +150,9 @@ async def test_what_comes_during_a_transaction_goes_into_the_next_all_of_it() ->
     paper = Paper()
     writer = Writer(paper, never)
     paper.free.clear()
-    first = asyncio.create_task(writer.saved(BLANK))
+    first = asyncio.create_task(writer.save(BLANK))
     await asyncio.sleep(_A_MOMENT_S)
-    others = [asyncio.create_task(writer.saved(record)) for record in devices(5_000)]
+    others = [asyncio.create_task(writer.save(record)) for record in devices(5_000)]
     await asyncio.sleep(_A_MOMENT_S)
     assert not first.done() and not any(task.done() for task in others), "none of it is stored yet"
     paper.free.set()
@@ -166,14 +166,14 @@ async def test_of_one_thing_only_the_newest_is_written_and_in_its_place() -> Non
     paper = Paper()
     writer = Writer(paper, never)
     paper.free.clear()
-    first = asyncio.create_task(writer.saved(BLANK))
+    first = asyncio.create_task(writer.save(BLANK))
     await asyncio.sleep(_A_MOMENT_S)
     runs = [RunRecord(name, "FedAvg", 3) for name in ("b", "a")]
     finished = dataclasses.replace(runs[0], finished=True)
     writer.save_soon(*runs)
     for k in range(1_000):
         writer.save_soon(device("orin", str(k)), NodeRecord(1, str(k)))
-    later = asyncio.create_task(writer.saved(finished))
+    later = asyncio.create_task(writer.save(finished))
     await asyncio.sleep(_A_MOMENT_S)
     paper.free.set()
     await asyncio.gather(first, later)
@@ -194,7 +194,7 @@ async def test_things_of_different_kinds_are_not_taken_for_one_another() -> None
         NodeRecord(1, "orin"),
         NodeRecord(2, "orin"),
     ]
-    await writer.saved(*records)
+    await writer.save(*records)
     await writer.close()
     assert paper.saved == records
 
@@ -205,7 +205,7 @@ async def test_what_could_not_be_stored_is_tried_again_by_itself_in_its_newest_s
     writer = Writer(paper, pauses)
     paper.fails_with = StoreUnavailableError("locked")
     paper.free.clear()
-    refused = asyncio.create_task(writer.saved(device("orin", "old"), device("nano")))
+    refused = asyncio.create_task(writer.save(device("orin", "old"), device("nano")))
     await asyncio.sleep(_A_MOMENT_S)
     writer.save_soon(device("orin", "new"))
     paper.free.set()
@@ -226,9 +226,9 @@ async def test_while_nothing_can_be_stored_one_attempt_serves_all_who_wait() -> 
     writer = Writer(paper, pauses)
     paper.fails_with = StoreUnavailableError("full")
     with pytest.raises(StoreUnavailableError):
-        await writer.saved(BLANK)
+        await writer.save(BLANK)
     await until(lambda: pauses.begun == 1)
-    waiting = [asyncio.create_task(writer.saved(device("orin", str(k)))) for k in range(1_000)]
+    waiting = [asyncio.create_task(writer.save(device("orin", str(k)))) for k in range(1_000)]
     await asyncio.sleep(_A_MOMENT_S)
     assert paper.attempts == 1
     pauses.end()
@@ -251,9 +251,9 @@ async def test_trouble_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.
             pauses.end()
         paper.fails_with = None
         await until(lambda: bool(paper.transactions))
-        await writer.saved(BLANK)
+        await writer.save(BLANK)
         await writer.close()
-    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.store.writer"] == [
+    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.writer"] == [
         "the disk is full",
         "records can be stored again",
     ]
@@ -264,12 +264,12 @@ async def test_a_value_that_no_database_takes_keeps_no_other_from_being_stored()
     paper = Paper()
     writer = Writer(paper, never)
     paper.free.clear()
-    first = asyncio.create_task(writer.saved(BLANK))
+    first = asyncio.create_task(writer.save(BLANK))
     await asyncio.sleep(_A_MOMENT_S)
     records = devices(100)
     paper.refuses = records[42]
-    others = [asyncio.create_task(writer.saved(record)) for record in records]
-    both = asyncio.create_task(writer.saved(NodeRecord(1, "orin"), records[42]))
+    others = [asyncio.create_task(writer.save(record)) for record in records]
+    both = asyncio.create_task(writer.save(NodeRecord(1, "orin"), records[42]))
     await asyncio.sleep(_A_MOMENT_S)
     paper.free.set()
     outcomes = await asyncio.gather(first, *others, return_exceptions=True)
@@ -290,15 +290,15 @@ async def test_a_record_that_a_bug_is_in_is_told_of_and_keeps_no_other_from_bein
     paper = Paper()
     writer = Writer(paper, never)
     paper.refuses, paper.refuses_with = device("device-42"), ZeroDivisionError("a bug")
-    outcomes = await asyncio.gather(*map(writer.saved, devices(100)), return_exceptions=True)
+    outcomes = await asyncio.gather(*map(writer.save, devices(100)), return_exceptions=True)
     assert {k: repr(outcome) for k, outcome in enumerate(outcomes) if outcome is not None} == {
         42: "ZeroDivisionError('a bug')"
     }
-    await writer.saved(device("orin"))
+    await writer.save(device("orin"))
     await writer.close()
     assert set(paper.saved) == {*devices(100), device("orin")} - {device("device-42")}
-    [logged] = [record for record in caplog.records if record.name == "coordinator.store.writer"]
-    assert logged.exc_info is not None and logged.getMessage() == "a record is not stored: a bug"
+    [logged] = [record for record in caplog.records if record.name == "coordinator.repository.writer"]
+    assert logged.exc_info is not None and logged.getMessage() == "a record was not stored: a bug"
 
 
 async def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_path: Path) -> None:
@@ -309,9 +309,9 @@ async def test_a_round_that_no_row_can_be_made_of_takes_no_device_with_it(tmp_pa
 
     store = Store(tmp_path / "coordinator.db")
     writer = Writer(store, never)
-    innocent = asyncio.create_task(writer.saved(BLANK))
+    innocent = asyncio.create_task(writer.save(BLANK))
     with pytest.raises(ValueError, match="out of range"):
-        await writer.saved(no_row)
+        await writer.save(no_row)
     await innocent
     await writer.close()
     kept = store.load()
@@ -325,12 +325,12 @@ async def all_of(found: AsyncIterator[T]) -> list[T]:
 
 
 ASKED: dict[str, Callable[[Writer], Awaitable[object]]] = {
-    "saved": lambda writer: writer.saved(BLANK),
+    "saved": lambda writer: writer.save(BLANK),
     "round_of": lambda writer: writer.round_of("4711/1"),
     "rounds_of": lambda writer: all_of(writer.rounds_of("4711")),
     "history_of": lambda writer: writer.history_of("4711"),
-    "newest_plan_of": lambda writer: writer.newest_plan_of("4711"),
-    "forget": lambda writer: all_of(writer.forget(timedelta(days=1))),
+    "newest_plan_id": lambda writer: writer.newest_plan_id("4711"),
+    "forget": lambda writer: all_of(writer.delete_old_runs(timedelta(days=1))),
 }
 
 
@@ -342,7 +342,7 @@ async def test_a_coordinator_that_was_taken_over_learns_it(asked: str) -> None:
     paper.fails_with = NotOwnerError("another one")
     with pytest.raises(NotOwnerError):
         await ASKED[asked](writer)
-    assert writer.lost.is_set()
+    assert writer.ownership_lost.is_set()
     await writer.close()
     assert not paper.transactions
 
@@ -355,10 +355,10 @@ async def test_an_owner_that_stores_nothing_learns_that_it_was_taken_over() -> N
     for looked, trouble in enumerate((None, StoreUnavailableError("locked"), NotOwnerError("another one")), 1):
         await until(lambda: pauses.begun == looked)  # noqa: B023 - awaited within the loop
         paper.fails_with = trouble
-        assert not writer.lost.is_set()
+        assert not writer.ownership_lost.is_set()
         pauses.end()
     await watch
-    assert writer.lost.is_set() and paper.looked == 3
+    assert writer.ownership_lost.is_set() and paper.looked == 3
     await writer.close()
 
 
@@ -371,7 +371,7 @@ async def test_rounds_are_read_one_by_one_and_those_that_are_gone_meanwhile_left
     writer = Writer(paper, never)
     assert await all_of(writer.rounds_of("4711")) == [planned_round(1, "4711"), planned_round(2, "4711")]
     assert paper.read == ["4711", "4711/1", "4711/gone", "4711/2"]
-    assert await writer.newest_plan_of("4711") == "4711/2"
+    assert await writer.newest_plan_id("4711") == "4711/2"
     await writer.close()
 
 
@@ -381,7 +381,7 @@ async def test_what_is_stored_does_not_wait_for_what_is_read() -> None:
     writer = Writer(paper, never)
     paper.readable.clear()
     history, reading = (asyncio.ensure_future(each) for each in (writer.history_of("1"), writer.round_of("4711/1")))
-    await writer.saved(BLANK)
+    await writer.save(BLANK)
     assert not history.done() and not reading.done()
     paper.readable.set()
     assert (await reading, len((await history).rounds)) == (planned_round(1, "4711"), 1)
@@ -393,10 +393,10 @@ async def test_a_round_is_unsaved_until_all_that_is_known_of_it_is_on_disk() -> 
     paper = Paper()
     writer = Writer(paper, never)
     paper.free.clear()
-    first = asyncio.create_task(writer.saved(planned_round(1), BLANK))
+    first = asyncio.create_task(writer.save(planned_round(1), BLANK))
     await asyncio.sleep(_A_MOMENT_S)
     assert writer.unsaved_rounds() == {"4711/1"}
-    second = asyncio.create_task(writer.saved(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
+    second = asyncio.create_task(writer.save(RoundObservation("4711/2", ObservedTraining("orin", 1.0, 1.0))))
     await asyncio.sleep(_A_MOMENT_S)
     assert writer.unsaved_rounds() == {"4711/1", "4711/2"}
     paper.free.set()
@@ -410,9 +410,9 @@ async def test_old_runs_are_forgotten_little_by_little_and_others_write_in_betwe
     paper = Paper()
     writer = Writer(paper, never)
     forgotten = []
-    async for run_id in writer.forget(timedelta(days=3), {"awaited"}):
+    async for run_id in writer.delete_old_runs(timedelta(days=3), {"awaited"}):
         forgotten.append(run_id)
-        await writer.saved(device(run_id))
+        await writer.save(device(run_id))
     assert forgotten == ["older", "old"]
     assert paper.forgotten == [(timedelta(days=3), {"awaited"})] * 4
     await writer.close()
@@ -423,7 +423,7 @@ async def test_what_nobody_waits_for_any_more_is_stored_still() -> None:
     paper = Paper()
     writer = Writer(paper, never)
     paper.free.clear()
-    waiting = [asyncio.create_task(writer.saved(record)) for record in devices(3)]
+    waiting = [asyncio.create_task(writer.save(record)) for record in devices(3)]
     await asyncio.sleep(_A_MOMENT_S)
     for task in waiting[:2]:
         task.cancel()
@@ -454,4 +454,4 @@ async def test_closing_while_nothing_can_be_stored_tries_once_and_says_what_is_l
     await until(lambda: pauses.begun == 1)
     await writer.close()
     assert paper.attempts == 2
-    assert "2 records could not be stored and are lost" in caplog.text
+    assert "2 records could not be stored before the coordinator stopped" in caplog.text

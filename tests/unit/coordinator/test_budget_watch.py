@@ -289,13 +289,13 @@ def test_the_log_says_each_trouble_once_and_each_change_once(caplog: pytest.LogC
 
     run(scenario, Watched({"rack": METER}))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "supply rack: 120 W, in force: measured"),
+        ("INFO", "supply rack: 120 W in force: measured"),
         ("WARNING", "supply rack: answers -0"),
-        ("WARNING", "supply rack: 40 W, the fallback, in force: no reading for 60 s: answers -0"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: nothing was measured for 60 s: answers -0"),
         ("WARNING", "supply rack: no route"),
-        ("WARNING", "supply rack: 40 W, the fallback, in force: no reading for 60 s: no route"),
-        ("INFO", "supply rack: its query answers watts again"),
-        ("INFO", "supply rack: 90 W, in force: measured"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: nothing was measured for 60 s: no route"),
+        ("INFO", "supply rack: its query returns watts again"),
+        ("INFO", "supply rack: 90 W in force: measured"),
     ]
 
 
@@ -304,21 +304,21 @@ def test_the_operators_watts_come_before_any_source_until_they_are_over() -> Non
 
     async def scenario(w: Watched) -> None:
         until = NOON + timedelta(seconds=60)
-        standing = w.watch.override("rack", Override(80, until))
-        assert (standing.in_force.watts, standing.in_force.source, standing.since) == (80, "operator", NOON)
-        assert standing.override == Override(80, until)
+        status = w.watch.override("rack", Override(80, until))
+        assert (status.in_force.watts, status.in_force.source, status.since) == (80, "operator", NOON)
+        assert status.override == Override(80, until)
         w.meter.answer = 110.0
         await w.clock.advance(59)
         assert w.watts() == 80, "and the source is asked meanwhile"
         await w.clock.advance(2)
-        standing = w.watch.standing("rack")
-        assert (standing.in_force.watts, standing.in_force.source, standing.override) == (110, "query", None)
-        assert NOON + timedelta(seconds=60) <= standing.since <= NOON + timedelta(seconds=61)
+        status = w.watch.status("rack")
+        assert (status.in_force.watts, status.in_force.source, status.override) == (110, "query", None)
+        assert NOON + timedelta(seconds=60) <= status.since <= NOON + timedelta(seconds=61)
         w.watch.override("site", Override(200))
         assert w.watch.override("site", None).in_force.watts == 300
         assert w.watch.override("site", None).in_force.watts == 300, "there is nothing to clear"
-        for ask in (lambda: w.watch.override("attic", None), lambda: w.watch.standing("attic")):
-            with pytest.raises(UnknownRecordError, match="no supply 'attic' is stated; known are rack, site"):
+        for ask in (lambda: w.watch.override("attic", None), lambda: w.watch.status("attic")):
+            with pytest.raises(UnknownRecordError, match="unknown supply 'attic'; known: rack, site"):
                 ask()
         assert w.told == [("rack", 120), ("site", 300), ("rack", 80), ("rack", 110), ("site", 200), ("site", 300)]
 

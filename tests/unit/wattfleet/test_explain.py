@@ -54,7 +54,7 @@ def test_a_share_is_the_time_saved_by_less_work(resource: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "said"),
+    ("resource", "expected"),
     [
         ("loading", "more cores or a higher CPU clock"),
         ("launch", "more cores do not help"),
@@ -63,13 +63,13 @@ def test_a_share_is_the_time_saved_by_less_work(resource: str) -> None:
         ("fixed", "No knob makes it faster"),
     ],
 )
-def test_the_resource_with_the_most_work_is_named(resource: str, said: str) -> None:
+def test_the_resource_with_the_most_work_is_named(resource: str, expected: str) -> None:
     theta = replace(BALANCED, **{name: 200 * getattr(BALANCED, name) for name in WORK[resource]})
     (found,) = explain(theta, np.array([MODE], dtype=np.float64))
     assert found.mode == MODE
     assert found.bound == resource
     assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
-    assert said in found.words()
+    assert expected in found.words()
 
 
 def test_a_second_important_resource_is_named() -> None:

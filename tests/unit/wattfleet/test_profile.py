@@ -133,12 +133,12 @@ def test_whole_numbers_may_have_a_decimal_point(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("column", PROFILE_COLUMNS)
-@pytest.mark.parametrize(("cell", "shown"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
-def test_a_non_numeric_cell_is_quoted_in_the_error(tmp_path: Path, column: str, cell: str, shown: str) -> None:
+@pytest.mark.parametrize(("cell", "quoted"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
+def test_a_non_numeric_cell_is_quoted_in_the_error(tmp_path: Path, column: str, cell: str, quoted: str) -> None:
     cells = ROWS[2].split(",")
     cells[PROFILE_COLUMNS.index(column)] = f'"{cell}"'
     text = refusal(csv(tmp_path, HEADER, *ROWS[:2], ",".join(cells)))
-    assert f", line 4: {column} is {shown}, expected " in text
+    assert f", line 4: {column} is {quoted}, expected " in text
 
 
 def test_line_numbers_match_an_editors(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from coordinator.errors import STATUS
+from coordinator.services.status import STATUS
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, StatusError, gone, raised
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
@@ -72,7 +72,7 @@ def planned(grid: GridOfNodes, planner: PlannerStub, steps: int, buffer_size: in
 # --- what an update counts ----------------------------------------------------------------------------------------
 
 
-def test_a_stale_update_counts_one_over_the_root_of_one_more_than_its_steps() -> None:
+def test_an_update_is_weighted_by_its_staleness() -> None:
     # The quick node steps at 10 and 20 s. The slow one began from 0 and arrives at 25 s, two steps late.
     grid = grid_of(Node("quick", adds(1.0), 10.0), Node("slow", adds(10.0), 25.0))
     watched = run(grid, steps=4, buffer_size=1)
@@ -191,7 +191,7 @@ def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
     assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]
 
 
-def test_where_those_that_train_hold_all_watts_the_others_wait_for_them_and_nothing_stalls() -> None:
+def test_free_nodes_wait_while_trainings_in_flight_hold_all_watts() -> None:
     grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 40.0))
     planner = PlannerStub(nodes=dict(KNOWN))
     none_left = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "no watts are left")
@@ -232,7 +232,7 @@ def test_a_device_that_does_not_answer_is_told_after_its_plans_time() -> None:
 
 
 @pytest.mark.parametrize(("trimmed_s", "failure"), [(60.0, ""), (40.0, "no reply within 90 s")])
-def test_a_training_whose_plan_is_trimmed_meanwhile_is_given_the_longer_time(trimmed_s: float, failure: str) -> None:
+def test_a_training_gets_more_time_when_its_plan_is_trimmed(trimmed_s: float, failure: str) -> None:
     planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0)
 
     def train(message: Message) -> Message:

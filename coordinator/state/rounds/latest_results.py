@@ -1,4 +1,4 @@
-"""What the newest round of each device set aside, what its newest training needed, and what whole rounds came to."""
+"""Each device's latest assignment and observation, and the latest rounds that were observed or evaluated."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wattfleet.planning import Assignment
 
 @dataclass(frozen=True)
 class ObservedRound:
-    """A round of which every device was observed.
+    """A round with an observation of every device.
 
     Attributes:
         run_id: Flower's run.
         number: from 1.
         site_w: observed watts, idling devices included.
-        allowed_w: watts of the site then.
+        allowed_w: watts of the site at that time.
         duration_s: observed seconds of the slowest device.
     """
 
@@ -31,12 +31,12 @@ class ObservedRound:
 
 @dataclass(frozen=True)
 class EvaluatedRound:
-    """A round after which the strategy reported an accuracy.
+    """A round for which the strategy reported an accuracy.
 
     Attributes:
         run_id: Flower's run.
         number: from 1.
-        accuracy: as it was reported.
+        accuracy: as reported.
     """
 
     run_id: str
@@ -45,28 +45,28 @@ class EvaluatedRound:
 
 
 class LatestResults:
-    """Kept apart from rounds, so that nobody has to walk through those of a large fleet, which are not all at hand.
+    """The latest results, so that metrics need not walk through all rounds, some of which are not cached.
 
     Attributes:
-        assignments: by device id; of a device that a trim has ended, what it had been assigned.
+        assignments: by device id; of a device that a trim has stopped, the assignment before.
         observations: by device id.
-        observed_round: the newest round that was observed whole.
-        evaluated_round: the newest round that was evaluated.
+        observed_round: the newest round with all observations.
+        evaluated_round: the newest evaluated round.
     """
 
     def __init__(self) -> None:
-        """No round yet."""
+        """Start without any round."""
         self.assignments: dict[str, Assignment] = {}
         self.observations: dict[str, ObservedTraining] = {}
         self.observed_round: ObservedRound | None = None
         self.evaluated_round: EvaluatedRound | None = None
 
     def assigned(self, assignments: Sequence[Assignment]) -> None:
-        """A round was planned, or trimmed."""
+        """Take note of a round that was planned or trimmed."""
         self.assignments.update({assignment.device_id: assignment for assignment in assignments})
 
     def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
-        """Devices reported what their trainings in a round needed, which are among its observations."""
+        """Take note of new observations in a round, which its record includes already."""
         self.observations.update({observed.device_id: observed for observed in observations})
         site_w, duration_s = record.observed_site_w, record.observed_duration_s
         if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
@@ -74,17 +74,17 @@ class LatestResults:
             self.observed_round = ObservedRound(record.run_id, record.number, site_w, allowed_w, duration_s)
 
     def evaluated(self, record: RoundRecord) -> None:
-        """The strategy reported metrics of a round."""
+        """Take note of a round's metrics."""
         if "accuracy" in record.metrics and _is_newer(record, self.evaluated_round):
             self.evaluated_round = EvaluatedRound(record.run_id, record.number, record.metrics["accuracy"])
 
     def copy(self) -> LatestResults:
-        """One that goes its own way from here."""
+        """An independent copy."""
         copied = copy.copy(self)
         copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
         return copied
 
 
 def _is_newer(record: RoundRecord, known: ObservedRound | EvaluatedRound | None) -> bool:
-    """Whether a round is no older than what is known; of another run it counts as newer."""
+    """Whether a round is at least as new as the known one; a round of another run counts as newer."""
     return known is None or known.run_id != record.run_id or record.number >= known.number

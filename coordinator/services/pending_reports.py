@@ -1,4 +1,4 @@
-"""Reports of one session that were taken while nothing could be stored: acknowledged when they are on disk."""
+"""Reports of one session that could not be stored in time: acknowledged once they are on disk."""
 
 from __future__ import annotations
 
@@ -9,42 +9,38 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-from coordinator.errors import STATUS
-from coordinator.state.fleet import Fleet
+from coordinator.repository.repository import FleetRepository
+from coordinator.services.status import STATUS
 from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
-from coordinator.store.writer import Writer
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.error_boundary import status_of
 
 _log = logging.getLogger(__name__)
 
 
-class LateReports:
-    """What one session has yet to acknowledge."""
+class PendingReports:
+    """The reports that one session has yet to acknowledge."""
 
     def __init__(
         self,
         device_id: str,
-        fleet: Fleet,
-        writer: Writer,
+        repository: FleetRepository,
         acknowledge: Callable[[int], Awaitable[None]],
         end: Callable[[grpc.StatusCode, str], None],
         limit: int,
     ) -> None:
-        """Begin with none.
+        """Start without any report.
 
         Args:
-            device_id: whose session it is.
-            fleet: what is known.
-            writer: keeps what changed.
-            acknowledge: tells the agent that the report of a number is stored.
-            end: ends the session, where they cannot ever be stored.
+            device_id: the session's device.
+            repository: the fleet and its store.
+            acknowledge: tells the agent that the report with this number is stored.
+            end: ends the session if its reports can never be stored.
             limit: number of reports that may wait. It exceeds an agent's outbox, with which a new session begins.
         """
         self._device_id = device_id
-        self._fleet = fleet
-        self._writer = writer
+        self._repository = repository
         self._acknowledge = acknowledge
         self._end = end
         self._limit = limit
@@ -55,25 +51,25 @@ class LateReports:
         return len(self._waiting)
 
     def add(self, sequence: int, record: StoredRecord | None) -> None:
-        """A report waits; one that came again, without a record, as long as those before it.
+        """Add a report; a repeated report, without a record, waits as long as those before it.
 
         Raises:
-            StoreUnavailableError: too many wait already.
+            StoreUnavailableError: too many reports wait.
         """
         if len(self._waiting) >= self._limit:
             raise StoreUnavailableError(
-                f"{self._device_id}: {self._limit} reports wait to be stored, and nothing can be: come back with what"
-                " stands"
+                f"{self._device_id}: {self._limit} reports wait while the store is unavailable: reconnect and send the"
+                " current state"
             )
-        # A device's newest record says all of it, and is in the fleet.
+        # The fleet has the device's newest record, which replaces the older ones.
         self._waiting.append((sequence, None if isinstance(record, DeviceRecord) else record))
         if record is not None:
-            self._writer.save_soon(record)
+            self._repository.save_soon(record)
         if self._storing is None or self._storing.done():
             self._storing = asyncio.create_task(self._store())
 
     def close(self) -> None:
-        """The session is over; its agent repeats what was not acknowledged."""
+        """End with the session; the agent repeats what was not acknowledged."""
         if self._storing is not None:
             self._storing.cancel()
 
@@ -82,12 +78,13 @@ class LateReports:
             while self._waiting:
                 waiting = list(self._waiting)
                 records = [record for _, record in waiting if record is not None]
-                await self._writer.saved_at_last(self._fleet.device(self._device_id), *records)
+                device = self._repository.fleet.agents.get(self._device_id)
+                await self._repository.save_until_stored(device, *records)
                 for sequence, _ in waiting:
                     await self._acknowledge(sequence)
                     self._waiting.popleft()
         except grpc.aio.BaseError:
-            return  # the peer is gone, which ends the session
+            return  # the device disconnected, which ends the session
         except WattfleetError as error:
             self._end(status_of(error, STATUS), str(error))
         except Exception:

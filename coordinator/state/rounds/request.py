@@ -1,4 +1,4 @@
-"""A round that is to be planned: all that its plan depends on, taken from the fleet at one moment."""
+"""A request for a round's plan: all that the plan depends on, taken from the fleet at one moment."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from wattfleet.planning.policies import Policy
 
 @dataclass(frozen=True)
 class RoundRequest:
-    """Nothing in it changes any more, so that any thread may plan it while the fleet goes on.
+    """An immutable request, so that any thread may plan the round while the fleet changes.
 
     Attributes:
         run_id: Flower's run.
         number: from 1.
         epochs: local epochs of each chosen device.
-        offers: what the devices that are ready can be planned with.
+        offers: what the ready devices can be planned with.
         nodes: Flower's node id of every device that has one.
-        policy: who is chosen.
+        policy: the client-selection policy.
         allowance: watts of every supply, and what all other devices draw there.
-        history: the run's rounds that are over.
-        selection: the operator's own say.
-        trims: how often rounds in flight had been trimmed before.
+        history: the run's finished rounds.
+        selection: the operator's rules for client selection.
+        trim_count: how often rounds in flight had been trimmed before.
     """
 
     run_id: str
@@ -36,19 +36,19 @@ class RoundRequest:
     allowance: Allowance
     history: History
     selection: Selection
-    trims: int
+    trim_count: int
 
     @property
     def plan_id(self) -> str:
-        """The id of the plan that is asked for."""
+        """The id of the requested plan."""
         return plan_id_of(self.run_id, self.number)
 
     def planned(self) -> RoundRecord:
-        """Plan the round; of ten thousand devices that takes half a second.
+        """Plan the round; with ten thousand devices this takes half a second.
 
         Raises:
-            NoCandidatesError: none of those that are ready may be chosen.
-            InfeasibleBudgetError: the site's watts carry none.
+            NoCandidatesError: none of the ready devices may be chosen.
+            InfeasibleBudgetError: the site's budget is too small for any device.
             InvalidInputError: the number of epochs is not above zero.
         """
         plan = plan_round(

@@ -1,4 +1,4 @@
-"""Opens the store; a standby waits until no other coordinator serves from it."""
+"""Opens a store; a standby waits until no other coordinator uses it."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ async def open_store(
     location: Path | URL,
     settings: StoreSettings = StoreSettings(),
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    opened: Callable[[Path | URL], Store] | None = None,
+    open_now: Callable[[Path | URL], Store] | None = None,
 ) -> Store:
-    """Open a store; a standby waits while another coordinator serves from it, or its database does not answer.
+    """Open a store.
 
     Args:
         location: path of an SQLite file, or a database's URL.
-        settings: whether to stand by, and how often to try.
-        sleep: lets seconds pass.
-        opened: opens the store, or raises at once; None for `Store`.
+        settings: whether to wait while another coordinator uses it or its database does not answer, and how often to
+            try.
+        sleep: waits for some seconds.
+        open_now: opens it, or fails at once; None for `Store`.
 
     Raises:
         InvalidInputError: it cannot be used as a store.
-        StoreInUseError: another coordinator serves from it.
+        StoreInUseError: another coordinator uses it.
         StoreUnavailableError: the database does not answer.
     """
-    opened = opened or partial(Store, settings=settings)
+    open_now = open_now or partial(Store, settings=settings)
     logged = ""
     while True:
         try:
-            return await asyncio.to_thread(opened, location)
+            return await asyncio.to_thread(open_now, location)
         except (StoreInUseError, StoreUnavailableError) as error:
             if not settings.standby:
                 raise
-            # One line for each kind of error, since its text may differ from time to time.
+            # Once per kind of error: texts may differ from attempt to attempt.
             if logged != type(error).__name__:
                 logged = type(error).__name__
-                _log.info("standing by: %s", error)
+                _log.info("standby: %s", error)
         await sleep(settings.standby_check_s)
