@@ -291,9 +291,9 @@ def test_the_log_says_each_trouble_once_and_each_change_once(caplog: pytest.LogC
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "supply rack: 120 W in force: measured"),
         ("WARNING", "supply rack: answers -0"),
-        ("WARNING", "supply rack: 40 W (fallback) in force: nothing was measured for 60 s: answers -0"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: no reading for 60 s: answers -0"),
         ("WARNING", "supply rack: no route"),
-        ("WARNING", "supply rack: 40 W (fallback) in force: nothing was measured for 60 s: no route"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: no reading for 60 s: no route"),
         ("INFO", "supply rack: its query returns watts again"),
         ("INFO", "supply rack: 90 W in force: measured"),
     ]

@@ -93,7 +93,7 @@ def test_tags_by_command_count_beside_those_of_the_site_file() -> None:
 def test_a_tag_can_exclude_a_device() -> None:
     fleet = fleet_of_site(Selection(exclude=("tag:sick",)))
     fleet.operator.tag(["orin"], {"sick"}, set())
-    assert reasons(fleet)["orin"] == "excluded as tag:sick"
+    assert reasons(fleet)["orin"] == "excluded: matches tag:sick"
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_a_run_that_never_started_has_no_rounds() -> None:
 @pytest.mark.parametrize("epochs", [0.0, -1.0, math.nan])
 def test_a_round_without_epochs_is_refused(epochs: float) -> None:
     fleet = small_fleet()
-    with pytest.raises(InvalidInputError, match="needs epochs above zero"):
+    with pytest.raises(InvalidInputError, match="needs a number of epochs above 0"):
         fleet.flower.plan(RUN, 1, NODES, epochs)
     assert not fleet.rounds.records
 

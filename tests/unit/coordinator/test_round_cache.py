@@ -170,5 +170,5 @@ def test_a_round_that_ends_twice_is_of_the_history_as_it_ended_first() -> None:
     fleet.rounds.cache.history(RUN)
     again = fleet.rounds.finish(done.plan_id, [], 31.0)
     assert (again.results, again.wall_s) == ((), 31.0)
-    assert fleet.rounds.cache.history(RUN).times_done == {"orin": 1, "nano": 1}
+    assert fleet.rounds.cache.history(RUN).times_completed == {"orin": 1, "nano": 1}
     assert replace(planned_round(), plan_id=done.plan_id) == planned_round()

@@ -157,7 +157,7 @@ QUERY = 'query = "up", url = "http://127.0.0.1:9090"'
         (one('{ query = "up", fallback_w = 1 }'), ": supplies.site.budget.url: has to be stated"),
         (one(f"{{ {QUERY}, fallback_w = nan }}"), ": supplies.site.budget: a fallback must be finite and above 0 W"),
         (one(f"{{ {QUERY}, fallback_w = 5, every_s = 60 }}"), ": supplies.site.budget: every_s must be from 1 s to"),
-        (one(f"{{ {QUERY}, fallback_w = 5, max_age_s = -1 }}"), ": supplies.site.budget: the age of a reading"),
+        (one(f"{{ {QUERY}, fallback_w = 5, max_age_s = -1 }}"), ": supplies.site.budget: the maximum age of a reading"),
         (
             one('{ query = "up", url = "here", fallback_w = 5 }'),
             ": supplies.site.budget: the url must be that of a Prometheus server",
@@ -187,8 +187,8 @@ QUERY = 'query = "up", url = "http://127.0.0.1:9090"'
         (one('{ watts = 1 }\ndevices = [""]'), ": supplies.site.devices: an empty pattern"),
         (one('{ watts = 1 }\ndevices = "a"'), ": supplies.site.devices: "),
         (one('{ watts = 1 }\n[devices."a-*"]'), ': devices."a-*": write the whole id of one device'),
-        (one("{ watts = 1 }\n[devices.a]\nlimit_w = 0"), ': devices."a".limit_w must be finite and above zero watts'),
-        (one("{ watts = 1 }\n[devices.a]\nlimit_w = nan"), ': devices."a".limit_w must be finite and above zero'),
+        (one("{ watts = 1 }\n[devices.a]\nlimit_w = 0"), ': devices."a".limit_w must be finite and above 0 W'),
+        (one("{ watts = 1 }\n[devices.a]\nlimit_w = nan"), ': devices."a".limit_w must be finite and above 0 W'),
         (
             one('{ watts = 1 }\n[devices.a]\ntags = [""]'),
             ': devices."a".tags: a tag must have 1 to 200 printable characters',
