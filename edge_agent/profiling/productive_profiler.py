@@ -15,6 +15,7 @@ from edge_agent.profiling.journal_records import Discarded
 from edge_agent.profiling.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import PowerMode
+from wattfleet_io.batch_timing import timed_batches
 from wattfleet_io.gpu import wait_for_gpu
 
 _log = logging.getLogger(__name__)
@@ -73,22 +74,15 @@ class ProductiveProfiler:
         Raises:
             ModeNotAppliedError: the training's own mode cannot be put back.
         """
-        clock = self._device.clock
-        batches = iter(loader)
         self.begin()
         try:
-            while True:
-                asked_s = clock.now_s()
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                fetched_s = clock.now_s()
-                yield batch
-                if self.measuring:
-                    finish_step()
-                    ended_s = clock.now_s()
-                    self.minibatch_ended(StepTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3))
+            yield from timed_batches(
+                loader,
+                lambda: self.measuring,
+                lambda times: self.minibatch_ended(StepTimes(times.fetch_stall_ms, times.compute_ms)),
+                finish_step,
+                self._device.clock.now_s,
+            )
         finally:
             self.pause()
 

@@ -73,7 +73,7 @@ def test_another_process_fits_the_same():
 def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
     strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
     object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
-    with pytest.raises(InvalidInputError, match="kind 'oracle', this Wattfleet knows roofline"):
+    with pytest.raises(InvalidInputError, match="unknown predictor 'oracle'"):
         with opened(replace(TRANSFER, reference=strange))() as fitting:
             fitting.fit(true_profile(8), 8)
 
