@@ -1,4 +1,4 @@
-"""The machine's own time."""
+"""The machine's clock."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class SystemClock:
-    """Seconds that no change of the date moves (a `Clock`)."""
+    """Monotonic seconds, unaffected by changes of the date (a `Clock`)."""
 
     def now_s(self) -> float:
-        """Seconds since the machine started."""
+        """Seconds since boot."""
         return time.monotonic()
 
     def sleep_s(self, seconds: float) -> None:

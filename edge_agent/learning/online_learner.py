@@ -91,7 +91,7 @@ class OnlineLearner:
     @property
     def front(self) -> Front:
         """The front by what is known now, of the modes that the board bears."""
-        borne = ExcludedModes.of(self._journal).bears(self._device.modes)
+        borne = ExcludedModes.of(self._journal).allows(self._device.modes)
         modes = self._device.modes[borne]
         return predicted_front(modes, self._prediction.among(borne), self._minibatches_per_epoch, self.first_gcycles)
 

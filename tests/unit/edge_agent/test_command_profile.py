@@ -257,12 +257,12 @@ def test_a_jetson_whose_rail_is_silent_is_not_begun(profile, state, jetson):
     ("arguments", "said"),
     [
         (("--modes", 0), "0 is not in the range"),
-        (("--tolerance", 1), "a tolerance is a share from 0 to below 1, not 1"),
-        (("--workload", "resnet18"), "trains by itself: leave out --workload"),
+        (("--tolerance", 1), "--tolerance must be at least 0 and below 1, not 1"),
+        (("--workload", "resnet18"), "needs no workload; omit --workload"),
         (("--reference", "nowhere"), "give one that ships (agx_orin_resnet18), or the directory of one"),
-        (("--device", "auto", "--workload", "resnet19"), "no workload 'resnet19'"),
-        (("--device", "host"), "name a --workload, one of resnet18"),
-        (("--device-id", "other", "--modes", 5), "is the journal of device_id 'jetson-1', not 'other'"),
+        (("--device", "auto", "--workload", "resnet19"), "unknown workload 'resnet19'"),
+        (("--device", "host"), "pass --workload resnet18"),
+        (("--device-id", "other", "--modes", 5), "belongs to device_id 'jetson-1', not 'other'"),
     ],
 )
 def test_bad_input_is_answered_with_what_to_do(profile, state, arguments, said):
