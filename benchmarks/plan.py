@@ -179,7 +179,7 @@ def _gaps(seed: int) -> tuple[float, float]:
     devices = int(chance.integers(8, 25))
     fleet = random_fleet(chance, devices, int(chance.integers(2, 9)), _SMALL_RACK)
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
-    feeds = (headroom.above[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
+    feeds = (headroom.supply_at[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
     everyone = np.ones(devices, dtype=np.bool_)
     found = min_makespan(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)
     if found is None:

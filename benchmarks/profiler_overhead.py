@@ -22,12 +22,12 @@ import numpy as np
 from edge_agent.devices.device import Conditions, Knobs, Provenance
 from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.physical import PhysicalBoard
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import ModeMeasurement, ProfilerSettings
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet_io.clock import SystemClock
 
 _MODE = PowerMode(1, 1_000_000, 1_000_000_000, 1_000_000_000)
 _POWER_MW = 10_000.0

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import URL
 
+from coordinator.repository.writer import Writer
 from coordinator.state.records import (
     DeviceRecord,
     NodeRecord,
@@ -25,7 +26,6 @@ from coordinator.state.records import (
 )
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
-from coordinator.store.writer import Writer
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.modes import PowerMode, modes_to_array
 from wattfleet.planning import Assignment, Decision, RoundPlan
@@ -95,7 +95,7 @@ async def _reported(store: Store, records: Sequence[StoredRecord], at_once: int)
 
     async def report() -> None:
         for record in waiting:
-            await writer.saved(record)
+            await writer.save(record)
 
     began_s = time.perf_counter()
     await asyncio.gather(*(report() for _ in range(at_once)))
@@ -125,7 +125,7 @@ def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:
         epochs=1.0,
         plan=RoundPlan(
             assignments=tuple(Assignment(d, _MODE, 10.0, 25.0, 30.0, 4.0) for d in chosen),
-            decisions=tuple(Decision(d, True, "one of those that together finish soonest") for d in chosen),
+            decisions=tuple(Decision(d, True, "selected: among the devices with the least makespan") for d in chosen),
             duration_s=10.0,
             planned_w=30.0 * len(chosen),
             site_budget_w=30.0 * len(chosen),

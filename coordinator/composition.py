@@ -47,7 +47,7 @@ def selection_of(settings: SelectionSettings, policy: Policy) -> Selection:
     Raises:
         InvalidInputError: a selector cannot be used, or the policy takes no number to add to.
     """
-    if settings.over_selection and not policy.counts:
+    if settings.over_selection and not policy.has_count:
         raise InvalidInputError(
             f"policy {policy.name!r} selects as many devices as it finds best, so that over-selection has no number to"
             " add to: leave out --over-selection, or pass --clients to a policy that takes it"

@@ -1,6 +1,6 @@
 """Prometheus metrics, read from the fleet's state by one collector.
 
-Missing is not zero: what is not known has no sample.
+An unknown value has no sample; it is never exported as zero.
 """
 
 from __future__ import annotations
@@ -14,32 +14,36 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.latest_results import LatestResults
 from coordinator.state.records import RoundRecord
+from coordinator.state.rounds.latest_results import LatestResults
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import DeviceState
 
 
 class FleetCollector(Collector):
-    """The fleet as metric families."""
+    """Exports the fleet as metric families."""
 
     def __init__(self, fleet: Fleet) -> None:
         """Read from one fleet."""
         self._fleet = fleet
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All families, from the state at this moment."""
-        # Copies: the scrape runs in the HTTP server's thread while the event loop goes on.
-        devices = list(self._fleet.devices.values())
-        rounds = list(self._fleet.rounds.values())
+        """All families, from the current state."""
+        # Copies, because the scrape runs in the HTTP server's thread beside the event loop.
+        devices = list(self._fleet.agents.devices.values())
+        rounds = list(self._fleet.rounds.records.values())
 
-        # A device has one sample, of the state that it is in: ten thousand would have fifty thousand that say no.
+        # One sample per device, for its current state: zeros for the other states would be 50,000 samples for 10,000.
         state = GaugeMetricFamily(
-            "wattfleet_device_state", "1, with the state the device is in", labels=["device", "board", "state"]
+            "wattfleet_device_state",
+            "Always 1; the label is the device's current state",
+            labels=["device", "board", "state"],
         )
-        count = GaugeMetricFamily("wattfleet_devices", "Devices in each state", labels=["state"])
-        modes = GaugeMetricFamily("wattfleet_device_profiled_modes", "Power modes measured", labels=["device"])
-        idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Watts while parked", labels=["device"])
+        count = GaugeMetricFamily("wattfleet_devices", "Number of devices in each state", labels=["state"])
+        modes = GaugeMetricFamily(
+            "wattfleet_device_profiled_modes", "Number of power modes measured on the device", labels=["device"]
+        )
+        idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Power of the idle device in watts", labels=["device"])
         in_state = Counter(device.state for device in devices)
         for possible in DeviceState:
             count.add_metric([possible.value], in_state[possible])
@@ -49,21 +53,21 @@ class FleetCollector(Collector):
             if device.idle_w is not None:
                 idle.add_metric([device.device_id], device.idle_w)
         yield from (state, count, modes, idle)
-        yield from _device_families(self._fleet.newest)
-        yield from _round_families(rounds, self._fleet.newest, self._fleet.site_budget_w)
+        yield from _device_families(self._fleet.rounds.latest_results)
+        yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
 
 
 def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
-    """What the newest round that took each device predicted and saw."""
+    """Predictions and observations of the newest round of each device."""
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (
-            ("budget_watts", "Watts set aside for the device in the newest round that chose it"),
-            ("predicted_epoch_seconds", "Predicted seconds per epoch in that round"),
-            ("observed_epoch_seconds", "Observed seconds per epoch, as last reported"),
-            ("predicted_power_watts", "Predicted watts while training in that round"),
-            ("observed_power_watts", "Observed watts while training, as last reported"),
+            ("budget_watts", "Watts set aside for the device in its newest round"),
+            ("predicted_epoch_seconds", "Predicted seconds per epoch in the device's newest round"),
+            ("observed_epoch_seconds", "Last reported seconds per epoch"),
+            ("predicted_power_watts", "Predicted watts while training in the device's newest round"),
+            ("observed_power_watts", "Last reported watts while training"),
         )
     }
     for chosen in list(newest.assignments.values()):
@@ -79,13 +83,15 @@ def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
 def _round_families(
     rounds: list[RoundRecord], newest: LatestResults, site_budget_w: float
 ) -> Iterator[GaugeMetricFamily]:
-    """The newest round, and for what is observed the newest that was."""
-    number = GaugeMetricFamily("wattfleet_round_number", "Newest planned round of its run")
+    """The newest planned, the newest observed and the newest evaluated round."""
+    number = GaugeMetricFamily("wattfleet_round_number", "Number of the newest planned round")
     duration = GaugeMetricFamily(
-        "wattfleet_round_duration_seconds", "Seconds until the slowest chosen device was done", labels=["kind"]
+        "wattfleet_round_duration_seconds",
+        "Makespan of the round: seconds until its slowest device has finished",
+        labels=["kind"],
     )
     site = GaugeMetricFamily(
-        "wattfleet_site_power_watts", "Watts of the site, idling devices included", labels=["kind"]
+        "wattfleet_site_power_watts", "Power of the site in watts, including idle devices", labels=["kind"]
     )
     accuracy = GaugeMetricFamily("wattfleet_round_accuracy", "Accuracy after the newest evaluated round")
     site.add_metric(["allowed"], site_budget_w)
@@ -95,7 +101,7 @@ def _round_families(
         site.add_metric(["planned"], rounds[-1].plan.planned_w)
     if (seen := newest.observed_round) is not None:
         site.add_metric(["observed"], seen.site_w)
-        # A budget may have changed since: a round is judged by what it was given.
+        # The budget may have changed since, so the round's own budget is exported beside it.
         site.add_metric(["allowed_then"], seen.allowed_w)
         duration.add_metric(["observed"], seen.duration_s)
     if newest.evaluated_round is not None:
@@ -104,14 +110,16 @@ def _round_families(
 
 
 def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeMetricFamily]:
-    """What every supply allows now, and what the newest round set aside there."""
+    """Each supply's budget in force, and the watts that the newest round set aside behind it."""
     power = GaugeMetricFamily(
-        "wattfleet_supply_power_watts", "Watts of each supply, idling devices included", labels=["supply", "kind"]
+        "wattfleet_supply_power_watts",
+        "Power behind each supply in watts, including idle devices",
+        labels=["supply", "kind"],
     )
     fallback = GaugeMetricFamily(
-        "wattfleet_supply_fallback", "1 while a supply's stated fallback is in force", labels=["supply"]
+        "wattfleet_supply_fallback", "1 while the supply's fallback budget is in force, else 0", labels=["supply"]
     )
-    for supply, in_force in list(fleet.in_force.items()):
+    for supply, in_force in list(fleet.operator.budgets_in_force.items()):
         power.add_metric([supply, "allowed"], in_force.watts)
         fallback.add_metric([supply], float(in_force.fallback))
     if rounds:
@@ -121,10 +129,10 @@ def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeM
 
 
 def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:
-    """Serve `/metrics` over HTTP from a thread of its own; port 0 takes a free one.
+    """Serve `/metrics` over HTTP from a thread; port 0 takes a free port.
 
     Raises:
-        InvalidInputError: the port cannot be listened on.
+        InvalidInputError: the address is in use or does not exist.
     """
     registry = CollectorRegistry()
     registry.register(FleetCollector(fleet))
@@ -132,6 +140,6 @@ def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:
         server, _thread = start_http_server(port, host, registry)
     except OSError as error:
         raise InvalidInputError(
-            f"metrics cannot be served on {host}:{port}: {error.strerror}; choose another port"
+            f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
         ) from None
     return server

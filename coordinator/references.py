@@ -1,4 +1,4 @@
-"""The reference predictors that the coordinator hands out, and which of them agents are to transfer from."""
+"""The reference predictors that the coordinator serves, and the one that is in force."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import Artefact, read_artefact, restore_predictor
 
 MAX_BYTES = 16 * 1024 * 1024
-"""Bytes that the weights of a published reference may have."""
+"""Size limit of a published reference's weights."""
 
 MAX_MANIFEST_BYTES = 1000 * 1024
-"""Bytes that its manifest may have, which comes whole in one message."""
+"""Size limit of its manifest, which is sent in one message."""
 
-_SHORTEST_BEGINNING = 6
+_MIN_PREFIX = 6
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Reference:
     """A reference predictor by name.
 
     Attributes:
-        name: as it was asked for.
+        name: as requested.
         artefact: manifest and weights.
     """
 
@@ -35,7 +35,7 @@ class Reference:
 
     @property
     def digest(self) -> str:
-        """What agents check it by."""
+        """The digest that agents verify it with."""
         return self.artefact.digest
 
 
@@ -44,7 +44,7 @@ def open_reference(name: str) -> Reference:
 
     Raises:
         InvalidInputError: neither exists.
-        CorruptReferenceError: its files are not what its manifest says.
+        CorruptReferenceError: its files do not match its manifest.
     """
     if name in reference_models.shipped():
         return Reference(name, reference_models.load(name))
@@ -52,11 +52,11 @@ def open_reference(name: str) -> Reference:
 
 
 class ReferenceShelf:
-    """The reference predictors that are handed out, by content: the one of the start, and those that were published.
+    """The reference predictors to serve: the one from `serve --reference`, and the published ones.
 
     Attributes:
-        from_start: digest of the one that the coordinator was started with.
-        pinned: digest of the one that counts instead; None for none.
+        from_start: digest of the one from `serve --reference`.
+        pinned: digest of the one in force instead; None for none.
         artefacts: all of them, by digest.
     """
 
@@ -66,45 +66,50 @@ class ReferenceShelf:
         """Start from what a store holds.
 
         Args:
-            from_start: what the coordinator was started with.
-            published: what was published before.
-            pinned: digest of the one that is pinned.
+            from_start: the one from `serve --reference`.
+            published: the ones published before.
+            pinned: digest of the pinned one.
 
         Raises:
-            CorruptReferenceError: a published one is not what its manifest says, or the pinned one is missing.
+            CorruptReferenceError: a published one does not match its digest, or the pinned one is missing.
         """
         self.from_start = from_start.digest
         self.artefacts = {from_start.digest: from_start}
         for each in published:
             artefact = Artefact(each.manifest, each.weights)
             if artefact.digest != each.digest:
-                raise CorruptReferenceError(f"the store's reference {each.digest} is another one, {artefact.digest}")
+                raise CorruptReferenceError(
+                    f"the store's reference {each.digest} has another digest, {artefact.digest}: restore the store from"
+                    " a backup"
+                )
             self.artefacts[each.digest] = artefact
         if pinned is not None and pinned not in self.artefacts:
-            raise CorruptReferenceError(f"the store lacks the reference {pinned}, which is pinned")
+            raise CorruptReferenceError(
+                f"the pinned reference {pinned} is missing in the store: restore the store from a backup"
+            )
         self.pinned = pinned
         self._stored = {each.digest for each in published}
 
     @property
     def digest(self) -> str:
-        """Of the one that agents are to transfer from now."""
+        """The digest of the one in force."""
         return self.pinned or self.from_start
 
     def of_digest(self, digest: str) -> Artefact:
-        """The artefact of a digest.
+        """The artefact with a digest.
 
         Raises:
-            UnknownRecordError: none is handed out here.
+            UnknownRecordError: there is none.
         """
         if digest not in self.artefacts:
-            raise UnknownRecordError(f"no reference predictor with digest {digest!r} is handed out here")
+            raise UnknownRecordError(f"unknown reference predictor {digest!r}")
         return self.artefacts[digest]
 
     def publish(self, artefact: Artefact) -> list[PublishedReference]:
-        """Hand out a reference that was checked.
+        """Serve a reference that was checked.
 
         Returns:
-            What is to be stored; nothing where it is stored already.
+            The records to store; none if it is stored already.
         """
         self.artefacts[artefact.digest] = artefact
         if artefact.digest in self._stored:
@@ -112,55 +117,55 @@ class ReferenceShelf:
         return [PublishedReference(artefact.digest, artefact.manifest, artefact.weights)]
 
     def stored(self, records: Sequence[PublishedReference | PinnedReference]) -> None:
-        """What was to be stored is on disk."""
+        """Note that records are on disk."""
         self._stored |= {record.digest for record in records if isinstance(record, PublishedReference)}
 
-    def pin(self, beginning: str) -> list[PublishedReference | PinnedReference]:
-        """Have agents transfer from a reference from now on.
+    def pin(self, prefix: str) -> list[PublishedReference | PinnedReference]:
+        """Put a reference in force.
 
         Args:
-            beginning: its digest, or what no other digest begins with; empty for the one of the start.
+            prefix: its digest, or a unique prefix of it; empty for the one from `serve --reference`.
 
         Returns:
-            What is to be stored.
+            The records to store.
 
         Raises:
-            UnknownRecordError: no digest begins like that.
-            InvalidInputError: several do, or too little of it is given.
+            UnknownRecordError: no digest has this prefix.
+            InvalidInputError: several have it, or it is too short.
         """
-        if not beginning:
+        if not prefix:
             self.pinned = None
             return [PinnedReference(None)]
-        digest = self._completed(beginning)
-        # One of a start, too: the next start may be with another.
+        digest = self._completed(prefix)
+        # Also the one from `serve --reference`, which the next start may not name.
         stored = self.publish(self.artefacts[digest])
         self.pinned = digest
         return [*stored, PinnedReference(digest)]
 
-    def _completed(self, beginning: str) -> str:
-        if len(beginning) < _SHORTEST_BEGINNING:
-            raise InvalidInputError(f"give at least {_SHORTEST_BEGINNING} characters of the digest, not {beginning!r}")
-        matching = [digest for digest in self.artefacts if digest.startswith(beginning.lower())]
+    def _completed(self, prefix: str) -> str:
+        if len(prefix) < _MIN_PREFIX:
+            raise InvalidInputError(f"give at least {_MIN_PREFIX} characters of the digest, not {prefix!r}")
+        matching = [digest for digest in self.artefacts if digest.startswith(prefix.lower())]
         if not matching:
-            raise UnknownRecordError(f"no reference predictor's digest begins with {beginning!r}: publish it first")
+            raise UnknownRecordError(f"no reference predictor's digest begins with {prefix!r}: publish it first")
         if len(matching) > 1:
-            raise InvalidInputError(f"several digests begin with {beginning!r}: give more of it")
+            raise InvalidInputError(f"several digests begin with {prefix!r}: give more characters")
         return matching[0]
 
 
 def checked(manifest: bytes, weights: bytes) -> Artefact:
-    """The reference predictor that was sent, once it has shown that it predicts; this takes a moment.
+    """Load a reference predictor to check that it works; this blocks for a moment.
 
     Raises:
-        CorruptReferenceError: it is not what its manifest says, or it does not predict.
-        InvalidInputError: it is of a kind that cannot be used here.
+        CorruptReferenceError: it does not match its manifest, or cannot predict.
+        InvalidInputError: it needs a package that is not installed.
     """
     artefact = Artefact(manifest, weights)
     try:
         restore_predictor(artefact)
     except ModuleNotFoundError as error:
         raise InvalidInputError(
-            f"a predictor of the kind {artefact.details.predictor!r} cannot be checked here without {error.name}:"
-            " install it beside the coordinator"
+            f"cannot check a predictor of kind {artefact.details.predictor!r} without {error.name}: install it on the"
+            " coordinator's machine"
         ) from None
     return artefact

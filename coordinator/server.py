@@ -22,26 +22,27 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
-from coordinator.budgets.trimmer import Trimmer
 from coordinator.composition import policy_of, selection_of, site_of
-from coordinator.errors import STATUS
 from coordinator.metrics import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.retention import delete_old_runs_daily
+from coordinator.repository.standby import open_store
+from coordinator.repository.writer import Writer
 from coordinator.services.message_sizes import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
+from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
+from coordinator.services.status import STATUS
+from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.orders import Orders
-from coordinator.store.archive import archive
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
-from coordinator.store.retention import forget_daily
-from coordinator.store.standby import open_store
-from coordinator.store.writer import Writer
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
@@ -129,7 +130,7 @@ async def serve(
         store = await open_store(location, settings.store)
         held.callback(store.close)
         if keep is not None:
-            store.forget(keep)
+            store.delete_old_runs(keep)
         kept = store.load()
         references = ReferenceShelf(reference.artefact, kept.references, kept.pinned)
         fleet = Fleet(
@@ -143,15 +144,18 @@ async def serve(
             kept.archived,
             site,
             selection,
-            kept.says,
+            kept.overrides,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
         orders = Orders()
-        trimmer = Trimmer(fleet, writer, orders, settings=settings.site)
-        budgets = BudgetWatch(site.budgets, trimmer.budget_changed, overrides=kept.overrides, settings=settings.site)
+        repository = FleetRepository(fleet, writer, settings.store)
+        trimmer = Trimmer(repository, orders, settings=settings.site)
+        budgets = BudgetWatch(
+            site.budgets, trimmer.budget_changed, overrides=kept.budget_overrides, settings=settings.site
+        )
         held.push_async_callback(budgets.stop)
         await budgets.start()
         metrics = serve_metrics(fleet, metrics_host, metrics_port)
@@ -164,16 +168,14 @@ async def serve(
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)
         sessions = SessionServicer(
-            fleet, writer, leases, orders, references, settings.profiling.modes, settings=settings.sessions
+            repository, leases, orders, references, settings.profiling.modes, settings=settings.sessions
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        planning = PlanningServicer(fleet, writer, leases, settings=settings.rounds)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(planning, server)
-        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(fleet, writer), server)
-        operator = OperatorServicer(
-            fleet, writer, budgets, references, sessions.have_all_back, planning.clear_way, settings.site
-        )
+        planning = RoundPlanning(repository, leases, settings=settings.rounds)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning), server)
+        view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
+        operator = OperatorServicer(repository, planning, budgets, references, sessions.reconnect_all, settings.site)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
@@ -189,18 +191,18 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.lost.wait()]
+        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.ownership_lost.wait()]
         background += [
             sessions.sweep(),
             trimmer.watch(),
-            archive(fleet, writer, settings=settings.store),
+            repository.keep_evicting(),
             writer.watch_owner(),
         ]
         if keep is not None:
-            background.append(forget_daily(fleet, writer, keep))
+            background.append(delete_old_runs_daily(repository, keep))
         await _first_of(background)
         await healthy.enter_graceful_shutdown()
-        if writer.lost.is_set():
+        if writer.ownership_lost.is_set():
             raise NotOwnerError("another coordinator has taken the store over; this one stops")
 
 

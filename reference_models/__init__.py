@@ -1,4 +1,4 @@
-"""Reference predictors that ship with Wattfleet, and how they were trained."""
+"""The reference predictors that ship with Wattfleet: stored models, how to load them and how they were trained."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from wattfleet.prediction import MANIFEST_FILE, Artefact, read_artefact
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the reference predictors that come with this installation."""
+    """Names of the reference predictors in this installation."""
     folder = resources.files(__name__)
     return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / MANIFEST_FILE).is_file()))
 
 
 def load(name: str) -> Artefact:
-    """The reference predictor of a name.
+    """Load a shipped reference predictor by name.
 
     Raises:
-        InvalidInputError: none of this name ships.
+        InvalidInputError: no reference of this name ships.
         CorruptReferenceError: its files are damaged.
     """
     if name not in shipped():
-        raise InvalidInputError(f"no reference predictor {name!r} ships: choose one of {', '.join(shipped())}")
+        raise InvalidInputError(f"unknown reference predictor {name!r}: choose one of {', '.join(shipped())}")
     with resources.as_file(resources.files(__name__) / name) as folder:
         return read_artefact(Path(folder))

@@ -12,39 +12,41 @@ import typer
 if TYPE_CHECKING:
     from wattfleet.prediction import SuspectRow
 
-app = typer.Typer(no_args_is_help=True, help="Reference predictors, from which devices transfer.")
+app = typer.Typer(no_args_is_help=True, help="Train reference predictors and audit measured profiles.")
 
 
 @app.callback()
 def group() -> None:
-    """Reference predictors, from which devices transfer."""
+    """Train reference predictors, from which devices transfer, and audit measured profiles."""
 
 
 @app.command()
 def train(
-    corpus: Annotated[Path, typer.Option(help="CSV of measured modes of one workload on one board.")],
-    out: Annotated[Path, typer.Option(help="Directory of the reference; a reference that is there is replaced.")],
+    corpus: Annotated[Path, typer.Option(help="Read the measured modes of one workload on one board from this CSV.")],
+    out: Annotated[Path, typer.Option(help="Write the reference to this directory, replacing a reference there.")],
     board: Annotated[
         str,
         typer.Option(
-            help="Kind of board the corpus was measured on; a name of your own where no known one has its modes."
+            help="Name the board the corpus was measured on. Use a name of your own if no known board has its modes."
         ),
     ],
-    workload: Annotated[str, typer.Option(help="Network and data, such as resnet18-imagenet.")],
-    minibatch: Annotated[int, typer.Option(help="Samples in a minibatch.")],
-    minibatches_per_epoch: Annotated[int, typer.Option(help="Minibatches in an epoch.")],
-    source: Annotated[str, typer.Option(help="Where the measurements come from, for the model card.")] = "not stated",
+    workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
+    minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
+    minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
+    source: Annotated[
+        str, typer.Option(help="State where the measurements come from, for the model card.")
+    ] = "not stated",
     target: Annotated[
-        list[Path] | None, typer.Option(help="Also measure transfers to this CSV file; may be repeated.")
+        list[Path] | None, typer.Option(help="Also score transfers to the modes in this CSV. Repeatable.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print the manifest instead of a table.")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON instead of a table.")] = False,
 ) -> None:
-    """Fit a reference predictor to a corpus, measure it, and store it with a model card."""
+    """Train a reference predictor on a corpus, score it, and store it with a model card."""
     import shlex
 
     from rich.console import Console
 
-    from reference_models.training import ensure_offers, model_card
+    from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
     from wattfleet.modes import Workload, read_profile
     from wattfleet.prediction import ensure_replaceable, write_artefact
@@ -53,7 +55,7 @@ def train(
     trained = Workload(workload, minibatch, minibatches_per_epoch)
     targets = {path.stem: read_profile(path) for path in target or []}
     measured = read_profile(corpus)
-    ensure_offers(board, measured)
+    require_board_offers(board, measured)
     console = Console(stderr=True)
     with console.status("reading") as status:
         artefact = train_reference(
@@ -77,14 +79,15 @@ def train(
 
 
 @app.command()
-def audit_rows(
-    csv: Annotated[Path, typer.Argument(help="CSV of measured modes of one workload on one device.")],
+def audit(
+    csv: Annotated[Path, typer.Argument(help="Read the measured modes of one workload on one device from this CSV.")],
     reference: Annotated[
-        str | None, typer.Option(help="Shipped reference to help the fit where fewer than 400 modes were measured.")
+        str | None,
+        typer.Option(help="Fit with this shipped reference if fewer than 400 modes were measured (default: none)."),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List the rows whose time and power are not those of the mode they name, with the reason."""
+    """List suspect rows: their time and power do not match the mode they name. State the reason for each."""
     import json
 
     from rich.console import Console
@@ -97,7 +100,9 @@ def audit_rows(
     profile = read_profile(csv)
     known = None if reference is None else restore_predictor(load(reference), board_with_modes(profile.modes))
     if known is not None and not isinstance(known, RooflinePredictor):
-        raise InvalidInputError(f"the reference {reference!r} is of the kind {known.name!r}: an audit needs 'roofline'")
+        raise InvalidInputError(
+            f"the reference {reference!r} is a {known.name!r} predictor: give --reference a 'roofline' one"
+        )
     with Console(stderr=True).status(f"fitting {len(profile)} modes"):
         suspects = audit_rows(profile, known)
     if json_:
@@ -117,7 +122,7 @@ def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{len(suspects)} of {rows} rows are suspect; rows count from 0", title_justify="left")
+    table = Table(title=f"{len(suspects)} of {rows} rows are suspect (row 0 is the first)", title_justify="left")
     table.add_column("row", justify="right")
     for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
         table.add_column(name)

@@ -1,4 +1,4 @@
-"""How a reference predictor is made from a corpus, and how well it predicts."""
+"""Training a reference predictor on a corpus, scoring it, and writing its model card."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from typing import Any
 
 import numpy as np
 
+from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, Profile, Workload, array_to_modes, board_with_modes
 from wattfleet.prediction import MIN_CORPUS_MODES, Artefact, RooflinePredictor, adapt_to_board, pack_artefact
 
 CORPUS_SHA256 = "corpus_sha256"
-"""Names the SHA-256 of the corpus's rows in a reference's provenance."""
+"""Key of the SHA-256 of the corpus's rows in a reference's provenance."""
 
-# So many rows may be alike by chance, or because a baseline mode was copied.
-_MOST_SHARED = 3
 _FOLDS = 5
 _TRANSFER_MODES = 50
 _TRANSFER_RUNS = 20
 
-_WHAT = {"corpus": "the corpus itself", "held_out": f"the corpus, {_FOLDS}-fold held out"}
+_LABELS = {"corpus": "the corpus itself", "held_out": f"the corpus, {_FOLDS}-fold held out"}
 
 Report = Callable[[str], None]
-"""Told, in words, of every step."""
+"""Called with a description of every step."""
 
 
 def train(
@@ -34,15 +33,15 @@ def train(
     targets: Mapping[str, Profile],
     report: Report,
 ) -> Artefact:
-    """Fit a reference to a corpus and measure it.
+    """Fit a reference to a corpus and score it.
 
     Args:
         corpus: many measured modes of one workload on one board.
-        workload: what was trained.
+        workload: the workload that was measured.
         board: kind of board it was measured on.
         provenance: where the measurements come from.
-        targets: further profiles, by name, that transfers to are measured on.
-        report: told of every step.
+        targets: further profiles, by name, to score transfers on.
+        report: called before every step.
 
     Raises:
         InvalidInputError: the corpus is too small for a reference, or a target is too small or shares rows with it.
@@ -50,18 +49,19 @@ def train(
     if len(corpus) < MIN_CORPUS_MODES:
         raise InvalidInputError(
             f"a reference needs a corpus of {MIN_CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
-            " transfer a shipped reference instead"
+            " transfer from a shipped reference instead"
         )
     for name, target in targets.items():
         if len(target) <= _TRANSFER_MODES:
             raise InvalidInputError(
-                f"{name}: a transfer with {_TRANSFER_MODES} modes is measured on the others, and it holds {len(target)}"
+                f"{name}: has {len(target)} measured modes, but a transfer is fitted to {_TRANSFER_MODES} and scored on"
+                f" the others: give {_TRANSFER_MODES + 1} or more"
             )
-        ensure_apart(corpus, target)
+        require_disjoint(corpus, target)
     report(f"fitting {len(corpus)} modes")
     predictor = RooflinePredictor.fit(corpus)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
-    report(f"holding out each of {_FOLDS} parts")
+    report(f"cross-validating with {_FOLDS} folds")
     figures["held_out"] = _held_out(corpus)
     for name, target in targets.items():
         report(f"transferring to {name}")
@@ -70,47 +70,30 @@ def train(
     return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
 
 
-def ensure_apart(corpus: Profile, target: Profile) -> None:
-    """Check that a target is none of what the reference was trained on: it would judge nothing.
+def require_board_offers(board: str, corpus: Profile) -> None:
+    """Check that a board offers the modes of a corpus.
+
+    An unknown board is accepted if no known board offers them.
 
     Raises:
-        InvalidInputError: more than a few rows of the target, or all, stand in the corpus.
-    """
-    shared = len(set(corpus.canonical_rows()) & set(target.canonical_rows()))
-    if shared > min(_MOST_SHARED, len(target) - 1):
-        raise InvalidInputError(
-            f"{shared} of the target's {len(target)} rows stand in the reference's corpus, too: it would be judged by"
-            " what it was trained on; give a target of another workload or device, or another reference"
-        )
-
-
-def ensure_offers(board: str, corpus: Profile) -> None:
-    """Check that a corpus can have been measured on a kind of board.
-
-    A board that Wattfleet does not know is taken at its word where no known board offers the corpus's modes.
-
-    Raises:
-        InvalidInputError: the board offers not all of the modes, or it is not known and another offers them.
+        InvalidInputError: the board does not offer all modes, or it is unknown and a known one offers them.
     """
     modes = array_to_modes(corpus.modes)
     offering = [known.kind for known in BOARDS.values() if all(mode in known.space for mode in modes)]
     if board in offering or not (offering or board in BOARDS or not board.strip()):
         return
     if offering:
-        advice = f"these boards do: give --board {' or '.join(offering)}"
+        advice = f"give --board {' or '.join(offering)}"
     else:
-        advice = f"nor does any of {', '.join(BOARDS)}: give --board a name of your own, of none of these"
-    told = f"the board {board!r} does not offer all modes of the corpus"
-    if board not in BOARDS:
-        told = f"unknown device kind {board!r}, which is not known to offer the modes of the corpus"
-    raise InvalidInputError(f"{told}; {advice}")
+        advice = f"no known board does ({', '.join(BOARDS)}), so give --board a name of your own"
+    if board in BOARDS:
+        raise InvalidInputError(f"the board {board!r} does not offer all modes of the corpus: {advice}")
+    raise InvalidInputError(f"unknown board {board!r}: {advice}")
 
 
 def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, float]:
     """Mean and median absolute percentage errors of time and power."""
-    predicted = predictor.predict(profile.modes)
-    time = 100 * np.abs(predicted.minibatch_ms / profile.minibatch_ms - 1)
-    power = 100 * np.abs(predicted.power_mw / profile.power_mw - 1)
+    time, power = percentage_errors(predictor.predict(profile.modes), profile)
     return {
         "time_mape_pct": round(float(time.mean()), 2),
         "time_median_ape_pct": round(float(np.median(time)), 2),
@@ -120,14 +103,14 @@ def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, flo
 
 
 def _held_out(corpus: Profile) -> dict[str, float]:
-    """Errors on modes that were not fitted, over a partition of the corpus."""
+    """Errors on modes that were not fitted, by cross-validation over the corpus."""
     part = np.random.default_rng(0).permutation(len(corpus)) % _FOLDS
     folds = [_errors_pct(RooflinePredictor.fit(corpus.rows(part != k)), corpus.rows(part == k)) for k in range(_FOLDS)]
     return {name: round(float(np.mean([fold[name] for fold in folds])), 2) for name in folds[0]}
 
 
 def _transfers(reference: RooflinePredictor, target: Profile) -> dict[str, float]:
-    """Median errors over random draws of modes to transfer with, on all the other modes."""
+    """Median errors over random draws of the modes to fit, on all other modes."""
     runs = []
     for seed in range(_TRANSFER_RUNS):
         drawn = np.random.default_rng(seed).permutation(len(target)) < _TRANSFER_MODES
@@ -140,12 +123,12 @@ def model_card(artefact: Artefact, name: str, command: str) -> str:
 
     Args:
         artefact: the reference.
-        name: its name.
-        command: what reproduces it.
+        name: the reference's name.
+        command: the command that reproduces it.
     """
     details = artefact.details
     rows = "\n".join(
-        f"| {_WHAT.get(key, key.removeprefix('transfer_') + f', transfer with {_TRANSFER_MODES} modes')}"
+        f"| {_LABELS.get(key, key.removeprefix('transfer_') + f', transfer with {_TRANSFER_MODES} modes')}"
         f" | {value['time_mape_pct']} / {value['time_median_ape_pct']}"
         f" | {value['power_mape_pct']} / {value['power_median_ape_pct']} |"
         for key, value in details.figures.items()

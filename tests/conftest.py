@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.fixtures.coordinator", "tests.fixtures.edge_agent"]
+pytest_plugins = ["tests.fixtures.edge_agent"]
+if find_spec("sqlalchemy"):  # a Jetson has the agent alone: `tests/agent_alone`
+    pytest_plugins.append("tests.fixtures.coordinator")
 
 # A busy machine is no failure: nothing is asserted of time.
 settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])

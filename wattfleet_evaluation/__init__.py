@@ -1,1 +1,1 @@
-"""Evaluation of predictors and of methods of choosing a power mode, beside the published baselines."""
+"""Evaluation of predictors and choice methods on measured modes, compared with published baselines."""

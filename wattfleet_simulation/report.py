@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.cli.view_values import state_word
+from coordinator.cli.output.view_values import state_word
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.stored_profile import read_profile
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY
 from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.modes import ModeArray
 from wattfleet.planning import Allowance, Offer, plan_round

@@ -10,27 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.runtime.readiness import IDLE_S, parked_mode
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.policies import policy_named
-from wattfleet_proto.v1 import session_pb2, view_pb2
-from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen, require_trained
+from wattfleet_proto.v1 import view_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
 from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run
 
 _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
 _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
-_STATUS_EVERY_S = 10.0
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
+PATIENCE_S = 45.0
+"""How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,12 @@ class SimulationSettings:
         rounds: federated rounds.
         site_budget_w: watts for the whole fleet.
         profile_modes: modes that each agent measures at most.
-        policy: who is chosen.
+        policy: name of the client-selection policy.
         clients: devices in a round, for the policies that take a number.
         seed: of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
         metrics_port: of the coordinator's `/metrics`; 0 takes a free one.
+        patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 
     devices: Sequence[SimulatedDevice]
@@ -58,6 +61,7 @@ class SimulationSettings:
     seed: int
     reference: str
     metrics_port: int
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -164,11 +168,9 @@ class SimulatedRun:
                 try:
                     self._await_ready(parts, view)
                     return self._await_rounds(parts, view, flower, address)
-                except grpc.RpcError as error:
+                except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
                     parts.check()
-                    raise PartFailedError(
-                        f"the coordinator does not answer: {error.code().name} (logs: {self._logs})"
-                    ) from None
+                    raise PartFailedError(f"the coordinator failed: {error} (logs: {self._logs})") from None
 
     def _start_coordinator(self, parts: Parts) -> str:
         announced = self._scratch / "coordinator.json"
@@ -212,16 +214,14 @@ class SimulatedRun:
         )
 
     def _await_ready(self, parts: Parts, view: CoordinatorView) -> None:
-        give_up_s = time.monotonic() + _READY_WITHIN_S
-        while True:
-            snapshot = self._show("profiling and transferring the reference", view)
-            states = [device.state for device in snapshot.devices]
-            if states.count(session_pb2.DEVICE_STATE_READY) == len(self._settings.devices):
-                return
+        def poll(_: Sequence[view_pb2.DeviceView]) -> None:
+            self._show("profiling and transferring the reference", view)
             parts.check()
-            if time.monotonic() > give_up_s:
-                raise PartFailedError(f"the agents were not ready within {_READY_WITHIN_S:g} s (logs: {self._logs})")
-            time.sleep(_POLL_S)
+
+        try:
+            await_ready(view, len(self._settings.devices), _READY_WITHIN_S, _POLL_S, poll)
+        except NotInTimeError as error:
+            raise PartFailedError(f"{error} (logs: {self._logs})") from None
 
     def _await_rounds(self, parts: Parts, view: CoordinatorView, flower: FlowerDeployment, address: str) -> Snapshot:
         settings = self._settings
@@ -234,25 +234,22 @@ class SimulatedRun:
                 "rounds": settings.rounds,
                 "local-epochs": LOCAL_EPOCHS,
                 "seed": settings.seed,
+                "patience-s": settings.patience_s,
             },
         )
-        give_up_s = time.monotonic() + _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
-        ask_flower_s = time.monotonic() + _STATUS_EVERY_S
-        while True:
+
+        def poll(seen: RunSeen) -> None:
             self._show("training", view)
-            run = view.newest_run().run
-            if run.error:
-                raise PartFailedError(f"the Flower run failed: {run.error} (log: {self._logs / 'superlink.log'})")
-            if run.finished or time.monotonic() > ask_flower_s:
-                # What flwr itself says counts: its `run` command ends well even where the app did not.
-                if flower.completed(run_id):
-                    require_trained(view.newest_run().rounds)
-                    return self._show("done", view)
-                ask_flower_s = time.monotonic() + _STATUS_EVERY_S
+            if seen.run.error:
+                raise PartFailedError(f"the Flower run failed: {seen.run.error} (log: {self._logs / 'superlink.log'})")
             parts.check()
-            if time.monotonic() > give_up_s:
-                raise PartFailedError(f"the Flower run did not end in time (logs: {self._logs})")
-            time.sleep(_POLL_S)
+
+        within_s = _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
+        try:
+            await_run(view, run_id, flower.completed, within_s, _POLL_S, poll)
+        except NotInTimeError as error:
+            raise PartFailedError(f"{error} (logs: {self._logs})") from None
+        return self._show("done", view)
 
     def _show(self, phase: str, view: CoordinatorView | None) -> Snapshot:
         devices = view.devices() if view else []

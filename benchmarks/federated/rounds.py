@@ -14,7 +14,7 @@ from benchmarks.federated.methods import Method
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.training.training import TrainingWatch
 from wattfleet.modes import PowerMode, modes_to_array
-from wattfleet.planning import Assignment, History, Part
+from wattfleet.planning import Assignment, History, Participation
 
 LOCAL_EPOCHS = 2
 """As in `wattfleet simulate`."""
@@ -115,8 +115,10 @@ def run_rounds(method: Method, fleet: Sequence[Member], federation: Federation, 
         assignments = method.plan(server_round, LOCAL_EPOCHS, history)
         chosen = tuple(number[assignment.device_id] for assignment in assignments)
         model = federation.after(model, chosen)
-        parts = {fleet[k].device_id: Part(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen}
-        history = history.after(server_round, parts)
+        participations = {
+            fleet[k].device_id: Participation(num_examples=federation.samples[k], loss=model.losses[k]) for k in chosen
+        }
+        history = history.after(server_round, participations)
         found.append(_round(assignments, chosen, fleet, stations, model.accuracy))
     return found
 

@@ -1,4 +1,4 @@
-"""Keeps the budget of every supply that is in force: asks what has to be asked, and looks at the clock."""
+"""Keeps track of the budget in force at every supply: queries its source, and checks schedules against the clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from types import MappingProxyType
 
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
@@ -19,13 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Standing:
-    """How a supply's budget stands.
+class BudgetStatus:
+    """The status of a supply's budget.
 
     Attributes:
-        in_force: the watts, and why it is these.
-        since: since when they are, or were first looked at.
-        override: what the operator has set; None where the budget's own source counts.
+        in_force: the watts, and where they come from.
+        since: since when they are in force.
+        override: what the operator has set; None if the budget's own source is in force.
     """
 
     in_force: InForce
@@ -38,10 +39,10 @@ def _utc_now() -> datetime:
 
 
 class BudgetWatch:
-    """The watts in force of every supply, from `start` to `stop`.
+    """The watts in force at every supply, from `start` to `stop`.
 
-    A query that fails leaves the last reading in force until it is stale, then the fallback; nothing that a source does
-    ends the watch. The log says each time why watts are in force once, not at every question.
+    If a query fails, the last reading stays in force until it is stale, then the fallback. No error of a source ends
+    the watch. The log has one line per change of the reason, not one per query.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BudgetWatch:
         on_change: Callable[[str, InForce], None],
         now: Callable[[], datetime] = _utc_now,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        ask: Callable[[PrometheusBudget], Awaitable[Reading]] = fetch,
+        query: Callable[[PrometheusBudget], Awaitable[Reading]] | None = None,
         overrides: Mapping[str, Override] | None = None,
         settings: SiteSettings = SiteSettings(),
     ) -> None:
@@ -58,22 +59,22 @@ class BudgetWatch:
 
         Args:
             budgets: by name of the supply.
-            on_change: called with a supply and what is now in force there, in the event loop; first by `start`, for
-                every supply.
+            on_change: called in the event loop with a supply and what is now in force there; `start` calls it for every
+                supply.
             now: the date and time, with an offset.
-            sleep: lets seconds pass.
-            ask: asks a query once; it answers or fails within some seconds.
-            overrides: what the operator has set before; what is set for no supply of these is let go.
-            settings: the time between two looks at the clock.
+            sleep: waits for some seconds.
+            query: runs a query once; returns or fails within some seconds. None for `fetch`.
+            overrides: what the operator has set before; overrides of unknown supplies are dropped.
+            settings: time between two checks of the clock, and the timeout of a query.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
         self._now = now
         self._sleep = sleep
+        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s)
         self._check_s = settings.budget_check_s
-        self._ask = ask
         self._readings: dict[str, Reading] = {}
-        self._troubles: dict[str, BudgetSourceError] = {}
+        self._errors: dict[str, BudgetSourceError] = {}
         self._in_force: dict[str, InForce] = {}
         self._since: dict[str, datetime] = {}
         self._overrides = {name: each for name, each in (overrides or {}).items() if name in self._budgets}
@@ -81,7 +82,7 @@ class BudgetWatch:
 
     @property
     def in_force(self) -> Mapping[str, InForce]:
-        """What is in force now, by name of the supply; all of them once `start` is back."""
+        """What is in force now, by name of the supply; complete once `start` has returned."""
         return MappingProxyType(self._in_force)
 
     @property
@@ -89,17 +90,17 @@ class BudgetWatch:
         """The date and time."""
         return self._now()
 
-    def standing(self, name: str) -> Standing:
-        """How a supply's budget stands, once `start` is back.
+    def status(self, name: str) -> BudgetStatus:
+        """The status of a supply's budget, once `start` has returned.
 
         Raises:
             UnknownRecordError: no such supply.
         """
         self._require(name)
-        return Standing(self._in_force[name], self._since[name], self._overrides.get(name))
+        return BudgetStatus(self._in_force[name], self._since[name], self._overrides.get(name))
 
-    def override(self, name: str, override: Override | None) -> Standing:
-        """Put the operator's watts in force at once, in place of a supply's source; None gives it back.
+    def override(self, name: str, override: Override | None) -> BudgetStatus:
+        """Put the operator's watts in force at once, in place of a supply's source; None clears the override.
 
         Raises:
             UnknownRecordError: no such supply.
@@ -109,94 +110,94 @@ class BudgetWatch:
             self._overrides.pop(name, None)
         else:
             self._overrides[name] = override
-        self._look(name)
-        return self.standing(name)
+        self._update(name)
+        return self.status(name)
 
     def _require(self, name: str) -> None:
         if name not in self._budgets:
-            raise UnknownRecordError(f"no supply {name!r} is stated; known are {', '.join(self._budgets)}")
+            raise UnknownRecordError(f"unknown supply {name!r}; known: {', '.join(self._budgets)}")
 
     async def start(self) -> None:
-        """Ask every query once, call `on_change` for every supply, and go on in the background.
+        """Run every query once, call `on_change` for every supply, and continue in the background.
 
-        A source that is away, or has measured nothing lately, leaves its fallback in force: after a power cut the
-        coordinator may well be up before what it asks. A query that has to be changed is an error.
+        If a source is unavailable or has no recent samples, its fallback is in force: after a power cut the coordinator
+        may start before its sources. A query that must be changed is an error.
 
         Raises:
-            AmbiguousQueryError: a query answers many series.
-            UnsuitableQueryError: Prometheus refuses a query, or it cannot answer watts.
+            AmbiguousQueryError: a query returns several series.
+            UnsuitableQueryError: Prometheus rejects a query, or it cannot return watts.
         """
         queries = {name: budget for name, budget in self._budgets.items() if isinstance(budget, PrometheusBudget)}
         await asyncio.gather(*(self._query(name, budget) for name, budget in queries.items()))
-        for name, trouble in self._troubles.items():
-            if trouble.caller_must_correct:
-                raise type(trouble)(f"supply {name!r}: {trouble}")
+        for name, error in self._errors.items():
+            if error.caller_must_correct:
+                raise type(error)(f"supply {name!r}: {error}")
         for name in self._budgets:
-            self._look(name)
-        self._tasks = [asyncio.create_task(self._look_on())]
-        self._tasks += [asyncio.create_task(self._query_on(name, budget)) for name, budget in queries.items()]
+            self._update(name)
+        self._tasks = [asyncio.create_task(self._check_clock())]
+        self._tasks += [asyncio.create_task(self._query_forever(name, budget)) for name, budget in queries.items()]
 
     async def stop(self) -> None:
-        """End the watch; what is in force stays to be read."""
+        """End the watch; what is in force can still be read."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
 
-    async def _look_on(self) -> None:
-        """Look at the clock for ever."""
+    async def _check_clock(self) -> None:
+        """Check all supplies again and again."""
         while True:
             await self._sleep(self._check_s)
             for name in self._budgets:
-                self._look_safely(name)
+                self._update_safely(name)
 
-    async def _query_on(self, name: str, budget: PrometheusBudget) -> None:
-        """Ask one query for ever; one that hangs keeps no other from being asked."""
+    async def _query_forever(self, name: str, budget: PrometheusBudget) -> None:
+        """Run one query again and again; a query that hangs does not delay the others."""
         while True:
             await self._sleep(budget.every_s)
             try:
                 await self._query(name, budget)
             except Exception:
-                # The boundary of the watch: one supply's bug must not freeze the watts of all.
-                _log.exception("supply %s: its query failed in an unexpected way", name)
-            self._look_safely(name)
+                # The boundary of the watch: a bug in one supply must not freeze the budgets of all.
+                _log.exception("supply %s: unexpected error in its query", name)
+            self._update_safely(name)
 
     async def _query(self, name: str, budget: PrometheusBudget) -> None:
-        """Ask one query once, and note what came of it."""
+        """Run one query once, and keep its reading or its error."""
         try:
-            self._readings[name] = await self._ask(budget)
+            self._readings[name] = await self._query_once(budget)
         except BudgetSourceError as error:
-            # Texts hold figures that differ from time to time; the kind of trouble is what a log needs once.
-            if type(error) is not type(self._troubles.get(name)):
-                self._troubles[name] = error
+            # Log once per kind of error: the texts contain figures that differ from query to query.
+            if type(error) is not type(self._errors.get(name)):
+                self._errors[name] = error
                 _log.warning("supply %s: %s", name, error)
         else:
-            if self._troubles.pop(name, None):
-                _log.info("supply %s: its query answers watts again", name)
+            if self._errors.pop(name, None):
+                _log.info("supply %s: its query returns watts again", name)
 
-    def _look_safely(self, name: str) -> None:
+    def _update_safely(self, name: str) -> None:
         try:
-            self._look(name)
+            self._update(name)
         except Exception:
-            # The boundary of the watch, as above; what is in force is noted before anyone is told.
+            # The boundary of the watch, as above; the budget is updated before `on_change` is called.
             _log.exception("supply %s: its budget could not be put in force", name)
 
-    def _look(self, name: str) -> None:
-        """Find out what is in force for a supply, and tell if that is new."""
+    def _update(self, name: str) -> None:
+        """Update what is in force at a supply, and call `on_change` if that has changed."""
         before, now = self._in_force.get(name), self._now()
-        current = self._overridden(name, now) or self._of_source(name, now)
+        current = self._from_override(name, now) or self._from_source(name, now)
         if current == before:
             return
         self._in_force[name] = current
         self._since[name] = now
         if before is None or current.reason != before.reason:
             level = logging.WARNING if current.fallback else logging.INFO
-            what = "W, the fallback" if current.fallback else "W"
-            _log.log(level, "supply %s: %g %s, in force: %s", name, current.watts, what, current.reason)
+            unit = "W (fallback)" if current.fallback else "W"
+            _log.log(level, "supply %s: %g %s in force: %s", name, current.watts, unit, current.reason)
         self._on_change(name, current)
 
-    def _overridden(self, name: str, now: datetime) -> InForce | None:
-        """What the operator has set; None where that is nothing, or is over."""
+    def _from_override(self, name: str, now: datetime) -> InForce | None:
+        """The operator's override; None if there is none, or it has expired."""
         override = self._overrides.get(name)
         if override is None:
             return None
@@ -205,10 +206,10 @@ class BudgetWatch:
             del self._overrides[name]
         return current
 
-    def _of_source(self, name: str, now: datetime) -> InForce:
-        """What a supply's own budget says."""
+    def _from_source(self, name: str, now: datetime) -> InForce:
+        """The budget of a supply's own source."""
         budget = self._budgets[name]
         if isinstance(budget, PrometheusBudget):
-            trouble = str(self._troubles.get(name, ""))
-            return budget.rule.in_force(now, self._readings.get(name), trouble)
+            error = str(self._errors.get(name, ""))
+            return budget.rule.in_force(now, self._readings.get(name), error)
         return budget.in_force(now)

@@ -1,18 +1,20 @@
-"""Budgets that a Prometheus query measures: a battery, the sun, a meter."""
+"""Budgets from Prometheus queries, for example of a battery, solar panels or a meter."""
 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import math
-import time
-import urllib.error
+import os
+import socket
+import ssl
 import urllib.parse
-import urllib.request
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import cache
 from typing import Any
+
+import httpx
 
 from coordinator.errors import (
     AmbiguousQueryError,
@@ -25,25 +27,23 @@ from coordinator.errors import (
 from wattfleet.budgets import Reading, ReadingRule
 from wattfleet.errors import InvalidInputError
 
-TIMEOUT_S = 5.0
-"""Seconds that one query may take, from its connection to the end of its answer."""
 _MAX_ANSWER_BYTES = 1024 * 1024
 _NAMED_SERIES = 3
 
 
 @dataclass(frozen=True)
 class PrometheusBudget:
-    """Watts that a query measures, and what is in force without them.
+    """A budget that a query measures, with its fallback.
 
     Attributes:
-        url: of the server, without `/api/v1/query`.
-        query: PromQL that answers one series, or a scalar, in watts.
+        url: URL of the server, without `/api/v1/query`.
+        query: PromQL that returns one series, or a scalar, in watts.
         every_s: seconds between two queries.
-        rule: how long an answer is in force, and the fallback.
+        rule: how long an answer stays in force, and the fallback.
 
     Raises:
-        InvalidInputError: the URL is not one of a server, there is no query, or it is asked so rarely that each answer
-            would be stale before the next.
+        InvalidInputError: the URL is not one of a server, the query is empty, or it runs so rarely that each answer is
+            stale before the next one.
     """
 
     url: str
@@ -54,39 +54,45 @@ class PrometheusBudget:
     def __post_init__(self) -> None:
         _require_server(self.url)
         if not self.query.strip():
-            raise InvalidInputError("a budget's query is empty: write PromQL that answers watts")
+            raise InvalidInputError("a budget's query is empty: write PromQL that returns watts")
         if not 1 <= self.every_s <= self.rule.max_age_s / 3:
             raise InvalidInputError(
                 f"every_s must be from 1 s to a third of max_age_s ({self.rule.max_age_s / 3:g} s), not"
-                f" {self.every_s:g} s: else answers are stale before the next comes"
+                f" {self.every_s:g} s: otherwise an answer is stale before the next one"
             )
 
     @property
     def lookback_s(self) -> float:
-        """How old the samples may be that Prometheus answers from.
+        """The largest age in seconds of the samples that Prometheus answers from.
 
-        The answer says when the query was evaluated, not when its samples were taken. Half of the age that a reading
-        may have is therefore Prometheus', to look back, and the other half is left to keep the answer.
+        An answer has the time of the query's evaluation, not of its samples. Half of a reading's largest age is
+        therefore left to Prometheus for looking back, and the other half for keeping the answer.
         """
         return self.rule.max_age_s / 2
 
 
-async def fetch(budget: PrometheusBudget) -> Reading:
-    """Ask Prometheus once; it answers or fails within about `TIMEOUT_S`.
+async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0) -> Reading:
+    """Run the query once.
+
+    Args:
+        budget: the query.
+        timeout_s: time limit from the lookup of the host to the end of the answer.
 
     Raises:
-        SourceFailedError: no answer, or none that is Prometheus'.
+        SourceFailedError: no answer, or the answer is not from Prometheus.
         NoReadingError: the answer has no series.
-        UnusableReadingError: the value is no watts.
+        UnusableReadingError: the value is not a valid number of watts.
         StaleReadingError: the answer is too old.
-        AmbiguousQueryError: the answer has many series.
-        UnsuitableQueryError: Prometheus refuses the query, or it answers neither series nor a scalar.
+        AmbiguousQueryError: the answer has several series.
+        UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
     """
     try:
-        # Beside the timeout inside, which the look-up of the host's name does not know.
-        answer = await asyncio.wait_for(asyncio.to_thread(_get, budget), TIMEOUT_S + 1)
-    except asyncio.TimeoutError:
-        raise _unanswered(budget) from None
+        async with asyncio.timeout(timeout_s):
+            answer = await _get(budget, timeout_s)
+    except TimeoutError:
+        raise SourceFailedError(f"{budget.url} did not answer within {timeout_s:g} s") from None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SourceFailedError(f"{budget.url} cannot be reached: {_reason(error)}") from None
     return reading_of(answer, budget, datetime.now(timezone.utc))
 
 
@@ -95,16 +101,16 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
 
     Args:
         answer: the body, JSON.
-        budget: what was asked.
-        received_at: when it came, with an offset.
+        budget: the query.
+        received_at: when it was received, with an offset.
 
     Raises:
-        SourceFailedError: it is not Prometheus', or Prometheus could not evaluate the query.
+        SourceFailedError: it is not from Prometheus, or Prometheus could not evaluate the query.
         NoReadingError: it has no series.
-        UnusableReadingError: the value is no watts.
+        UnusableReadingError: the value is not a valid number of watts.
         StaleReadingError: it is too old.
-        AmbiguousQueryError: it has many series.
-        UnsuitableQueryError: Prometheus refuses the query, or it answers neither series nor a scalar.
+        AmbiguousQueryError: it has several series.
+        UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
     """
     try:
         parsed = json.loads(answer)
@@ -113,77 +119,83 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
         kind, result = parsed["data"]["resultType"], parsed["data"]["result"]
         if kind not in ("vector", "scalar"):
             raise UnsuitableQueryError(
-                f"{budget.query!r} answers a {kind}: write a query that answers one series, or a scalar"
+                f"{budget.query!r} returns a {kind}: write a query that returns one series, or a scalar"
             )
         evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
         evaluated_at = datetime.fromtimestamp(float(evaluated_s), timezone.utc)
         watts = float(text)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError):
-        raise SourceFailedError(f"{budget.url} does not answer as Prometheus does: {_excerpt(answer)}") from None
+        raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
     if not (math.isfinite(watts) and watts >= 0):
-        advice = "; where that is meant, write clamp_min(..., 0)" if watts < 0 else ""
-        raise UnusableReadingError(f"{budget.query!r} answers {text}: watts are finite and not negative{advice}")
-    # A server's clock that is ahead must not keep an answer in force longer: it was evaluated before it came.
+        advice = "; if negative values are expected, write clamp_min(..., 0)" if watts < 0 else ""
+        raise UnusableReadingError(f"{budget.query!r} returns {text}: watts must be finite and not negative{advice}")
+    # A server's clock that is ahead must not keep an answer in force longer.
     measured_at = min(evaluated_at, received_at) - timedelta(seconds=budget.lookback_s)
     if (age_s := (received_at - evaluated_at).total_seconds()) > budget.rule.max_age_s - budget.lookback_s:
-        raise StaleReadingError(f"{budget.url} answers for {age_s:.0f} s ago: do its clock and this machine's agree?")
+        raise StaleReadingError(
+            f"the answer of {budget.url} is {age_s:.0f} s old: compare its clock with this machine's"
+        )
     return Reading(watts, measured_at)
 
 
-def _get(budget: PrometheusBudget) -> bytes:
-    """The body of an answer, also of one that is an error of Prometheus' own."""
+async def _get(budget: PrometheusBudget, timeout_s: float) -> bytes:
+    """The body of an answer, or of an error that Prometheus reports.
+
+    Raises:
+        SourceFailedError: something on the way to Prometheus reports an error.
+        UnusableReadingError: the answer is too large.
+        httpx.HTTPError: there is no answer.
+    """
     parameters = {
         "query": budget.query,
-        "timeout": f"{TIMEOUT_S:g}s",
+        "timeout": f"{timeout_s:g}s",
         "lookback_delta": f"{budget.lookback_s:.3f}",
     }
-    url = f"{budget.url.rstrip('/')}/api/v1/query?{urllib.parse.urlencode(parameters)}"
-    deadline_s = time.monotonic() + TIMEOUT_S
-    try:
-        try:
-            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
-                return _body(response, budget, deadline_s)
-        except urllib.error.HTTPError as error:
-            with error:
-                body = _body(error, budget, deadline_s)
-            # What Prometheus refuses it explains in JSON; other errors are of something on the way to it.
-            if "json" in error.headers.get("Content-Type", ""):
-                return body
-            raise SourceFailedError(f"{budget.url} answers HTTP {error.code}: {_excerpt(body)}") from None
-    except TimeoutError:
-        raise _unanswered(budget) from None
-    except (OSError, http.client.HTTPException) as error:
-        # While it connects, urllib wraps what went wrong.
-        cause = error.reason if isinstance(error, urllib.error.URLError) else error
-        if isinstance(cause, TimeoutError):
-            raise _unanswered(budget) from None
-        raise SourceFailedError(f"{budget.url} cannot be reached: {cause}") from None
-
-
-def _body(response: Any, budget: PrometheusBudget, deadline_s: float) -> bytes:
-    """Read a body within the time and the size that an answer may have."""
-    body = b""
-    # One receive at a time: the socket's own timeout starts anew with each byte that comes.
-    while chunk := response.read1(64 * 1024):
-        body += chunk
-        if len(body) > _MAX_ANSWER_BYTES:
-            raise UnusableReadingError(f"{budget.query!r} answers more than 1 MiB: does it select many series?")
-        if time.monotonic() > deadline_s:
-            raise _unanswered(budget)
+    url = f"{budget.url.rstrip('/')}/api/v1/query"
+    # No compression, so that the size of an answer is bounded while it is read. `fetch` bounds the time.
+    client = httpx.AsyncClient(
+        verify=_tls_context(), timeout=None, follow_redirects=True, headers={"Accept-Encoding": "identity"}
+    )
+    async with client, client.stream("GET", url, params=parameters) as response:
+        body = b""
+        async for chunk in response.aiter_raw():
+            body += chunk
+            if len(body) > _MAX_ANSWER_BYTES:
+                raise UnusableReadingError(f"{budget.query!r} returns more than 1 MiB: does it select many series?")
+    # Prometheus explains its own errors in JSON.
+    if response.is_error and "json" not in response.headers.get("Content-Type", ""):
+        raise SourceFailedError(f"{budget.url} answered HTTP {response.status_code}: {_excerpt(body)}")
     return body
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    """The system's trusted certificates, which take some milliseconds to load."""
+    return ssl.create_default_context()
+
+
+def _reason(error: BaseException) -> str:
+    """The message of the first error in a chain: the later ones only say that the connection failed."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        error = inner
+    if of_each_address := getattr(error, "exceptions", ()):  # of an ExceptionGroup, which Python 3.10 lacks
+        return _reason(of_each_address[0])
+    if isinstance(error, OSError) and error.errno and not isinstance(error, (socket.gaierror, ssl.SSLError)):
+        return os.strerror(error.errno)
+    return str(error)
 
 
 def _only(result: list[dict[str, Any]], budget: PrometheusBudget) -> dict[str, Any]:
     """The one series of an answer."""
     if not result:
         raise NoReadingError(
-            f"{budget.query!r} answers no series with a sample in the last {budget.lookback_s:g} s at {budget.url}"
+            f"{budget.query!r} returns no series with a sample in the last {budget.lookback_s:g} s at {budget.url}"
         )
     if len(result) > 1:
         named = ", ".join(_series(one["metric"]) for one in result[:_NAMED_SERIES])
         more = f" and {len(result) - _NAMED_SERIES} more" if len(result) > _NAMED_SERIES else ""
         raise AmbiguousQueryError(
-            f"{budget.query!r} answers {len(result)} series, {named}{more}: select one, or write sum(...)"
+            f"{budget.query!r} returns {len(result)} series, {named}{more}: select one, or write sum(...)"
         )
     return result[0]
 
@@ -194,15 +206,11 @@ def _series(labels: dict[str, str]) -> str:
 
 
 def _refusal(parsed: dict[str, Any], budget: PrometheusBudget) -> SourceFailedError | UnsuitableQueryError:
-    """The error for an answer that is an error of Prometheus'; one of bad data stays until the query is changed."""
-    said = str(parsed["error"])[:200]
+    """The error that Prometheus reports; bad data stays an error until the query is changed."""
+    message = str(parsed["error"])[:200]
     if parsed["errorType"] == "bad_data":
-        return UnsuitableQueryError(f"{budget.url} refuses {budget.query!r}: {said}")
-    return SourceFailedError(f"{budget.url} cannot evaluate {budget.query!r}: {said}")
-
-
-def _unanswered(budget: PrometheusBudget) -> SourceFailedError:
-    return SourceFailedError(f"{budget.url} does not answer within {TIMEOUT_S:g} s")
+        return UnsuitableQueryError(f"{budget.url} rejects {budget.query!r}: {message}")
+    return SourceFailedError(f"{budget.url} cannot evaluate {budget.query!r}: {message}")
 
 
 def _excerpt(body: bytes) -> str:
@@ -210,7 +218,7 @@ def _excerpt(body: bytes) -> str:
 
 
 def _require_server(url: str) -> None:
-    """Make sure that a URL is one of a server.
+    """Make sure that a URL is that of a server.
 
     Raises:
         InvalidInputError: it is not.
@@ -228,7 +236,7 @@ def _require_server(url: str) -> None:
     except ValueError:
         good = False
     if not good:
-        # Not repeated here: it may hold a password.
+        # Do not repeat the URL: it may contain a password.
         raise InvalidInputError(
-            "the url is none of a Prometheus server: write it as http://127.0.0.1:9090, without user or query"
+            "the url must be that of a Prometheus server, such as http://127.0.0.1:9090, without user and query"
         )

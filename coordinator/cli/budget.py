@@ -1,4 +1,4 @@
-"""`wattfleet coordinator budget`: the watts of every supply, and how the operator overrides them."""
+"""`wattfleet coordinator budget`: show and override the power budgets of the supplies."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from coordinator.cli.options import (
     JsonOption,
     WatchOption,
     connected,
-    print_json,
     show,
 )
-from coordinator.cli.wording import counted, moment, number, watts
+from coordinator.cli.output.wording import moment, number, watts
+from wattfleet_io.console import count_of, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from wattfleet_proto.v1 import operator_pb2
 
-app = typer.Typer(no_args_is_help=True, help="The watts of every supply.")
+app = typer.Typer(no_args_is_help=True, help="Show and override the power budgets of the supplies.")
 
 _UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SPAN = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])")
 
-SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply; `site` where there is only one.")]
+SupplyArgument = Annotated[str, typer.Argument(help="Name of the supply; `site` if there is only one.")]
 
 
 @app.command("show")
 def show_budgets(
     watch: WatchOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
 ) -> None:
-    """Show the watts in force at every supply, where they come from, and what is set aside."""
+    """Show each supply's budget in force, its source, and the watts set aside for devices."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected(coordinator) as client:
@@ -49,18 +49,18 @@ def show_budgets(
         show(content, _table, json_, watch)
 
 
-# A number below zero is no option, and is refused as what it is.
+# So that a negative number reaches the coordinator, which explains what is wrong with it.
 @app.command("set", context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
-    watts_: Annotated[float, typer.Argument(metavar="WATTS", help="Watts that it may give, above zero.")],
+    watts_: Annotated[float, typer.Argument(metavar="WATTS", help="Budget in watts, above 0.")],
     for_: Annotated[
-        str | None, typer.Option("--for", help="For so long, such as 45m or 1h30m.  [default: until cleared]")
+        str | None, typer.Option("--for", help="Duration, such as 45m or 1h30m. Default: until cleared.")
     ] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Put watts in force in place of what a supply's source says; rounds in flight are trimmed to them."""
+    """Override the budget of SUPPLY by WATTS, and trim rounds in flight to it."""
     from wattfleet_proto.v1 import operator_pb2
 
     for_s = None if for_ is None else seconds(for_)
@@ -73,7 +73,7 @@ def set_budget(
 def clear_budget(
     supply: SupplyArgument, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
 ) -> None:
-    """Give a supply back to its source."""
+    """End the override of SUPPLY, so that its own source counts again."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected(coordinator) as client:
@@ -82,16 +82,16 @@ def clear_budget(
 
 
 def seconds(span: str) -> float:
-    """The seconds of a span of time as people write it: 90s, 45m, 2h, 1d, 1h30m.
+    """The seconds of a duration such as 90s, 45m, 2h, 1d or 1h30m.
 
     Raises:
-        InvalidInputError: it is none, or is zero.
+        InvalidInputError: it is not a duration, or is zero.
     """
     from wattfleet.errors import InvalidInputError
 
     total_s = sum(float(amount) * _UNIT_S[unit] for amount, unit in _PART.findall(span))
     if not (_SPAN.fullmatch(span) and total_s > 0):
-        raise InvalidInputError(f"{span!r} is no span of time: write 90s, 45m, 2h, 1d or 1h30m")
+        raise InvalidInputError(f"{span!r} is not a duration: write 90s, 45m, 2h, 1d or 1h30m")
     return total_s
 
 
@@ -119,7 +119,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.layout import columns
+    from coordinator.cli.output.layout import columns
 
     behind = {each["supply"]: each["parent"] for each in found}
 
@@ -143,8 +143,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
             "-" if each["until"] is None else _moment(each["until"]),
         )
         if each["fallback"] or each["source"] == "operator":
-            instead = f", fallback of its {each['source']}" if each["fallback"] else ""
-            reasons.append(Text(f"{each['supply']}{instead}: {each['reason']}", style="dim"))
+            fallback = f"fallback of its {each['source']} in force: " if each["fallback"] else ""
+            reasons.append(Text(f"{each['supply']}: {fallback}{each['reason']}", style="dim"))
     return Group(table, *reasons)
 
 
@@ -163,6 +163,6 @@ def _print_changed(answer: Any, json_: bool) -> None:
     print(f"{content['supply']}: {watts(content['watts'])} in force ({content['source']}{until})")
     is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
     if answer.trimmed_rounds:
-        print(f"{counted(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
+        print(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
     if is_over:
-        print(f"{watts(content['set_aside_w'])} are set aside still: devices idle at that, or cannot be told otherwise")
+        print(f"{watts(content['set_aside_w'])} are still set aside: devices idle at that, or are offline")

@@ -11,14 +11,14 @@ import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
-from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
+from wattfleet_io.coordinator_channel import answers, open_channel
 from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
 
-_ANSWERS_WITHIN_S = 30.0
-_STREAMS_WITHIN_S = 600.0
-_IS_THERE_WITHIN_S = 5.0
+_ANSWER_TIMEOUT_S = 30.0
+_STREAM_TIMEOUT_S = 600.0
+_PROBE_TIMEOUT_S = 5.0
 
-_GIVEN_IS_WRONG = (
+_INVALID_REQUEST = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -31,27 +31,30 @@ class CoordinatorUnreachableError(WattfleetError):
 
 
 class RequestFailedError(WattfleetError):
-    """The coordinator could not do what it was asked for."""
+    """The coordinator could not carry a request out."""
 
 
 class RequestRefusedError(InvalidInputError):
-    """The coordinator does not take what it was given."""
+    """The coordinator refused a request as invalid."""
 
 
 class CoordinatorClient:
-    """The services of one coordinator; what it refuses becomes an error of the domain."""
+    """The services of one coordinator; gRPC errors become typed errors."""
 
-    def __init__(self, address: str) -> None:
-        """Connect to host:port, at the first request.
+    def __init__(self, address: str, stream_timeout_s: float = _STREAM_TIMEOUT_S) -> None:
+        """Prepare a connection; the first request opens it.
+
+        Args:
+            address: the coordinator's host:port.
+            stream_timeout_s: timeout of an answer in several messages, seconds.
 
         Raises:
-            InvalidInputError: it is no address.
+            InvalidInputError: the address is not host:port.
         """
         host, port = split_address(address)
         self._address = f"{host}:{port}"
-        self._channel = grpc.insecure_channel(
-            self._address, options=[("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
-        )
+        self._channel = open_channel(self._address)
+        self._stream_timeout_s = stream_timeout_s
         self._has_answered = False
         self._operator: Any = operator_pb2_grpc.OperatorServiceStub(self._channel)
         self._view: Any = view_pb2_grpc.ViewServiceStub(self._channel)
@@ -69,21 +72,21 @@ class CoordinatorClient:
 
         Raises:
             CoordinatorUnreachableError: nothing answers.
-            RequestRefusedError: what was given cannot be.
-            RequestFailedError: it went wrong there, or cannot be done now.
+            RequestRefusedError: the request is invalid.
+            RequestFailedError: the coordinator failed, or cannot do it now.
         """
         with self._errors():
-            return getattr(self._operator, method)(request, timeout=_ANSWERS_WITHIN_S)
+            return getattr(self._operator, method)(request, timeout=_ANSWER_TIMEOUT_S)
 
     def look(self, method: str, request: Any) -> Any:
-        """Call a method of the view's service that answers once; errors as for `operate`."""
+        """Call a unary method of the view service; errors as for `operate`."""
         with self._errors():
-            return getattr(self._view, method)(request, timeout=_ANSWERS_WITHIN_S)
+            return getattr(self._view, method)(request, timeout=_ANSWER_TIMEOUT_S)
 
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
     ) -> Iterator[view_pb2.DeviceView]:
-        """Devices by id, all where none is named; errors as for `operate`."""
+        """The named devices, or all if none is named; errors as for `operate`."""
         request = view_pb2.ListDevicesRequest(device_ids=device_ids, with_fronts=with_fronts, with_times=with_times)
         for answer in self._streamed(self._view.ListDevices, request):
             yield from answer.devices
@@ -99,7 +102,7 @@ class CoordinatorClient:
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():
-            yield from method(request, timeout=_STREAMS_WITHIN_S)
+            yield from method(request, timeout=self._stream_timeout_s)
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
@@ -112,8 +115,8 @@ class CoordinatorClient:
     def _translated(self, error: Any) -> WattfleetError:
         code, details = error.code(), error.details() or ""
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
-            return CoordinatorUnreachableError(f"the coordinator at {self._address} does not answer any more")
-        # A coordinator that cannot do something now says so with the same status.
+            return CoordinatorUnreachableError(f"the coordinator at {self._address} stopped answering")
+        # A coordinator that answers, but cannot do this now, uses the same status.
         is_unavailable = code is grpc.StatusCode.UNAVAILABLE and not self._is_there()
         if is_unavailable or code is grpc.StatusCode.DEADLINE_EXCEEDED:
             return CoordinatorUnreachableError(
@@ -122,13 +125,8 @@ class CoordinatorClient:
             )
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return RequestFailedError(f"the coordinator at {self._address} is older than this command: update it")
-        kind = RequestRefusedError if code in _GIVEN_IS_WRONG else RequestFailedError
+        kind = RequestRefusedError if code in _INVALID_REQUEST else RequestFailedError
         return kind(details or code.name)
 
     def _is_there(self) -> bool:
-        try:
-            self._view.GetFleet(view_pb2.GetFleetRequest(), timeout=_IS_THERE_WITHIN_S)
-        except grpc.RpcError as error:
-            status: Any = error
-            return status.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-        return True
+        return answers(self._view.GetFleet, view_pb2.GetFleetRequest(), _PROBE_TIMEOUT_S)

@@ -8,25 +8,19 @@ import typer
 
 from coordinator.cli.budget import app as budget_commands
 from coordinator.cli.devices import device, devices
-from coordinator.cli.export import export
+from coordinator.cli.export.command import export
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.rounds import rounds
 from wattfleet_io.settings.command import SettingsCommand, effective
 
-app = typer.Typer(no_args_is_help=True, help="Run the coordinator, and operate a running one.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the coordinator, and operate a running one.")
 
 
 @app.callback()
 def group() -> None:
     """Run the coordinator, and operate a running one."""
-
-
-for command in (devices, device, rounds, plan, tag, drain, export):
-    app.command()(command)
-app.add_typer(budget_commands, name="budget")
-app.add_typer(reference_commands, name="reference")
 
 
 class ServeCommand(SettingsCommand):
@@ -61,3 +55,10 @@ def serve(ctx: typer.Context) -> None:
 
     serve_many()
     asyncio.run(run_server(settings, on_ready))
+
+
+# `serve` first, then commands in the order in which an operator meets them.
+for command in (devices, device, rounds, plan, tag, drain, export):
+    app.command()(command)
+app.add_typer(budget_commands, name="budget")
+app.add_typer(reference_commands, name="reference")

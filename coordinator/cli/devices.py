@@ -1,4 +1,4 @@
-"""`wattfleet coordinator devices` and `device`: the fleet, and one device of it."""
+"""`wattfleet coordinator devices` and `device`: the whole fleet, and one device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from coordinator.cli.options import (
     JsonOption,
     WatchOption,
     connected,
-    print_json,
     show,
 )
-from coordinator.cli.wording import counted, duration, moment, number, watts
+from coordinator.cli.output.wording import MODE_LEGEND, moment, number, watts
+from wattfleet_io.console import count_of, duration_text, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,24 +27,27 @@ if TYPE_CHECKING:
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
 _FRONT_ROWS = 12
-_LEAST_FOR_WORDS = 10
+_MIN_TEXT_WIDTH = 10
 
 
 def devices(
     state: Annotated[
-        list[str] | None, typer.Option(help=f"Only devices in this state: {', '.join(_STATES)}; may be repeated.")
+        list[str] | None,
+        typer.Option(help=f"Show only devices in this state: {', '.join(_STATES)}. Repeatable. Default: all."),
     ] = None,
-    tag: Annotated[list[str] | None, typer.Option(help="Only devices with this tag; may be repeated.")] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(help="Show only devices with this tag. Repeatable. Default: all.")
+    ] = None,
     watch: WatchOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show all devices: what they are doing, how far they are measured, what they offer."""
+    """List devices with their state, profiling progress and fastest epoch."""
     from wattfleet.errors import InvalidInputError
 
     states, tags = set(state or _STATES), set(tag or ())
     if unknown := states - set(_STATES):
-        raise InvalidInputError(f"no state {sorted(unknown)[0]!r}: choose of {', '.join(_STATES)}")
+        raise InvalidInputError(f"unknown state {sorted(unknown)[0]!r}: choose from {', '.join(_STATES)}")
     with connected(coordinator) as client:
 
         def content() -> list[dict[str, Any]]:
@@ -55,11 +58,11 @@ def devices(
 
 
 def device(
-    device_id: Annotated[str, typer.Argument(metavar="ID", help="The device.")],
+    device_id: Annotated[str, typer.Argument(metavar="ID", help="The device's name.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show all that is known of one device, with its front."""
+    """Show everything known about the device ID, with its Pareto front."""
     with connected(coordinator) as client:
         (view,) = client.devices(device_id, with_fronts=True, with_times=True)
     content = {**_content(view), "front": _front_content(view)}
@@ -70,7 +73,7 @@ def device(
 
 
 def _content(view: view_pb2.DeviceView) -> dict[str, Any]:
-    from coordinator.cli.view_values import device_values
+    from coordinator.cli.output.view_values import device_values
 
     values = device_values(view)
     return {**values, "tags": sorted({*values["site_tags"], *values["operator_tags"]})}
@@ -106,17 +109,17 @@ def _state(content: dict[str, Any]) -> Any:
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
-    from coordinator.cli.layout import Fitting, Way, columns
+    from coordinator.cli.output.layout import Fitting, Layout, columns
 
     if not found:
         return Text("no devices")
     counts = {state: sum(each["state"] == state for each in found) for state in _STATES}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     drained = sum(each["drained"] for each in found)
-    line = f"{counted(len(found), 'device')}: {told}" + (f"; {drained} drained" if drained else "")
+    line = f"{count_of(len(found), 'device')}: {summary}" + (f"; {drained} drained" if drained else "")
 
     def table(more: Sequence[str]) -> Table:
-        """The fleet; of what a device says itself as much as there is room for."""
+        """The fleet, with the given columns besides."""
         table = columns(("device", "board", "state"), ("modes", "idle W", "1 epoch"))
         for name in more:
             table.add_column(name, overflow="fold")
@@ -128,19 +131,19 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
                 _state(each),
                 f"{each['profiled_modes']:,}",
                 number(each["idle_w"]),
-                duration(each["fastest_epoch_s"]),
+                duration_text(each["fastest_epoch_s"]),
                 *(words[name] for name in more),
             )
         return table
 
-    def way(*more: str, note: str = "") -> Way:
+    def layout(*more: str, note: str = "") -> Layout:
         notes = [Text(note, style="dim")] if note else []
-        return Way(table(()), _LEAST_FOR_WORDS * len(more), [table(more), Text(line, style="bold"), *notes])
+        return Layout(table(()), _MIN_TEXT_WIDTH * len(more), [table(more), Text(line, style="bold"), *notes])
 
     return Fitting(
-        lambda: way("tags", "detail"),
-        lambda: way("detail", note="a wider terminal shows tags, too"),
-        lambda: way(note="a wider terminal shows tags and details, too"),
+        lambda: layout("tags", "detail"),
+        lambda: layout("detail", note="widen the terminal to see tags"),
+        lambda: layout(note="widen the terminal to see tags and details"),
     )
 
 
@@ -159,14 +162,14 @@ def _print(content: dict[str, Any]) -> None:
     lines = {
         "device": f"{content['device_id']}: {content['board']} ({content['provenance']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
-        "rounds": "drained: it is chosen for no new one" if content["drained"] else "may be chosen",
-        "supply": content["supply"] or "none; the site file attaches it to none, or to several",
+        "rounds": "drained: excluded from new rounds" if content["drained"] else "can be selected",
+        "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
-        "last word": "not known" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
+        "last seen": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }
     for what, text in lines.items():
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
@@ -178,14 +181,14 @@ def _print(content: dict[str, Any]) -> None:
 def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
     import numpy as np
 
-    from coordinator.cli.layout import columns
+    from coordinator.cli.output.layout import columns
     from wattfleet.modes import PowerMode
 
     if front is None:
-        console.print("\nno front yet: it is reported when the device is measured", style="dim")
+        console.print("\nno front yet: the device reports one after profiling", style="dim")
         return
     shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
-    table = columns(("front: mode",), ("start s", "s/epoch", "W", "W planned"))
+    table = columns(("mode",), ("warm-up s", "s/epoch", "W", "W planned"))
     for index in shown:
         point = front[index]
         table.add_row(
@@ -195,7 +198,8 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
             number(point["power_w"]),
             number(point["planned_w"]),
         )
-    console.print()
+    console.print("\nPareto front")
     console.print(table)
     if len(shown) < len(front):
-        console.print(f"{len(shown)} of {len(front)} modes; --json has all", style="dim")
+        console.print(f"{len(shown)} of {len(front)} modes; --json prints all", style="dim")
+    console.print(MODE_LEGEND, style="dim")

@@ -1,4 +1,4 @@
-"""`wattfleet coordinator tag` and `drain`: the operator's say in which devices take part."""
+"""`wattfleet coordinator tag` and `drain`: override which devices can be selected."""
 
 from __future__ import annotations
 
@@ -6,46 +6,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wattfleet_proto.v1 import operator_pb2
 
-DevicesArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="The devices.")]
+DevicesArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Names of the devices.")]
 
 
 def tag(
     device_ids: DevicesArgument,
-    add: Annotated[list[str] | None, typer.Option(help="A tag to give them; may be repeated.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="A tag to take from them; may be repeated.")] = None,
+    add: Annotated[list[str] | None, typer.Option(help="Add this tag. Repeatable.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove this tag. Repeatable.")] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Tag devices, beside the tags of the site file, for `serve --include tag:NAME` and `--exclude tag:NAME`."""
+    """Add or remove tags of the devices ID, for `serve --include tag:NAME` and `--exclude tag:NAME`.
+
+    The site file's tags stay.
+    """
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     if not add and not remove:
-        raise InvalidInputError("say which tags to --add or to --remove")
+        raise InvalidInputError("pass at least one of --add, --remove")
     request = operator_pb2.TagDevicesRequest(device_ids=device_ids, add=add, remove=remove)
     with connected(coordinator) as client:
         answer = client.operate("TagDevices", request)
     if json_:
         print_json(_content(answer.devices))
         return
-    for say in answer.devices:
-        print(f"{say.device_id}: {' '.join(say.tags) or 'no tags by command'}")
+    for override in answer.devices:
+        print(f"{override.device_id}: {' '.join(override.tags) or 'no tags from this command'}")
 
 
 def drain(
     device_ids: DevicesArgument,
-    undo: Annotated[bool, typer.Option("--undo", help="Choose them again.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let them be selected again.")] = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Choose devices for no new round; what they train now they finish."""
+    """Exclude the devices ID from new rounds; they finish the training that is running."""
     from wattfleet_proto.v1 import operator_pb2
 
     request = operator_pb2.DrainDevicesRequest(device_ids=device_ids, undo=undo)
@@ -54,9 +58,12 @@ def drain(
     if json_:
         print_json(_content(answer.devices))
         return
-    for say in answer.devices:
-        print(f"{say.device_id}: {'drained' if say.drained else 'may be chosen again'}")
+    for override in answer.devices:
+        print(f"{override.device_id}: {'drained' if override.drained else 'can be selected again'}")
 
 
-def _content(says: Iterable[operator_pb2.DeviceOverrides]) -> list[dict[str, Any]]:
-    return [{"device_id": say.device_id, "operator_tags": list(say.tags), "drained": say.drained} for say in says]
+def _content(overrides: Iterable[operator_pb2.DeviceOverrides]) -> list[dict[str, Any]]:
+    return [
+        {"device_id": override.device_id, "operator_tags": list(override.tags), "drained": override.drained}
+        for override in overrides
+    ]

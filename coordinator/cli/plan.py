@@ -1,4 +1,4 @@
-"""`wattfleet coordinator plan --dry-run`: what the next round would be, and why."""
+"""`wattfleet coordinator plan --dry-run`: preview the next round, with reasons."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from coordinator.cli.options import (
     CoordinatorOption,
     JsonOption,
     connected,
-    print_json,
 )
-from coordinator.cli.wording import counted, duration, number
+from coordinator.cli.output.wording import MODE_LEGEND, number
+from wattfleet_io.console import count_of, duration_text, print_json
 
 if TYPE_CHECKING:
     from wattfleet_proto.v1 import operator_pb2
@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 
 def plan(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Required: rounds are planned when Flower's server asks for them.")
+        bool, typer.Option("--dry-run", help="Required, since only Flower's server starts a round.")
     ] = False,
     run: Annotated[
-        str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest, or a new one]")
+        str | None, typer.Option("--run", help="Flower's id of the run. Default: the newest, or a new run.")
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Local epochs.  [default: as in the run's last round, 1 before its first]")
+        float | None, typer.Option(help="Local epochs. Default: as in the run's last round; 1 before its first.")
     ] = None,
     all_devices: Annotated[
-        bool, typer.Option("--all-devices", help="Count with devices that have no SuperNode, too.")
+        bool, typer.Option("--all-devices", help="Include devices without a SuperNode. Default: leave them out.")
     ] = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show whom the next round would take, in which mode, and why; nothing is reserved or stored."""
+    """Preview the next round: selected devices, their modes and the reasons. Nothing is changed."""
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     if not dry_run:
-        raise InvalidInputError("only with --dry-run: a round is planned when Flower's server asks for it")
+        raise InvalidInputError("pass --dry-run: this command only previews a round; Flower's server starts it")
     if epochs is not None and not 0 < epochs < float("inf"):
-        raise InvalidInputError(f"a round needs epochs above zero, not {epochs:g}")
+        raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
     request = operator_pb2.PreviewPlanRequest(run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices)
     with connected(coordinator) as client:
         content = _content(client.operate("PreviewPlan", request))
@@ -91,24 +91,24 @@ def _print(content: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from coordinator.cli.layout import columns, grouped
+    from coordinator.cli.output.layout import columns, grouped
     from wattfleet.modes import PowerMode
 
     console = Console(highlight=False)
     run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
-    chosen = [each for each in content["devices"] if each["selected"]]
+    selected = [each for each in content["devices"] if each["selected"]]
     epochs = "1 epoch" if content["epochs"] == 1 else f"{content['epochs']:g} epochs"
-    console.print(Text(f"round {content['round']} of {run}, {epochs}, if it were planned now:"))
+    console.print(Text(f"round {content['round']} of {run}, {epochs}, if planned now:"))
     console.print(
         Text(
-            f"{len(chosen)} of {counted(len(content['devices']), 'device')}, done within"
-            f" {duration(content['duration_s'])},"
+            f"{len(selected)} of {count_of(len(content['devices']), 'device')} selected, finished within"
+            f" {duration_text(content['duration_s'])},"
             f" {number(content['planned_w'])} of {number(content['site_budget_w'])} W set aside",
             style="bold",
         )
     )
-    table = columns(("chosen", "mode"), ("start s", "s/epoch", "W", "W planned"))
-    for each in chosen:
+    table = columns(("selected", "mode"), ("warm-up s", "s/epoch", "W", "W planned"))
+    for each in selected:
         table.add_row(
             Text(each["device_id"], style="green"),
             PowerMode(**each["mode"]).label(),
@@ -121,14 +121,14 @@ def _print(content: dict[str, Any]) -> None:
     console.print()
     console.print(table)
     console.print()
-    console.print(grouped((each["device_id"], each["reason"]) for each in chosen))
+    console.print(grouped((each["device_id"], each["reason"]) for each in selected))
     if others:
-        console.print(Text("\nnot chosen"))
+        console.print(Text("\nnot selected"))
         console.print(grouped(((each["device_id"], each["reason"]) for each in others), style="dim"))
     if content["not_looked_at"]:
-        console.print(Text(f"\n{len(content['not_looked_at']):,} not looked at"))
-        said = ((each["device_id"], each["reason"]) for each in content["not_looked_at"])
-        console.print(grouped(said, style="dim"))
+        console.print(Text(f"\n{count_of(len(content['not_looked_at']), 'device')} not considered"))
+        reasons = ((each["device_id"], each["reason"]) for each in content["not_looked_at"])
+        console.print(grouped(reasons, style="dim"))
     if len(content["supplies"]) > 1:
         supplies = columns(("supply",), ("W allowed", "W planned"))
         for use in content["supplies"]:
@@ -136,8 +136,9 @@ def _print(content: dict[str, Any]) -> None:
         console.print()
         console.print(supplies)
     if content["only_devices_with_a_node"]:
-        text = "looked at: devices that are ready and have a SuperNode; --all-devices: without one, too"
+        text = "considered: ready devices with a SuperNode; --all-devices adds those without"
     else:
-        text = "looked at: devices that are ready"
+        text = "considered: ready devices"
     console.print()
+    console.print(MODE_LEGEND, style="dim")
     console.print(text, style="dim")

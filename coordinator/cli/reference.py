@@ -1,4 +1,4 @@
-"""`wattfleet coordinator reference`: what agents transfer from."""
+"""`wattfleet coordinator reference`: the reference predictors that agents transfer from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected, print_json
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from wattfleet_io.console import count_of, print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from wattfleet.prediction import Artefact
     from wattfleet_proto.v1 import operator_pb2
 
-app = typer.Typer(no_args_is_help=True, help="The reference predictors that agents transfer from.")
+app = typer.Typer(no_args_is_help=True, help="Manage the reference predictors that agents transfer from.")
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
@@ -24,7 +25,7 @@ _SHOWN_DIGITS = 12
 
 @app.command("list")
 def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
-    """Show what is handed out, and which of it counts."""
+    """List the published reference predictors, and the one in force."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected(coordinator) as client:
@@ -38,11 +39,11 @@ def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: Jso
 
 @app.command("publish")
 def publish(
-    directory: Annotated[Path, typer.Argument(help="As `wattfleet reference train --out` writes it.")],
+    directory: Annotated[Path, typer.Argument(help="Folder that `wattfleet reference train --out` wrote.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Have the coordinator keep a reference predictor, to be handed out once it is pinned."""
+    """Upload the reference predictor in DIRECTORY; `pin` puts it in force."""
     from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
     from wattfleet.errors import InvalidInputError
     from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, read_artefact
@@ -53,33 +54,33 @@ def publish(
         (WEIGHTS_FILE, artefact.weights, MAX_BYTES),
     ):
         if len(content) > most:
-            raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes, a reference's {most:,} at most")
+            raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes; the limit is {most:,}")
     with connected(coordinator) as client:
         answer = client.operate("PublishReference", _parts(artefact))
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:
-        print(f"{answer.digest} {'was there already' if answer.known else 'is published'}")
-        print(f"`wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}` has agents transfer from it")
+        print(f"{answer.digest} {'was already published' if answer.known else 'is published'}")
+        print(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
 
 
 @app.command("pin")
 def pin(
-    digest: Annotated[str, typer.Argument(help="Its digest, or the first digits of it.")],
+    digest: Annotated[str, typer.Argument(help="Digest, or its first 6 or more digits.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Have all agents transfer from a reference predictor, from now on."""
+    """Put the reference predictor with DIGEST in force for all agents."""
     from wattfleet.errors import InvalidInputError
 
     if not digest:
-        raise InvalidInputError("say which: `wattfleet coordinator reference list` shows them")
+        raise InvalidInputError("the digest is empty; `wattfleet coordinator reference list` shows the digests")
     _pinned(coordinator, digest, json_)
 
 
 @app.command("unpin")
 def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
-    """Have agents transfer from what `serve --reference` names again."""
+    """Put the predictor of `serve --reference` in force again."""
     _pinned(coordinator, "", json_)
 
 
@@ -93,8 +94,8 @@ def _pinned(coordinator: str, digest: str, json_: bool) -> None:
         return
     print(f"agents transfer from {answer.digest[:_SHOWN_DIGITS]}")
     if answer.ended_sessions:
-        agents = "1 connected agent comes" if answer.ended_sessions == 1 else f"{answer.ended_sessions:,} agents come"
-        print(f"{agents} back to be told")
+        reconnects = "reconnects" if answer.ended_sessions == 1 else "reconnect"
+        print(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to learn of it")
 
 
 def _parts(artefact: Artefact) -> Iterator[operator_pb2.PublishReferenceRequest]:
@@ -123,24 +124,24 @@ def _print(content: Sequence[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from coordinator.cli.layout import Fitting, Way, columns
+    from coordinator.cli.output.layout import Fitting, Layout, columns
 
     def table(more: Sequence[str]) -> Table:
-        """The references; of what each is as much as there is room for."""
-        table = columns(("digest", "workload", *more), ("devices",), ("how it stands",))
+        """The references, with the given columns besides."""
+        table = columns(("digest", "workload", *more), ("devices",), ("status",))
         for each in content:
-            standing = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
+            status = [word for word, holds in (("in force", each["in_force"]), ("pinned", each["pinned"])) if holds]
             table.add_row(
                 each["digest"][:_SHOWN_DIGITS],
                 Text(each["workload"]),
                 *(Text(each[name]) for name in more),
                 f"{each['devices']:,}",
-                Text(", ".join(standing) or "published", style="green" if each["in_force"] else ""),
+                Text(", ".join(status) or "published", style="green" if each["in_force"] else ""),
             )
         return table
 
     console = Console(highlight=False)
-    console.print(Fitting(lambda: Way(table(("board", "predictor"))), lambda: Way(table(()))))
+    console.print(Fitting(lambda: Layout(table(("board", "predictor"))), lambda: Layout(table(()))))
     for each in content:
         if each["from_start"]:
-            console.print(f"{each['digest'][:_SHOWN_DIGITS]} is of `serve --reference`", style="dim")
+            console.print(f"{each['digest'][:_SHOWN_DIGITS]} comes from `serve --reference`", style="dim")

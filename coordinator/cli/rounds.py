@@ -1,4 +1,4 @@
-"""`wattfleet coordinator rounds`: what was planned, and what came of it."""
+"""`wattfleet coordinator rounds`: the rounds of a run as planned and as observed."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.wording import counted, duration, number
+from coordinator.cli.output.wording import number
+from wattfleet_io.console import count_of, duration_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-    from coordinator.cli.layout import Way
+    from coordinator.cli.output.layout import Layout
 
-RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run.  [default: the newest]")]
+RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run. Default: the newest.")]
 
 
 def rounds(
@@ -33,8 +34,8 @@ def rounds(
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show the rounds of a run: who took part, watts and seconds as planned and observed, and how it learns."""
-    from coordinator.cli.view_values import round_values, run_values
+    """List the rounds of a run: devices, power and time as planned and observed, and metrics."""
+    from coordinator.cli.output.view_values import round_values, run_values
     from wattfleet.errors import InvalidInputError
 
     with connected(coordinator) as client:
@@ -44,8 +45,8 @@ def rounds(
             chosen = [each for each in runs if run is None or each.run_id == run][-1:]
             if run is not None and not chosen:
                 known = ", ".join(each.run_id for each in runs[-5:])
-                newest = f"the newest are {known}" if runs else "nor did any other"
-                raise InvalidInputError(f"run {run!r} never started; {newest}")
+                newest = f"the newest runs are {known}" if runs else "there are no runs yet"
+                raise InvalidInputError(f"unknown run {run!r}; {newest}")
             if not chosen:
                 return {"run_id": None, "rounds": []}
             views = client.rounds(chosen[0].run_id, with_devices=False, with_times=json_)
@@ -58,32 +59,32 @@ def _table(content: dict[str, Any]) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    from coordinator.cli.layout import Fitting
+    from coordinator.cli.output.layout import Fitting
 
     if content["run_id"] is None:
-        return Text("no run ever started")
-    done = "over" if content["finished"] else "running"
-    asked_for = counted(content["rounds_asked_for"], "round")
+        return Text("no runs yet")
+    done = "finished" if content["finished"] else "running"
+    asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
-        Text(f"run {content['run_id']}: {content['strategy']}, {asked_for} asked for, {done}", style="bold")
+        Text(f"run {content['run_id']}: {content['strategy']}, {asked_for} requested, {done}", style="bold")
     ]
     if content["error"]:
         lines.append(Text(content["error"], style="red"))
     if not content["rounds"]:
-        return Group(*lines, Text("no round was planned yet"))
+        return Group(*lines, Text("no rounds yet"))
     names = sorted({name for each in content["rounds"] for name in each["metrics"]})
     lines.append(Fitting(*(partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1))))
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
     return Group(*lines)
 
 
-def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int) -> Way:
-    """The rounds with the first so many of their metrics."""
+def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count: int) -> Layout:
+    """The rounds with the first `count` of their metrics."""
     from rich.text import Text
 
-    from coordinator.cli.layout import Way, columns
+    from coordinator.cli.output.layout import Layout, columns
 
-    heads = ("W\nallowed", "W\nplanned", "W\nseen", "time\nplanned", "time\nseen")
+    heads = ("W\nallowed", "W\nplanned", "W\nused", "time\nplanned", "time\ntaken")
     table = columns(right=("\nround", "\ndevices", *heads))
     for name in names[:count]:
         table.add_column(Text("\n" + name), justify="right", no_wrap=True)
@@ -96,25 +97,25 @@ def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count:
             number(each["site_budget_w"]),
             number(each["planned_w"]),
             number(each["observed_site_w"]),
-            duration(each["planned_s"]),
-            "running" if is_running else duration(each["observed_s"]),
+            duration_text(each["planned_s"]),
+            "running" if is_running else duration_text(each["observed_s"]),
             *(number(each["metrics"].get(name), 3) for name in names[:count]),
         )
-    left_out = Text(f"--json has {', '.join(names[count:])}, too", style="dim")
-    return Way(table, parts=[table, left_out] if names[count:] else ())
+    left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")
+    return Layout(table, parts=[table, left_out] if names[count:] else ())
 
 
 def _trim(each: dict[str, Any]) -> Text:
-    """What became of a round when the watts fell."""
+    """How a round was trimmed when its budget fell."""
     from rich.text import Text
 
-    became = [
-        f"{counted(count, 'device')} {words}"
-        for count, words in ((each["in_other_mode"], "went on in another mode"), (each["stopped"], "stopped"))
+    changes = [
+        f"{count_of(count, 'device')} {words}"
+        for count, words in ((each["in_other_mode"], "continued in another mode"), (each["stopped"], "stopped"))
         if count
     ]
     return Text(
-        f"round {each['round']} was trimmed to {number(each['trimmed_planned_w'])} of"
-        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(became)}",
+        f"round {each['round']} trimmed to {number(each['trimmed_planned_w'])} of"
+        f" {number(each['trimmed_site_budget_w'])} W: {', '.join(changes)}",
         style="yellow",
     )

@@ -1,1 +1,1 @@
-"""The gRPC services: they translate messages; the logic is in `coordinator.state`."""
+"""The gRPC services and their background tasks: they translate messages; the logic is in `coordinator.state`."""

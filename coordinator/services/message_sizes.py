@@ -1,4 +1,4 @@
-"""Rejects stream messages that are too large, before they are deserialised."""
+"""Refuses stream messages that are too large, before they are deserialised."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from wattfleet_proto.message_sizes import MAX_STREAMED_BYTES
 
 
 class SizeInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Refuses what is too large for a stream before anything is built from it, which would take many times the room."""
+    """Refuses a large message before it is deserialised, which would take many times its memory."""
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """Bound a method's requests where they are streamed."""
+        """Limit the size of streamed requests."""
         handler = await continuation(handler_call_details)
         if handler is None or not handler.request_streaming:
             return handler
@@ -30,7 +30,7 @@ def _bounded(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     def deserialized(message: bytes) -> Any:
         if len(message) > MAX_STREAMED_BYTES:
             raise OversizedMessageError(
-                f"a message of {len(message):,} bytes is refused: it may have {MAX_STREAMED_BYTES:,}"
+                f"a message of {len(message):,} bytes is too large: at most {MAX_STREAMED_BYTES:,} bytes are allowed"
             )
         return deserialize(message)
 

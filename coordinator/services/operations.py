@@ -1,4 +1,4 @@
-"""The operator's side of the coordinator: budgets, tags, drained devices, references, and a look at the next plan."""
+"""The operator service: budgets, tags, drained devices, references, and a preview of the next plan."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from coordinator.budgets.budget_watch import BudgetWatch, Standing
+from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.references import MAX_BYTES, ReferenceShelf, checked
+from coordinator.repository.repository import FleetRepository
+from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
-from coordinator.state.fleet import Fleet
-from coordinator.state.preview import Trial
 from coordinator.state.records import DeviceOverrides, SupplyOverride
-from coordinator.store.archive import recalled_history, recalled_newest
-from coordinator.store.writer import Writer
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
@@ -22,51 +20,43 @@ from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
-    """The operator's side."""
+    """Translates between the operator's commands and the fleet."""
 
     def __init__(
         self,
-        fleet: Fleet,
-        writer: Writer,
+        repository: FleetRepository,
+        planning: RoundPlanning,
         budgets: BudgetWatch,
         references: ReferenceShelf,
-        have_all_back: Callable[[str], int],
-        clear_way: Callable[[Fleet, Sequence[int]], None],
+        reconnect_all: Callable[[str], int],
         settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
 
         Args:
-            fleet: what is known.
-            writer: keeps what changed.
-            budgets: the watts in force.
-            references: the predictors that are handed out.
-            have_all_back: ends all sessions, saying why, so that their agents come back; returns how many.
-            clear_way: what comes before every new plan (see `PlanningServicer.clear_way`).
-            settings: for how long watts may be overridden.
+            repository: the fleet and its store.
+            planning: plans and previews rounds.
+            budgets: the budgets in force.
+            references: the published predictors.
+            reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
+            settings: for how long budgets may be overridden.
         """
-        self._fleet = fleet
-        self._writer = writer
+        self._repository = repository
+        self._fleet = repository.fleet
+        self._planning = planning
         self._budgets = budgets
         self._references = references
-        self._have_all_back = have_all_back
-        self._clear_way = clear_way
+        self._reconnect_all = reconnect_all
         self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PreviewPlanRequest, context: Any
     ) -> operator_pb2.PreviewPlanResponse:
-        """What the next round would be."""
-        newest = next(reversed(self._fleet.runs.values()), None)
+        """Preview the next round."""
+        newest = next(reversed(self._fleet.flower.runs.values()), None)
         run_id = request.run_id or ("" if newest is None or newest.finished else newest.run_id)
-        if run_id:
-            await recalled_history(self._fleet, self._writer, run_id)
-            await recalled_newest(self._fleet, self._writer, run_id)
-        trial = Trial(self._fleet, run_id, request.all_devices)
-        self._clear_way(trial.fleet, trial.node_ids)
-        # As with a plan that counts, agents are answered meanwhile.
-        looked = await asyncio.to_thread(trial.planned, request.epochs)
-        record = looked.record
+        preview = await self._planning.preview(run_id, request.all_devices, request.epochs)
+        record = preview.record
         return operator_pb2.PreviewPlanResponse(
             plan=await asyncio.to_thread(plan_to_message, "", record.plan, record.nodes),
             run_id=run_id,
@@ -75,30 +65,30 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             all_devices=request.all_devices or not run_id,
             not_looked_at=[
                 operator_pb2.NotLookedAt(device_id=device_id, reason=reason)
-                for device_id, reason in sorted(looked.not_looked_at.items())
+                for device_id, reason in sorted(preview.not_considered.items())
             ],
         )
 
     async def GetBudgets(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.GetBudgetsRequest, context: Any
     ) -> operator_pb2.GetBudgetsResponse:
-        """How every supply's budget stands."""
-        names = self._fleet.allowance.supplies.names
-        set_aside_w = self._fleet.set_aside_w()
+        """Report the status of every supply's budget."""
+        names = self._fleet.operator.allowance.supplies.names
+        reserved_w = self._fleet.draw.reserved_w()
         return operator_pb2.GetBudgetsResponse(
-            supplies=[self._budget(name, self._budgets.standing(name), set_aside_w[name]) for name in names]
+            supplies=[self._budget(name, self._budgets.status(name), reserved_w[name]) for name in names]
         )
 
     async def SetBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.SetBudgetRequest, context: Any
     ) -> operator_pb2.SetBudgetResponse:
-        """Watts in place of a source's."""
+        """Set a supply's watts in place of its own source."""
         until = None
         if request.HasField("for_s"):
-            most = self._settings.max_override_days
-            if not 0 < request.for_s <= most * 86_400:
+            max_days = self._settings.max_override_days
+            if not 0 < request.for_s <= max_days * 86_400:
                 raise InvalidInputError(
-                    f"a budget can be overridden for up to {most:g} days, or until it is cleared, not for"
+                    f"a budget can be overridden for up to {max_days:g} days, or until it is cleared, not for"
                     f" {_days(request.for_s)}"
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
@@ -108,31 +98,31 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
-        """The source's watts again."""
+        """Return a supply to its own source."""
         budget, trimmed = await self._override(request.supply, None)
         return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed)
 
     async def TagDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.TagDevicesRequest, context: Any
     ) -> operator_pb2.TagDevicesResponse:
-        """Tags beside those of the site file."""
-        says = self._fleet.tag(request.device_ids, set(request.add), set(request.remove))
-        await self._writer.saved(*says)
-        return operator_pb2.TagDevicesResponse(devices=_says(says))
+        """Add and remove tags beside those of the site file."""
+        changed = self._fleet.operator.tag(request.device_ids, set(request.add), set(request.remove))
+        await self._repository.save(*changed)
+        return operator_pb2.TagDevicesResponse(devices=_overrides(changed))
 
     async def DrainDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.DrainDevicesRequest, context: Any
     ) -> operator_pb2.DrainDevicesResponse:
-        """Devices that are chosen for no new round, or are again."""
-        says = self._fleet.drain(request.device_ids, not request.undo)
-        await self._writer.saved(*says)
-        return operator_pb2.DrainDevicesResponse(devices=_says(says))
+        """Exclude devices from new rounds, or include them again."""
+        changed = self._fleet.operator.drain(request.device_ids, not request.undo)
+        await self._repository.save(*changed)
+        return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
 
     async def ListReferences(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ListReferencesRequest, context: Any
     ) -> operator_pb2.ListReferencesResponse:
-        """What is handed out."""
-        on = [device.reference_digest for device in self._fleet.devices.values() if device.front is not None]
+        """List the references that agents can fetch."""
+        used = [device.reference_digest for device in self._fleet.agents.devices.values() if device.front is not None]
         return operator_pb2.ListReferencesResponse(
             references=[
                 operator_pb2.ReferenceView(
@@ -144,7 +134,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                     pinned=digest == self._references.pinned,
                     from_start=digest == self._references.from_start,
                     in_force=digest == self._references.digest,
-                    device_count=on.count(digest),
+                    device_count=used.count(digest),
                 )
                 for digest, artefact in self._references.artefacts.items()
             ]
@@ -153,53 +143,54 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def PublishReference(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[operator_pb2.PublishReferenceRequest], context: Any
     ) -> operator_pb2.PublishReferenceResponse:
-        """One reference more."""
+        """Publish a reference."""
         manifest, weights = b"", bytearray()
         async for part in request_iterator:
             manifest = manifest or part.manifest
             weights += part.weights_chunk
             if len(weights) > MAX_BYTES:
-                raise InvalidInputError(f"the weights of a reference have {MAX_BYTES // 2**20} MiB at most")
+                raise InvalidInputError(f"the weights of a reference must not exceed {MAX_BYTES // 2**20} MiB")
         artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
         stored = self._references.publish(artefact)
-        await self._writer.saved(*stored)
+        await self._repository.save(*stored)
         self._references.stored(stored)
         return operator_pb2.PublishReferenceResponse(digest=artefact.digest, known=not stored)
 
     async def PinReference(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PinReferenceRequest, context: Any
     ) -> operator_pb2.PinReferenceResponse:
-        """What agents transfer from."""
+        """Pin the reference that agents transfer from."""
         before = self._references.digest
         changed = self._references.pin(request.digest)
         now, ended = self._references.digest, 0
         if now != before:
-            ended = self._have_all_back(f"another reference predictor counts from now on, {now[:12]}: come back for it")
-        await self._writer.saved(*changed)
+            ended = self._reconnect_all(f"reference predictor {now[:12]} was pinned: reconnect to fetch it")
+        await self._repository.save(*changed)
         self._references.stored(changed)
         return operator_pb2.PinReferenceResponse(digest=now, ended_sessions=ended)
 
     async def _override(self, supply: str, override: Override | None) -> tuple[operator_pb2.SupplyBudget, int]:
-        """Put watts in force; how the budget stands then, and how many rounds in flight had to be trimmed."""
-        flying = [record for record in self._fleet.rounds.values() if record.wall_s is None]
-        standing = self._budgets.override(supply, override)
-        trimmed = sum(self._fleet.rounds[record.plan_id] is not record for record in flying)
-        await self._writer.saved(SupplyOverride(supply, override))
-        return self._budget(supply, standing, self._fleet.set_aside_w()[supply]), trimmed
+        """Put an override in force; returns the budget's status, and how many rounds in flight were trimmed."""
+        rounds = self._fleet.rounds
+        unfinished = [record for record in rounds.records.values() if record.wall_s is None]
+        status = self._budgets.override(supply, override)
+        trimmed = sum(rounds.records[record.plan_id] is not record for record in unfinished)
+        await self._repository.save(SupplyOverride(supply, override))
+        return self._budget(supply, status, self._fleet.draw.reserved_w()[supply]), trimmed
 
-    def _budget(self, supply: str, standing: Standing, set_aside_w: float) -> operator_pb2.SupplyBudget:
-        in_force, override = standing.in_force, standing.override
+    def _budget(self, supply: str, status: BudgetStatus, reserved_w: float) -> operator_pb2.SupplyBudget:
+        in_force, override = status.in_force, status.override
         until = None if override is None else override.until
         return operator_pb2.SupplyBudget(
             supply=supply,
-            parent=self._fleet.allowance.supplies.parent_of(supply) or "",
+            parent=self._fleet.operator.allowance.supplies.parent_of(supply) or "",
             watts=in_force.watts,
             source=in_force.source,
             fallback=in_force.fallback,
             reason=in_force.reason,
-            since_unix_s=standing.since.timestamp(),
+            since_unix_s=status.since.timestamp(),
             until_unix_s=None if until is None else until.timestamp(),
-            set_aside_w=set_aside_w,
+            set_aside_w=reserved_w,
         )
 
 
@@ -207,5 +198,8 @@ def _days(seconds: float) -> str:
     return f"{seconds / 86_400:,.4g} days"
 
 
-def _says(says: Sequence[DeviceOverrides]) -> list[operator_pb2.DeviceOverrides]:
-    return [operator_pb2.DeviceOverrides(device_id=s.device_id, tags=sorted(s.tags), drained=s.drained) for s in says]
+def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.DeviceOverrides]:
+    return [
+        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=sorted(each.tags), drained=each.drained)
+        for each in overrides
+    ]

@@ -1,4 +1,4 @@
-"""What commands, displays and reports read of the coordinator."""
+"""The view service: what commands, dashboards and reports read."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.state.fleet import Fleet
+from coordinator.repository.repository import FleetRepository
 from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord
-from coordinator.store.archive import rounds_of
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
-from coordinator.store.writer import Writer
 from wattfleet.choosing import Front
+from wattfleet.errors import InvalidInputError
 from wattfleet.planning import RoundPlan
 from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message, state_to_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
@@ -22,31 +21,34 @@ _DEVICES_IN_A_MESSAGE = 100
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
-    """What commands, displays and reports read."""
+    """Translates the fleet into messages for display."""
 
-    def __init__(self, fleet: Fleet, writer: Writer) -> None:
+    def __init__(self, repository: FleetRepository) -> None:
         """Show one fleet."""
-        self._fleet = fleet
-        self._writer = writer
+        self._repository = repository
+        self._fleet = repository.fleet
 
     async def GetFleet(  # noqa: N802 - named by the protocol
         self, request: view_pb2.GetFleetRequest, context: Any
     ) -> view_pb2.GetFleetResponse:
-        """What holds for the fleet as a whole."""
-        return view_pb2.GetFleetResponse(site_budget_w=self._fleet.site_budget_w, policy=self._fleet.policy.name)
+        """Report the properties of the whole fleet."""
+        return view_pb2.GetFleetResponse(
+            site_budget_w=self._fleet.operator.site_budget_w, policy=self._fleet.flower.policy.name
+        )
 
     async def ListDevices(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListDevicesRequest, context: Any
     ) -> AsyncIterator[view_pb2.ListDevicesResponse]:
-        """Devices by id."""
+        """List devices by id."""
+        agents = self._fleet.agents
         for device_id in request.device_ids:
-            self._fleet.device(device_id)
-        ids = sorted(set(request.device_ids) or self._fleet.devices)
-        times = await self._writer.times(OF_DEVICES) if request.with_times else {}
+            agents.get(device_id)
+        ids = sorted(set(request.device_ids) or agents.devices)
+        times = await self._repository.times(OF_DEVICES) if request.with_times else {}
         for begin in range(0, len(ids), _DEVICES_IN_A_MESSAGE):
             yield view_pb2.ListDevicesResponse(
                 devices=[
-                    self._device_view(self._fleet.devices[each], request.with_fronts, times.get(each, Times()))
+                    self._device_view(agents.devices[each], request.with_fronts, times.get(each, Times()))
                     for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
                 ]
             )
@@ -54,8 +56,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def ListRuns(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListRunsRequest, context: Any
     ) -> view_pb2.ListRunsResponse:
-        """All runs, oldest first."""
-        times = await self._writer.times(OF_RUNS) if request.with_times else {}
+        """List all runs, oldest first."""
+        times = await self._repository.times(OF_RUNS) if request.with_times else {}
         return view_pb2.ListRunsResponse(
             runs=[
                 view_pb2.RunView(
@@ -68,22 +70,22 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                     started_unix_s=times.get(run.run_id, Times()).first_unix_s,
                     finished_unix_s=times.get(run.run_id, Times()).last_unix_s,
                 )
-                for run in self._fleet.runs.values()
+                for run in self._fleet.flower.runs.values()
             ]
         )
 
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """The rounds of one run, one by one."""
-        run_id = self._fleet.run(request.run_id).run_id
-        times = await self._writer.times(of_rounds(run_id)) if request.with_times else {}
-        async for record in rounds_of(self._fleet, self._writer, run_id):
+        """Stream the rounds of one run, oldest first."""
+        run_id = self._fleet.flower.run(request.run_id).run_id
+        times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
+        async for record in self._repository.rounds_of(run_id):
             yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
 
     def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
-        supply, rules = self._fleet.placement_of(record.device_id)
-        say, front = self._fleet.say_of(record.device_id), record.front
+        operator, front = self._fleet.operator, record.front
+        rules, overrides = operator.rules_of(record.device_id), operator.overrides_of(record.device_id)
         return view_pb2.DeviceView(
             device_id=record.device_id,
             board=record.board,
@@ -96,18 +98,25 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             front=front_to_message(front) if front is not None and with_front else None,
             reference_digest=record.reference_digest,
             fastest_epoch_s=None if front is None else _fastest_epoch_s(front, record.idle_w or 0.0, rules.limit_w),
-            supply=supply,
+            supply=self._supply(record.device_id),
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),
-            operator_tags=sorted(say.tags),
-            drained=say.drained,
+            operator_tags=sorted(overrides.tags),
+            drained=overrides.drained,
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
         )
 
+    def _supply(self, device_id: str) -> str:
+        """The supply that a device is behind; empty if the site file does not tell."""
+        try:
+            return self._fleet.operator.supply_of(device_id)
+        except InvalidInputError:
+            return ""
+
 
 def _fastest_epoch_s(front: Front, idle_w: float, limit_w: float | None) -> float | None:
-    """Seconds of a training of one epoch in the fastest mode within a device's own limit; None where there is none."""
+    """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode is."""
     allowed = np.maximum(front.planned_w, idle_w) <= (np.inf if limit_w is None else limit_w)
     return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
 
@@ -136,7 +145,7 @@ def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_p
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,
         results=[_result(result) for result in record.results if with_devices],
-        device_count=len(record.plan.at_first.assignments),
+        device_count=len(record.plan.original.assignments),
         idle_w=record.idle_w,
         planned_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,

@@ -1,1 +1,4 @@
-"""The fleet's state: pure state machines, driven by the services and by tests alike."""
+"""The state of the fleet: pure state machines that the services and the tests drive.
+
+Nothing here reads a clock, opens a socket or touches a file.
+"""

@@ -1,4 +1,4 @@
-"""Who has a session, and for how long it is believed without a word: a pure state machine, which is told the time."""
+"""Leases of the agents' sessions: a pure state machine, to which the time is passed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from coordinator.settings import SessionSettings
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often agents are to be heard of.
+    """How often agents have to send messages.
 
     Attributes:
-        lease_s: say something at least this often.
-        reconnect_s: when the session is gone, come back at a random moment within.
+        lease_s: seconds between two messages, at most.
+        reconnect_s: after a session is lost, reconnect at a random moment within so many seconds.
     """
 
     lease_s: float
@@ -23,10 +23,7 @@ class Pace:
 
 
 def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace:
-    """The pace of a fleet of some size.
-
-    Leases of a large fleet are stretched to keep the number of renewals per second, as in Nomad.
-    """
+    """The pace for a fleet of this size: leases of a large fleet are stretched to limit the renewals, as in Nomad."""
     return Pace(
         max(settings.lease_s, devices / settings.renewals_per_s),
         devices / settings.reconnects_per_s,
@@ -35,32 +32,32 @@ def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """One device's session, for as long as it is renewed.
+    """The lease of one device's session.
 
     Attributes:
         device_id: the device.
-        installation: name of the agent's installation; empty for agents that tell none.
-        lapses_s: when it is believed no more, in seconds of the clock that the leases are told.
-        is_called_back: it is ended for the device to come back at once.
+        installation: name of the agent's installation; empty for agents that do not send one.
+        expires_s: when it expires, in seconds of the clock that is passed in.
+        is_reconnecting: the session is being ended so that the device reconnects.
     """
 
     device_id: str
     installation: str
-    lapses_s: float
-    is_called_back: bool = False
+    expires_s: float
+    is_reconnecting: bool = False
 
 
 class Leases:
-    """The sessions of a fleet."""
+    """The leases of all sessions."""
 
     def __init__(
         self, started_s: float, expected: Collection[str] = (), settings: SessionSettings = SessionSettings()
     ) -> None:
-        """Begin with no session.
+        """Start without any session.
 
         Args:
-            started_s: now.
-            expected: devices that had a session when the coordinator ended.
+            started_s: the time now.
+            expected: devices that had a session when the previous coordinator ended.
             settings: the pace of leases and reconnections.
         """
         self._settings = settings
@@ -73,15 +70,15 @@ class Leases:
 
     @property
     def pace(self) -> Pace:
-        """What agents are asked for, at the size that the fleet has now; those that are expected back included."""
+        """The pace for the fleet's size now, including devices that are expected to reconnect."""
         return pace_of(len(self._held) + len(self._expected), self._settings)
 
     def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
-        """A session begins.
+        """Begin a session.
 
         Returns:
-            Its lease, and that of the session which it takes the place of: an agent that restarts, or whose connection
-            broke, may be back before its old session has lapsed.
+            Its lease, and the lease that it replaces: an agent that restarts, or whose connection broke, may be back
+            before its old lease expires.
 
         Raises:
             DuplicateSessionError: another installation has a session for this device.
@@ -94,51 +91,53 @@ class Leases:
         return lease, held
 
     def require_free(self, device_id: str, installation: str) -> None:
-        """Make sure that a session may begin.
+        """Make sure that a device may begin a session.
 
         Raises:
             DuplicateSessionError: another installation has a session for this device.
         """
         held = self._held.get(device_id)
         if held is not None and not (installation and held.installation == installation):
-            raise DuplicateSessionError(f"{device_id} is connected already: give each device an id of its own")
+            raise DuplicateSessionError(
+                f"{device_id} is already connected from another installation: give each device its own id"
+            )
 
     def renew(self, lease: Lease, now_s: float) -> Pace:
-        """A device was heard of; the pace from now on."""
+        """Renew a lease, since its device sent a message; returns the pace from now on."""
         pace = self.pace
-        lease.lapses_s = now_s + self._settings.missed_leases * pace.lease_s
+        lease.expires_s = now_s + self._settings.missed_leases * pace.lease_s
         return pace
 
     def end(self, lease: Lease) -> bool:
-        """A session is over; False where another has taken its place."""
+        """End a session; returns False if another session has replaced it."""
         if self._held.get(lease.device_id) is not lease:
             return False
         del self._held[lease.device_id]
-        if lease.is_called_back:
+        if lease.is_reconnecting:
             self._expected.add(lease.device_id)
         return True
 
-    def call_back(self, lease: Lease, now_s: float) -> None:
-        """A session is about to be ended so that its device comes back: from its end on that is waited for."""
-        lease.is_called_back = True
+    def expect_reconnect(self, lease: Lease, now_s: float) -> None:
+        """Expect a device to reconnect after its session, which is about to be ended."""
+        lease.is_reconnecting = True
         self._grace_ends_s = now_s + self._settings.return_grace_s
 
-    def lapsed(self, now_s: float) -> list[Lease]:
-        """Leases that were not renewed in time; the devices count as connected until their sessions end."""
-        return [lease for lease in self._held.values() if lease.lapses_s <= now_s]
+    def expired(self, now_s: float) -> list[Lease]:
+        """Leases that were not renewed in time; their devices count as connected until the sessions end."""
+        return [lease for lease in self._held.values() if lease.expires_s <= now_s]
 
-    def awaited(self, among: Set[str], now_s: float) -> tuple[int, float]:
-        """How many of some devices are still expected back, and for how many seconds.
+    def expected_back(self, among: Set[str], now_s: float) -> tuple[int, float]:
+        """How many of some devices are still expected to reconnect, and for how many seconds.
 
         Args:
             among: ids of devices.
-            now_s: now.
+            now_s: the time now.
         """
         count = len(self._expected & among) if now_s < self._grace_ends_s else 0
         return count, self._grace_ends_s - now_s if count else 0.0
 
-    def missing(self, now_s: float) -> list[str]:
-        """Devices that were not back within the grace: they are told once, and not expected any more."""
+    def take_missing(self, now_s: float) -> list[str]:
+        """Devices that did not reconnect within the grace period; each is returned once and no longer expected."""
         if now_s < self._grace_ends_s:
             return []
         missing, self._expected = sorted(self._expected), set()

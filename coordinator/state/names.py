@@ -1,4 +1,4 @@
-"""What may be a name: devices, boards, installations, runs, metrics and tags are kept, shown and compared by theirs."""
+"""Valid names: devices, boards, installations, runs, metrics and tags are stored, displayed and compared by name."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ LONGEST_NAME = 200
 
 
 def require_name(what: str, name: str) -> None:
-    """Make sure that something can be a name.
+    """Make sure that a name is valid.
 
     Args:
-        what: it is of, for the error's text.
-        name: to be looked at.
+        what: what it names, for the error's text.
+        name: the name.
 
     Raises:
-        InvalidInputError: it is empty or too long, or has characters that nobody can see.
+        InvalidInputError: it is empty or too long, or has characters that are not printable.
     """
     if not (name.strip() and len(name) <= LONGEST_NAME and name.isprintable()):
-        raise InvalidInputError(f"{what} has 1 to {LONGEST_NAME} printable characters, unlike {shown(name)}")
+        raise InvalidInputError(f"{what} must have 1 to {LONGEST_NAME} printable characters, not {abbreviate(name)}")
 
 
 def require_tag(word: str) -> None:
-    """Make sure that something can be a tag.
+    """Make sure that a tag is valid.
 
     Raises:
-        InvalidInputError: it is empty or too long, has spaces, or characters that nobody can see.
+        InvalidInputError: it is empty or too long, or has spaces or characters that are not printable.
     """
     if not (word and len(word) <= LONGEST_NAME and word.isprintable() and not any(map(str.isspace, word))):
         raise InvalidInputError(
-            f"a tag is a word of up to {LONGEST_NAME} printable characters, without spaces, not {shown(word)}"
+            f"a tag must have 1 to {LONGEST_NAME} printable characters and no spaces, not {abbreviate(word)}"
         )
 
 
-def shown(text: str) -> str:
-    """A text as it can be shown where it may be anything."""
-    return repr(text) if len(text) <= LONGEST_NAME else f"{text[:20]!r}... of {len(text):,}"
+def abbreviate(text: str) -> str:
+    """A quoted text for a message; a long one is cut."""
+    return repr(text) if len(text) <= LONGEST_NAME else f"{text[:20]!r}... of {len(text):,} characters"

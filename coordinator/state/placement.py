@@ -1,4 +1,4 @@
-"""Where devices hang, and what the operator states of them."""
+"""Which supply each device is behind, and the operator's rules for single devices."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from wattfleet.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class DeviceRules:
-    """What the operator states of one device.
+    """The operator's rules for one device.
 
     Attributes:
-        limit_w: watts that it may draw at most; None for no limit of its own.
-        tags: words to tell devices by.
+        limit_w: watts that it may draw at most; None for no own limit.
+        tags: words by which rules select devices.
     """
 
     limit_w: float | None = None
@@ -23,33 +23,33 @@ class DeviceRules:
 
 
 class Placement(Protocol):
-    """Where devices hang, and what the operator states of them."""
+    """Which supply each device is behind, and its rules."""
 
     def supply_of(self, device_id: str) -> str:
-        """The supply that a device hangs behind.
+        """The supply that a device is behind.
 
         Raises:
-            InvalidInputError: it cannot be told.
+            InvalidInputError: the site file does not tell.
         """
         ...
 
     def rules_of(self, device_id: str) -> DeviceRules:
-        """What is stated of a device."""
+        """The rules for a device."""
         ...
 
 
 @dataclass(frozen=True)
 class OnlySite:
-    """All devices hang behind the only site, and nothing more is stated of any."""
+    """All devices are behind the only site, and none has rules."""
 
     supplies: Supplies
 
     def __post_init__(self) -> None:
         if len(self.supplies.roots) > 1:
-            raise InvalidInputError("with several sites, say which devices hang behind each")
+            raise InvalidInputError("with several sites, a site file has to place every device behind one of them")
 
     def supply_of(self, device_id: str) -> str:
-        """The site's own supply."""
+        """The only site's supply."""
         return self.supplies.roots[0]
 
     def rules_of(self, device_id: str) -> DeviceRules:

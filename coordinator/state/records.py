@@ -1,4 +1,4 @@
-"""What the coordinator knows of devices, Flower's nodes, runs and rounds."""
+"""Records of devices, Flower's nodes, runs and rounds: immutable, and stored as they are."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Assignment, Part, RoundPlan
+from wattfleet.planning import Assignment, Participation, RoundPlan
 from wattfleet_proto.device_state import DeviceState
+
+LONGEST_TEXT = 2_000
+"""Characters of a detail or an error that are kept: they are kept for all devices and runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,10 @@ class DeviceRecord:
         mode_count: size of its mode space.
         state: what it is doing.
         profiled_modes: modes measured.
-        detail: for people, what it is doing or what is wrong.
-        front: its predicted front; None until it was reported.
-        idle_w: watts while parked; None until it was reported.
-        reference_digest: of the reference predictor that the front came from.
+        detail: what it is doing or what is wrong, for display.
+        front: its predicted front; None until reported.
+        idle_w: watts while parked; None until reported.
+        reference_digest: digest of the reference predictor behind the front.
     """
 
     device_id: str
@@ -42,7 +45,7 @@ class DeviceRecord:
     reference_digest: str = ""
 
     def __post_init__(self) -> None:
-        # Ten thousand devices are of few kinds: each word is kept once.
+        # Ten thousand devices share few kinds: intern the strings.
         for name in ("board", "provenance", "reference_digest"):
             object.__setattr__(self, name, sys.intern(getattr(self, name)))
 
@@ -53,7 +56,7 @@ class NodeRecord:
 
     Attributes:
         node_id: Flower's id, of 64 bits.
-        device_id: the device that it is; its agent may connect later.
+        device_id: the device behind it, whose agent may connect later.
     """
 
     node_id: int
@@ -62,12 +65,12 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class DeviceOverrides:
-    """What the operator says of one device by command, beside what the site file states.
+    """What the operator has set for one device by command, beside the site file.
 
     Attributes:
         device_id: the device.
-        tags: words by which it can be chosen.
-        drained: it is chosen for no new round.
+        tags: words by which rules select devices.
+        drained: the device is excluded from new rounds.
     """
 
     device_id: str
@@ -77,11 +80,11 @@ class DeviceOverrides:
 
 @dataclass(frozen=True)
 class SupplyOverride:
-    """The watts that the operator has set for one supply.
+    """The budget that the operator has set for one supply.
 
     Attributes:
         supply: its name.
-        override: the watts; None where they were cleared.
+        override: the watts; None where the override was cleared.
     """
 
     supply: str
@@ -90,7 +93,7 @@ class SupplyOverride:
 
 @dataclass(frozen=True)
 class PublishedReference:
-    """A reference predictor that is handed out beside the one that the coordinator was started with.
+    """A reference predictor that was published, beside the one that the coordinator was started with.
 
     Attributes:
         digest: sha256 of the manifest, hexadecimal.
@@ -105,7 +108,7 @@ class PublishedReference:
 
 @dataclass(frozen=True)
 class PinnedReference:
-    """Which reference predictor agents are to transfer from.
+    """The reference predictor that agents transfer from.
 
     Attributes:
         digest: of a published one; None for the one that the coordinator was started with.
@@ -116,7 +119,7 @@ class PinnedReference:
 
 @dataclass(frozen=True)
 class ObservedTraining:
-    """What one device's training in a round was observed to need.
+    """The observed time and power of one device's training in a round.
 
     Attributes:
         device_id: the device.
@@ -131,18 +134,18 @@ class ObservedTraining:
     def __post_init__(self) -> None:
         if not (0 < self.epoch_s < float("inf") and 0 < self.power_w < float("inf")):
             raise InvalidInputError(
-                f"{self.device_id}: observed seconds and watts must be finite and above zero,"
+                f"{self.device_id}: observed seconds and watts must be finite and above 0,"
                 f" not {self.epoch_s} and {self.power_w}"
             )
 
 
 @dataclass(frozen=True)
 class RoundObservation:
-    """One device's observation as part of its round: what changes of the round when it comes in.
+    """One device's observation in a round: the part of the round's record that changes when it is reported.
 
     Attributes:
         plan_id: the round's plan.
-        observed: what was observed.
+        observed: the observation.
     """
 
     plan_id: str
@@ -151,14 +154,14 @@ class RoundObservation:
 
 @dataclass(frozen=True)
 class DeviceResult:
-    """What came of one device's part in a round, as the Flower server saw it.
+    """The result of one device's part in a round, as the Flower server saw it.
 
     Attributes:
         device_id: the device.
-        failure: why no usable reply came; empty where one came.
-        num_examples: its weight in the aggregation, for the work that was done; None where it was not told.
+        failure: why there was no usable reply; empty if there was one.
+        num_examples: its weight in the aggregation, for the work that was done; None if it is unknown.
         loss: mean training loss; None where the app reports none.
-        share: of the assigned work that was done, 0 to 1.
+        share: fraction of the assigned work that was done, 0 to 1.
     """
 
     device_id: str
@@ -169,11 +172,13 @@ class DeviceResult:
 
     def __post_init__(self) -> None:
         if self.num_examples is not None and not 0 <= self.num_examples < float("inf"):
-            raise InvalidInputError(f"{self.device_id}: {self.num_examples} are no number of examples")
+            raise InvalidInputError(
+                f"{self.device_id}: the number of examples must be 0 or more and finite, not {self.num_examples}"
+            )
         if self.loss is not None and not abs(self.loss) < float("inf"):
-            raise InvalidInputError(f"{self.device_id}: a loss has to be finite, or left out, not {self.loss}")
+            raise InvalidInputError(f"{self.device_id}: a loss must be finite or absent, not {self.loss}")
         if not 0 <= self.share <= 1:
-            raise InvalidInputError(f"{self.device_id}: a share of its work is 0 to 1, not {self.share}")
+            raise InvalidInputError(f"{self.device_id}: the share of its work must be from 0 to 1, not {self.share}")
 
 
 @dataclass(frozen=True)
@@ -187,11 +192,11 @@ class RoundRecord:
         epochs: local epochs of each chosen device.
         plan: the plan.
         nodes: Flower's node id of every chosen device.
-        idle_w: watts that the devices which were not chosen idle at.
+        idle_w: idle watts of all devices that were not chosen.
         observations: by device id.
-        results: of the chosen devices that were sent a training; empty until the round is over.
+        results: of the chosen devices that were sent a training; empty until the round is finished.
         metrics: what the strategy reported for the round, such as accuracy.
-        wall_s: seconds the round took the Flower server; None while it runs.
+        wall_s: duration at the Flower server in seconds; None while the round runs.
     """
 
     plan_id: str
@@ -213,13 +218,13 @@ class RoundRecord:
 
     @property
     def _is_observed(self) -> bool:
-        """Whether every chosen device was observed; never where all of them were ended."""
+        """Whether every chosen device was observed; False if a trim stopped all of them."""
         chosen = self.plan.assignments
         return bool(chosen) and all(each.device_id in self.observations for each in chosen)
 
     @property
     def observed_site_w(self) -> float | None:
-        """Observed watts of the chosen devices and the idling ones; None until every chosen one was observed."""
+        """Observed watts of the chosen and the idling devices; None until every chosen one was observed."""
         if not self._is_observed:
             return None
         return self.idle_w + sum(observed.power_w for observed in self.observations.values())
@@ -228,7 +233,7 @@ class RoundRecord:
     def observed_duration_s(self) -> float | None:
         """Observed seconds of the slowest chosen device; None until every chosen one was observed.
 
-        The start of a training is not observed: it counts as it was predicted.
+        A training's warm-up is not observed: its prediction counts.
         """
         if not self._is_observed:
             return None
@@ -241,12 +246,12 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Reassignment:
-    """What a device in a round in flight is to be told, because its supply's watts fell.
+    """An order to a device in flight, whose round was trimmed to a lower budget.
 
     Attributes:
         device_id: the device.
         plan_id: the round's plan.
-        assignment: what it is to go on with; None where it is to stop.
+        assignment: its new assignment; None if it has to stop.
     """
 
     device_id: str
@@ -261,10 +266,10 @@ class RunRecord:
     Attributes:
         run_id: Flower's id.
         strategy: name of the wrapped strategy.
-        rounds: rounds asked for.
-        initial_metrics: before the first round.
-        error: what ended it early; empty while it runs and when it completed.
-        finished: it is over.
+        rounds: requested rounds.
+        initial_metrics: metrics before the first round.
+        error: why it ended early; empty while it runs and after it completed.
+        finished: whether it has ended.
     """
 
     run_id: str
@@ -276,15 +281,15 @@ class RunRecord:
 
 
 OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
-"""What the operator has said."""
+"""What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
-"""What the fleet hands out to be stored: each says all that is to be known of one thing."""
+"""A record to store: it replaces what was stored for the same thing before."""
 
 
-def parts_of(results: Iterable[DeviceResult]) -> dict[str, Part]:
-    """The devices' parts in a round, as policies need them."""
-    return {each.device_id: Part(bool(each.failure), each.num_examples, each.loss) for each in results}
+def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
+    """The devices' results in a round, in the form that policies need."""
+    return {each.device_id: Participation(bool(each.failure), each.num_examples, each.loss) for each in results}
 
 
 def plan_id_of(run_id: str, number: int) -> str:
@@ -293,5 +298,5 @@ def plan_id_of(run_id: str, number: int) -> str:
 
 
 def run_of(plan_id: str) -> str:
-    """The run that a plan is of."""
+    """The run that a plan belongs to."""
     return plan_id.rpartition("/")[0]

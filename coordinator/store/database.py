@@ -1,4 +1,4 @@
-"""Databases that a store can be in: how they are named, opened, and what their errors mean."""
+"""Databases for a store: their URLs, engines and errors."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _DRIVERS = {
 }
 
 READS = {"only_reads": True}
-"""Options of an engine's transactions that only read, beside one that writes."""
+"""Execution options of transactions that only read."""
 
-# Seconds, which the URL may override. A server that vanished must not hold up the writer for the kernel's quarter of
-# an hour (tcp_user_timeout is in ms).
-_POSTGRESQL_PATIENCE = {
+# In seconds (tcp_user_timeout in ms); the URL may override them. Without them, a server that vanished would block the
+# writer for a quarter of an hour, the kernel's default.
+_POSTGRESQL_TIMEOUTS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
 }
-# PostgreSQL's SQLSTATE, and the classes of those that a value is the reason of: what it is, what it breaks, its size.
+# PostgreSQL's SQLSTATE of a full disk, and the classes of errors in a value: data, integrity, program limit.
 _DISK_FULL = "53100"
-_OF_A_VALUE = ("22", "23", "54")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_VALUE_ERRORS = ("22", "23", "54")
+_DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 def database_url(location: str | Path) -> URL:
@@ -49,11 +49,11 @@ def database_url(location: str | Path) -> URL:
         location: a path, `sqlite:///PATH` or `postgresql://USER@HOST:PORT/DATABASE`.
 
     Raises:
-        InvalidInputError: it cannot be used; the text holds nothing of a URL, which may have a password in it.
+        InvalidInputError: it cannot be used; the text does not repeat the URL, which may contain a password.
     """
     if isinstance(location, Path) or "://" not in location:
         if not str(location):
-            raise InvalidInputError("the coordinator's store needs a path or a URL")
+            raise InvalidInputError("the coordinator's store must be a path or a URL")
         return URL.create("sqlite", database=str(location))
     try:
         url = make_url(location)
@@ -61,19 +61,19 @@ def database_url(location: str | Path) -> URL:
         url = None
     if url is None or url.drivername not in _DRIVERS:
         raise InvalidInputError(
-            "the coordinator's store is a path, sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE;"
-            " other characters than letters and digits in a user's name or password have to be written as %XX"
+            "the coordinator's store must be a path, sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE;"
+            " in a user name or password, write all characters but letters and digits as %XX"
         )
     url = url.set(drivername=_DRIVERS[url.drivername])
     if not url.database or url.database == ":memory:":
-        raise InvalidInputError("the URL of the coordinator's store names no database, or one that a restart loses")
+        raise InvalidInputError("the URL of the coordinator's store must name a database that survives a restart")
     if url.drivername == "sqlite" and url.query:
-        raise InvalidInputError("the URL of an SQLite file takes no parameters")
+        raise InvalidInputError("the URL of an SQLite file must not have parameters")
     return url
 
 
 def display_name(url: URL) -> str:
-    """How messages name a database: without users, passwords and parameters."""
+    """A database's name for messages: without user, password and parameters."""
     if url.drivername == "sqlite":
         return str(url.database)
     return URL.create("postgresql", host=url.host, port=url.port, database=url.database).render_as_string()
@@ -94,84 +94,84 @@ def open_engine(url: URL, lock_timeout_s: float = 5.0) -> Engine:
         event.listen(engine, "connect", partial(_prepare_sqlite, int(1000 * lock_timeout_s)))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
-    # Of several, the last counts.
+    # The last of several options counts.
     options = f"-c lock_timeout={int(1000 * lock_timeout_s)}ms {url.normalized_query.get('options', [''])[0]}"
-    patient = url.set(query={**_POSTGRESQL_PATIENCE, **url.query, "options": options})
+    with_timeouts = url.set(query={**_POSTGRESQL_TIMEOUTS, **url.query, "options": options})
     try:
-        return create_engine(patient, pool_pre_ping=True)
+        return create_engine(with_timeouts, pool_pre_ping=True)
     except ModuleNotFoundError:
         raise InvalidInputError("PostgreSQL needs its driver: pip install 'wattfleet[postgresql]'") from None
 
 
 def _prepare_sqlite(lock_timeout_ms: int, connection: Any, _record: object) -> None:
-    # The driver would begin transactions by itself, and not before it creates tables.
+    # Otherwise the driver begins transactions itself, but not before it creates tables.
     connection.isolation_level = None
     try:
         with closing(connection.cursor()) as cursor:
             cursor.execute(f"PRAGMA busy_timeout={lock_timeout_ms}")
             cursor.execute("PRAGMA journal_mode=WAL")
-            cursor.execute("PRAGMA synchronous=FULL")  # what was acknowledged survives a power cut
+            cursor.execute("PRAGMA synchronous=FULL")  # acknowledged records survive a power cut
     except sqlite3.Error:
-        connection.close()  # nobody else would: it is not in the pool yet
+        connection.close()  # it is not in the pool yet
         raise
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # At once for writing: a transaction that has read first is not let wait for another's lock.
+    # IMMEDIATE, since a transaction that has read first cannot wait for another one's lock.
     only_reads = connection.get_execution_options().get("only_reads", False)
     connection.exec_driver_sql("BEGIN" if only_reads else "BEGIN IMMEDIATE")
 
 
 @contextmanager
 def typed_errors(name: str) -> Iterator[None]:
-    """Turn what a database says into errors that say what to do.
+    """Turn a database's errors into typed errors.
 
     Args:
-        name: the database, for people.
+        name: the database's name for messages.
 
     Raises:
-        StoreFullError: there is no room.
-        UnstorableRecordError: a value is the reason.
-        StoreUnavailableError: anything else.
+        StoreFullError: the disk is full.
+        UnstorableRecordError: the database cannot store a value.
+        StoreUnavailableError: any other error.
     """
     try:
         yield
     except DBAPIError as error:
-        if isinstance(error, (DataError, IntegrityError)) or _sqlstate(error).startswith(_OF_A_VALUE):
-            raise UnstorableRecordError(f"{name} takes no such value: {reason(error)}") from None
+        if isinstance(error, (DataError, IntegrityError)) or _sqlstate(error).startswith(_VALUE_ERRORS):
+            raise UnstorableRecordError(f"{name} cannot store a value: {reason(error)}") from None
         kind = StoreFullError if _is_full(error) else StoreUnavailableError
-        raise kind(f"the coordinator cannot store anything now: {name}: {reason(error)}") from None
+        raise kind(f"the coordinator's store is unavailable: {name}: {reason(error)}") from None
 
 
 @contextmanager
 def typed_opening_errors(name: str) -> Iterator[None]:
-    """The same for a database that is opened, which may also be none at all.
+    """The same while a database is opened, when the file may also not be a database.
 
     Args:
-        name: the database, for people.
+        name: the database's name for messages.
 
     Raises:
-        StoreFullError: there is no room.
+        StoreFullError: the disk is full.
         StoreUnavailableError: it is locked, or its server does not answer.
-        InvalidInputError: anything else.
+        InvalidInputError: any other error.
     """
     try:
         yield
     except (OSError, DBAPIError, InvalidInputError) as error:
         why = reason(error) if isinstance(error, DBAPIError) else error
-        raise _kind_at_opening(error)(f"{name}: cannot be used as the coordinator's store: {why}") from None
+        raise _kind_at_opening(error)(f"{name} cannot be used as the coordinator's store: {why}") from None
 
 
 def _kind_at_opening(error: OSError | DBAPIError | InvalidInputError) -> type[WattfleetError]:
     if isinstance(error, OSError):
-        return StoreFullError if error.errno in _NO_ROOM else InvalidInputError
+        return StoreFullError if error.errno in _DISK_FULL_ERRNOS else InvalidInputError
     if not isinstance(error, DBAPIError):
         return InvalidInputError
     if _is_full(error):
         return StoreFullError
-    # Of one class are SQLite's errors of a file that is locked and of one that cannot be opened.
-    is_away = not isinstance(error.orig, sqlite3.Error) or "is locked" in str(error.orig)
-    return StoreUnavailableError if is_away else InvalidInputError
+    # SQLite raises the same class for a locked file and for one that cannot be opened.
+    is_unavailable = not isinstance(error.orig, sqlite3.Error) or "is locked" in str(error.orig)
+    return StoreUnavailableError if is_unavailable else InvalidInputError
 
 
 def _sqlstate(error: DBAPIError) -> str:
@@ -183,5 +183,5 @@ def _is_full(error: DBAPIError) -> bool:
 
 
 def reason(error: DBAPIError) -> str:
-    """What the driver says, in one line: what follows may hold whole rows."""
+    """The first line of the driver's message: the others may contain whole rows."""
     return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)

@@ -1,4 +1,4 @@
-"""What can go wrong with the store; the type says whether to try again, to correct something, or to stop."""
+"""Errors of the store; the type says whether to retry, to correct something, or to stop."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from wattfleet.errors import InvalidInputError, WattfleetError
 
 
 class StoreUnavailableError(WattfleetError):
-    """Nothing can be stored now; the same may succeed later."""
+    """The store is unavailable now: retry later."""
 
 
 class StoreFullError(StoreUnavailableError):
-    """The disk or the database is full: make room."""
+    """The disk or the database is full: free some space."""
 
 
 class UnstorableRecordError(InvalidInputError):
-    """The database takes no such value; others are not affected."""
+    """The database cannot store a value; other records are not affected."""
 
 
 class StoreInUseError(WattfleetError):
-    """Another coordinator serves from this store."""
+    """Another coordinator uses this store."""
 
 
 class NotOwnerError(WattfleetError):
-    """Another coordinator has taken this store over: what this one plans from now on would be planned twice."""
+    """Another coordinator has taken this store over: this one must stop, or rounds would be planned twice."""

@@ -1,4 +1,4 @@
-"""What a coordinator begins with when it opens its store."""
+"""Loads what a coordinator needs when it starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from coordinator.store.tables import (
     BudgetOverride,
     Device,
     DeviceFront,
-    DeviceSay,
+    DeviceOverridesRow,
     Node,
     Reference,
     ReferencePin,
@@ -23,47 +23,49 @@ from wattfleet.budgets import Override
 
 
 @dataclass(frozen=True)
-class KeptRecords:
-    """What a store holds, but for the rounds that nobody goes on with.
+class StoredState:
+    """What a store holds, except the rounds that are not needed to continue.
 
     Attributes:
         devices: in no particular order.
         nodes: Flower node id -> device id.
         runs: oldest first.
-        rounds: those that a coordinator goes on with (see `coordinator.store.rounds.current`); oldest first.
-        says: what the operator said of devices.
-        overrides: watts that the operator has set, by supply; some may be over.
+        rounds: those that a coordinator continues with (see `coordinator.store.rounds.current`), oldest first.
+        overrides: what the operator set for single devices.
+        budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
-        pinned: digest of the one that is pinned; None for none.
+        pinned: digest of the pinned one; None if none is pinned.
     """
 
     devices: Sequence[DeviceRecord]
     nodes: dict[int, str]
     runs: Sequence[RunRecord]
     rounds: Sequence[RoundRecord]
-    says: Sequence[DeviceOverrides]
-    overrides: Mapping[str, Override]
+    overrides: Sequence[DeviceOverrides]
+    budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
 
     @property
     def archived(self) -> frozenset[str]:
-        """The runs of which rounds may be left out."""
+        """The runs with rounds that may not be loaded."""
         return frozenset(record.run_id for record in self.runs)
 
 
-def load(connection: Connection) -> KeptRecords:
-    """All of it, from a database."""
+def load(connection: Connection) -> StoredState:
+    """Load the state from a database."""
     points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
     fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
     devices = connection.execute(select(Device.__table__)).all()
-    return KeptRecords(
+    return StoredState(
         devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
         nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
         runs=[rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
         rounds=rounds.current(connection),
-        says=[rows.say_record(row) for row in connection.execute(select(DeviceSay.__table__))],
-        overrides={
+        overrides=[
+            rows.device_overrides_record(row) for row in connection.execute(select(DeviceOverridesRow.__table__))
+        ],
+        budget_overrides={
             row.supply: Override(row.watts, row.until) for row in connection.execute(select(BudgetOverride.__table__))
         },
         references=[

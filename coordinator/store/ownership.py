@@ -1,8 +1,8 @@
-"""Who may plan: one coordinator at a time holds a store's lock, and only the one that took it last may write.
+"""Ownership of a store: one coordinator at a time holds its lock, and only the newest owner may write.
 
-The lock tells a second coordinator to wait. That alone would not do: a coordinator that was cut off, or stopped for a
-while, may take itself for the owner still. So each owner has a term, one higher than the last, and every transaction
-makes sure that its own is the newest.
+The lock makes a second coordinator wait. It is not sufficient: a coordinator that was disconnected or suspended may
+still believe that it is the owner. Each owner therefore has a term, one higher than the last, and every transaction
+checks that its term is the newest.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from coordinator.store.errors import NotOwnerError
 from coordinator.store.tables import CoordinatorTerm
 
 _LOCK_OF_WATTFLEET = 0x57415454  # "WATT": the first half of the key, the schema is the second
-# Seconds after which PostgreSQL lets go of the lock of a coordinator whose machine is gone: 10 + 3 * 5.
-_NOTICED_GONE = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
+# PostgreSQL releases the lock of a coordinator whose machine is gone after 10 + 3 * 5 seconds.
+_DETECT_DEAD_PEER = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3"
 
 
 class OwnerLock(Protocol):
-    """A lock that ends with its process, whichever way that ends."""
+    """A lock that is released when its process ends, however it ends."""
 
     def take(self) -> bool:
-        """Take it, or make sure that it is held still; False where another process holds it."""
+        """Take the lock, or make sure that it is still held; returns False if another process holds it."""
         ...
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         ...
 
 
 class FileLock:
-    """A lock beside an SQLite file: the database's own are too short, and are lost when any handle is closed."""
+    """A lock file beside an SQLite file: SQLite's own locks are short, and are lost when any handle is closed."""
 
     def __init__(self, database: Path) -> None:
-        """Lock what a path leads to, whatever it is called."""
+        """Lock the file that a path resolves to."""
         resolved = database.resolve()
         self._path = resolved.with_name(f"{resolved.name}.lock")
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Take it.
+        """Take the lock.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the lock file cannot be created.
         """
         if self._descriptor is not None:
             return True
@@ -64,22 +64,22 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Let go of it; the file stays, as another process may have it open already."""
+        """Release the lock; the file stays, since another process may have opened it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
 class AdvisoryLock:
-    """A lock of PostgreSQL's, for the database and schema; it ends with the connection that holds it."""
+    """An advisory lock of PostgreSQL for a database and schema; it ends with the connection that holds it."""
 
     def __init__(self, engine: Engine) -> None:
-        """Lock the database of an engine, which is not for anything else."""
+        """Lock the database of an engine."""
         self._engine = engine
         self._connection: Connection | None = None
 
     def take(self) -> bool:
-        """Take it; on a new connection if the one that held it was lost.
+        """Take the lock, on a new connection if the one that held it was lost.
 
         Raises:
             DBAPIError: the database does not answer.
@@ -92,34 +92,34 @@ class AdvisoryLock:
                 self.release()
         connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         try:
-            connection.exec_driver_sql(_NOTICED_GONE)
+            connection.exec_driver_sql(_DETECT_DEAD_PEER)
             is_taken = connection.execute(
                 text("SELECT pg_try_advisory_lock(:key, hashtext(current_schema()))"), {"key": _LOCK_OF_WATTFLEET}
             ).scalar_one()
         except BaseException:
-            _drop(connection)
+            _close(connection)
             raise
         if is_taken:
             self._connection = connection
         else:
-            _drop(connection)
+            _close(connection)
         return bool(is_taken)
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         if self._connection is not None:
-            _drop(self._connection)
+            _close(self._connection)
             self._connection = None
 
 
-def _drop(connection: Connection) -> None:
-    with suppress(DBAPIError):  # it is gone already
+def _close(connection: Connection) -> None:
+    with suppress(DBAPIError):  # the connection is lost already
         connection.invalidate()
     connection.close()
 
 
 def begin_term(connection: Connection) -> int:
-    """Begin a new term, which ends all earlier ones as soon as the transaction is over."""
+    """Begin a new term, which ends all earlier ones when the transaction is committed."""
     term: int = connection.execute(
         update(CoordinatorTerm).values(term=CoordinatorTerm.term + 1).returning(CoordinatorTerm.term)
     ).scalar_one()
@@ -132,15 +132,15 @@ def require_term(connection: Connection, term: int, until_commit: bool = True) -
     Args:
         connection: in a transaction.
         term: the term.
-        until_commit: it has to stay the newest until the transaction is over.
+        until_commit: it must stay the newest until the transaction ends.
 
     Raises:
         NotOwnerError: a newer one has begun.
     """
-    # FOR SHARE, where it means anything: whoever begins a term waits for this transaction, or this one sees the term.
+    # FOR SHARE, on PostgreSQL: a new term waits for this transaction, or this transaction sees the new term.
     term_now = select(CoordinatorTerm.term)
     newest = connection.execute(term_now.with_for_update(read=True) if until_commit else term_now).scalar_one()
     if newest != term:
         raise NotOwnerError(
-            f"another coordinator has taken the store over in term {newest}; this one, of term {term}, plans no more"
+            f"another coordinator has taken the store over (term {newest}, this one has term {term}): this one stops"
         )

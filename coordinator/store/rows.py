@@ -1,4 +1,4 @@
-"""Rows of the tables from records, and back."""
+"""Conversions between records and rows of the tables."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
 
 
 def front_bytes(front: Front) -> bytes:
-    """A front as `[k, 9]` little-endian doubles: the mode's four knobs, then the columns that the front has.
+    """A front as `[k, 9]` little-endian doubles: the mode's four knobs, then the front's columns.
 
-    Ten thousand fronts are read at a start, and as messages they would take six times as long.
+    A start reads ten thousand fronts; as messages they would take six times as long.
     """
     columns = [front.modes, *(getattr(front, name)[:, None] for name in _FRONT_COLUMNS)]
     return np.hstack(columns).astype("<f8").tobytes()
 
 
 def front_from_bytes(points: bytes) -> Front:
-    """The front that `front_bytes` was given."""
+    """The front from its bytes (see `front_bytes`)."""
     table = np.frombuffer(points, "<f8").reshape(-1, 9).astype(np.float64)
     return Front(table[:, :4], *table[:, 4:].T)
 
@@ -131,18 +131,18 @@ def observation_values(record: RoundObservation) -> Values:
     return {"plan_id": record.plan_id, **asdict(record.observed)}
 
 
-def say_values(record: DeviceOverrides) -> Values:
-    """What the operator said of a device, in columns."""
+def device_overrides_values(record: DeviceOverrides) -> Values:
+    """A device's overrides, in columns."""
     return {"device_id": record.device_id, "tags": sorted(record.tags), "drained": record.drained}
 
 
-def say_record(row: Row[Any]) -> DeviceOverrides:
-    """What the operator said of a device, from its columns."""
+def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
+    """A device's overrides, from their columns."""
     return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained)
 
 
 def override_values(supply: str, override: Override) -> Values:
-    """The columns of watts that the operator has set."""
+    """The columns of a supply's override."""
     return {"supply": supply, "watts": override.watts, "until": override.until}
 
 

@@ -1,4 +1,4 @@
-"""Brings a database to the tables of this version."""
+"""Upgrades a database's tables to this version."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _log = logging.getLogger(__name__)
 
 
 def migration_config() -> Config:
-    """Where the migrations are."""
+    """Alembic's configuration for the migrations."""
     config = Config()
-    # Percent signs mean something in it.
+    # Escape percent signs, which the configuration would interpolate.
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")).replace("%", "%%"))
     return config
 
 
 def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head") -> None:
-    """Bring the tables to a version, within the connection's transaction: all of it, or nothing.
+    """Upgrade the tables to a version within the connection's transaction.
 
-    Tables of before there were versions are taken for those of the first.
+    Tables from before there were versions count as the first version.
 
     Args:
         connection: in a transaction.
@@ -37,7 +37,7 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
         to: revision of `migrations/`.
 
     Raises:
-        InvalidInputError: the database is of a newer version than this.
+        InvalidInputError: the database was written by a newer version.
     """
     config = migration_config()
     script = ScriptDirectory.from_config(config)
@@ -46,10 +46,10 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
         return
     if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
         raise InvalidInputError(
-            f"it was written by a newer version of Wattfleet (its tables are {current}, the newest that this version"
-            f" knows are {script.get_current_head()}): install that version again"
+            f"it was written by a newer version of Wattfleet (tables {current}; this version knows up to"
+            f" {script.get_current_head()}): install the newer version"
         )
-    _log.info("the store's tables are brought from version %s to %s", current or "none", to)
+    _log.info("upgrading the store's tables from version %s to %s", current or "none", to)
     config.attributes["connection"] = connection
     config.attributes["now"] = now
     command.upgrade(config, to)

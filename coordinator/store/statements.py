@@ -1,4 +1,4 @@
-"""How a row is written in place of the one before, in each database's words."""
+"""Statements that insert or replace rows, in each database's dialect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from coordinator.store.tables import (
     BudgetOverride,
     Device,
     DeviceFront,
-    DeviceSay,
+    DeviceOverridesRow,
     Node,
     Observation,
     Reference,
@@ -23,15 +23,15 @@ from coordinator.store.tables import (
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
-# What is written with the first row of a thing stays.
+# Columns that keep the value of the first insert.
 _FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at"}
 
 
 class Statements:
-    """For each table one that inserts a row, or replaces the one with the same key; and one that removes a front."""
+    """One statement per table, which inserts a row or replaces the one with its key, and one that deletes a front."""
 
     def __init__(self, dialect: str) -> None:
-        """Use a database's words.
+        """Use a database's dialect.
 
         Args:
             dialect: sqlite or postgresql.
@@ -44,7 +44,7 @@ class Statements:
         self.run = self._replacing(Run, "run_id")
         self.round = self._replacing(Round, "plan_id")
         self.observation = self._replacing(Observation, "plan_id", "device_id")
-        self.say = self._replacing(DeviceSay, "device_id")
+        self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")
         self.reference = self._replacing(Reference, "digest")
         self.pin = self._replacing(ReferencePin, "only")
@@ -59,7 +59,7 @@ class Statements:
         }
         if "finished_at" in replaced:
             ended = statement.excluded.finished_at
-            # When it ended first, unless it has begun anew since.
+            # The time of its first end, unless it was started again since.
             replaced["finished_at"] = case((ended.is_(None), None), else_=func.coalesce(table.c.finished_at, ended))
         replacing: Insert = statement.on_conflict_do_update(index_elements=key, set_=replaced)
         return replacing

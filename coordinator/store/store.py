@@ -1,4 +1,4 @@
-"""The coordinator's records on disk."""
+"""The coordinator's database: saves and loads records, for the coordinator that owns it."""
 
 from __future__ import annotations
 
@@ -33,14 +33,11 @@ from coordinator.store.database import (
     typed_opening_errors,
 )
 from coordinator.store.errors import StoreInUseError
-from coordinator.store.loading import KeptRecords, load
+from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.schema import upgrade
 from coordinator.store.statements import Statements
-from coordinator.store.tables import (
-    BudgetOverride,
-    ReferencePin,
-)
+from coordinator.store.tables import BudgetOverride, ReferencePin
 from coordinator.store.times import Times, TimesOf
 from wattfleet.choosing import Front
 from wattfleet.planning import History
@@ -52,16 +49,16 @@ def utc_now() -> datetime:
 
 
 class Store:
-    """The records of one coordinator, which owns the store from when it opens it until it closes it.
+    """The records of one coordinator, which owns the store from opening it to closing it.
 
-    What is saved is on disk when `save` returns. All methods block, and may be called from any thread: one at a time,
-    and beside it one of those that only read rounds.
+    Records are on disk when `save` returns. All methods block. They may be called from any thread, one at a time; a
+    method that only reads rounds may run beside another one.
     """
 
     def __init__(
         self, location: Path | URL, now: Callable[[], datetime] = utc_now, settings: StoreSettings = StoreSettings()
     ) -> None:
-        """Open, or create, a database; take it over, and bring its tables to this version.
+        """Open or create a database, take ownership of it, and upgrade its tables to this version.
 
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
@@ -69,9 +66,9 @@ class Store:
             settings: the time to wait for another program's lock.
 
         Raises:
-            InvalidInputError: it cannot be used as a store, or is of a newer version.
-            StoreInUseError: another coordinator serves from it.
-            StoreUnavailableError: the database does not answer, its file is locked, or there is no room for it.
+            InvalidInputError: it cannot be used as a store, or was written by a newer version.
+            StoreInUseError: another coordinator uses it.
+            StoreUnavailableError: the database does not answer, its file is locked, or the disk is full.
         """
         url = location if isinstance(location, URL) else database_url(location)
         self.name = display_name(url)
@@ -85,8 +82,8 @@ class Store:
                 self._lock = _lock(url, self._engine)
                 if not self._lock.take():
                     raise StoreInUseError(
-                        f"another coordinator serves from {self.name}: stop it, or have this one wait for its end"
-                        " (--standby)"
+                        f"another coordinator uses {self.name}: stop it, or start this one with --standby to take over"
+                        " when it ends"
                     )
                 undone.callback(self._lock.release)
                 with self._engine.begin() as connection:
@@ -95,17 +92,17 @@ class Store:
             undone.pop_all()
 
     def close(self) -> None:
-        """Let go of the database, for another coordinator to take over."""
+        """Close the database, so that another coordinator can take over."""
         self._lock.release()
         self._engine.dispose()
 
     def save(self, *records: StoredRecord) -> None:
-        """Keep records, each in place of what was kept of the same thing before: all of them, or none.
+        """Save records in one transaction; each replaces what was stored for the same thing before.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
-            UnstorableRecordError: the database cannot hold one of the records' values.
+            UnstorableRecordError: the database cannot store one of the records' values.
         """
         now = self._now()
         devices = [record for record in records if isinstance(record, DeviceRecord)]
@@ -150,8 +147,8 @@ class Store:
                 (self._statements.round, round_rows),
                 (self._statements.observation, observations),
                 (
-                    self._statements.say,
-                    [rows.say_values(each) for each in records if isinstance(each, DeviceOverrides)],
+                    self._statements.device_overrides,
+                    [rows.device_overrides_values(each) for each in records if isinstance(each, DeviceOverrides)],
                 ),
                 (self._statements.reference, references),
             ):
@@ -161,20 +158,20 @@ class Store:
             _save_pin(connection, self._statements, records)
         self._fronts.update(fronts)
 
-    def load(self) -> KeptRecords:
-        """What was saved, as far as it is needed to go on: in a time that does not grow with the history.
+    def load(self) -> StoredState:
+        """What a coordinator needs to start; the time to load it does not grow with the history.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
         with self._transaction() as connection:
-            kept = load(connection)
-        self._fronts = {record.device_id: record.front for record in kept.devices}
-        return kept
+            stored = load(connection)
+        self._fronts = {record.device_id: record.front for record in stored.devices}
+        return stored
 
     def round_of(self, plan_id: str) -> RoundRecord | None:
-        """One round; None where it is not stored.
+        """One round; None if it is not stored.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -194,7 +191,7 @@ class Store:
             return rounds.plan_ids_of(connection, run_id)
 
     def history_of(self, run_id: str) -> History:
-        """What a run's rounds come to that are over.
+        """A run's finished rounds, as planning needs them.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -204,10 +201,10 @@ class Store:
             return rounds.history_of(connection, run_id)
 
     def times(self, of: TimesOf) -> dict[str, Times]:
-        """When things happened, by the id of each.
+        """When things happened, by id.
 
         Args:
-            of: what is asked for, of `coordinator.store.times`.
+            of: a query of `coordinator.store.times`.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
@@ -216,37 +213,37 @@ class Store:
         with self._reading() as connection:
             return {str(row[0]): Times(row[1], row[2]) for row in connection.execute(of)}
 
-    def forget(self, older_than: timedelta) -> list[str]:
-        """Remove the runs that ended longer ago, or were left alone since, with all that belongs to them.
+    def delete_old_runs(self, older_than: timedelta) -> list[str]:
+        """Delete the runs that ended longer ago, or were not touched since, with their rounds.
 
         Returns:
-            Ids of the runs that were removed.
+            Ids of the deleted runs.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
-        forgotten: list[str] = []
-        while (some := self.forget_some(older_than)) is not None:
-            forgotten += some
-        return forgotten
+        deleted: list[str] = []
+        while (some := self.delete_some(older_than)) is not None:
+            deleted += some
+        return deleted
 
-    def forget_some(self, older_than: timedelta, but: Collection[str] = ()) -> list[str] | None:
-        """The same in a transaction that is short.
+    def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
+        """Delete some rounds of the oldest such run, in a short transaction.
 
         Args:
             older_than: how long ago a run ended, or was last touched.
-            but: runs to leave alone.
+            except_runs: runs to keep.
 
         Returns:
-            Ids of the runs that are gone by now; None if nothing was left to remove.
+            Ids of the runs that are now deleted completely; None if there was nothing to delete.
 
         Raises:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
-            return rounds.forget_some(connection, self._now() - older_than, but)
+            return rounds.delete_some(connection, self._now() - older_than, except_runs)
 
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over.
@@ -260,9 +257,9 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        """A transaction of the owner's."""
+        """A transaction that fails if this coordinator is no longer the owner."""
         with typed_errors(self.name):
-            # It may have been lost with its connection. Where it cannot be had again, the term decides.
+            # The lock may have been lost with its connection. If it cannot be taken again, the term decides.
             self._lock.take()
             with self._engine.begin() as connection:
                 require_term(connection, self._term)
@@ -270,7 +267,7 @@ class Store:
 
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
-        """A transaction that only reads: none that writes waits for it, nor it for any."""
+        """A transaction that only reads; it and writing transactions do not wait for each other."""
         with typed_errors(self.name), self._engine.execution_options(**READS).begin() as connection:
             require_term(connection, self._term, until_commit=False)
             yield connection

@@ -12,7 +12,7 @@ from sqlalchemy.types import BigInteger, Integer, TypeDecorator
 
 
 class AnyText(TypeDecorator[str]):
-    """Text of any characters; NUL, which PostgreSQL has no room for, becomes the replacement character."""
+    """Text of any characters; NUL, which PostgreSQL cannot store, becomes the replacement character."""
 
     impl = String
     cache_ok = True
@@ -23,7 +23,7 @@ class AnyText(TypeDecorator[str]):
 
 
 class JsonText(TypeDecorator[Any]):
-    """JSON as text: PostgreSQL's own JSON knows no NaN, which the loss of a run that diverged is."""
+    """JSON as text: PostgreSQL's JSON has no NaN, which the loss of a diverged run is."""
 
     impl = Text
     cache_ok = True
@@ -38,7 +38,7 @@ class JsonText(TypeDecorator[Any]):
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A moment with its offset, kept in UTC: SQLite's times have no offset of their own."""
+    """A date and time, stored in UTC: SQLite's times have no offset."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -54,18 +54,18 @@ class UtcTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
 
 
-# The protocol's numbers are unsigned and of 32 bits, PostgreSQL's integers signed.
+# The protocol's numbers are unsigned 32-bit integers, PostgreSQL's integers are signed.
 Count = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """What all tables have in common."""
+    """Base of all tables."""
 
     type_annotation_map = {str: AnyText, int: Count, datetime: UtcTime, bytes: LargeBinary}
 
 
 class Device(Base):
-    """A device in its newest state; the times are None for what was before they were kept."""
+    """A device in its newest state; a time is None if it was before times were stored."""
 
     __tablename__ = "device"
     device_id: Mapped[str] = mapped_column(primary_key=True)
@@ -82,7 +82,7 @@ class Device(Base):
 
 
 class DeviceFront(Base):
-    """A device's front: apart from the device, whose state changes a hundred times as often."""
+    """A device's front, in its own table since a device's state changes a hundred times as often."""
 
     __tablename__ = "front"
     device_id: Mapped[str] = mapped_column(primary_key=True)
@@ -90,10 +90,10 @@ class DeviceFront(Base):
 
 
 class Node(Base):
-    """Which device a Flower node is."""
+    """The device behind a Flower node."""
 
     __tablename__ = "node"
-    # Flower's node ids use all 64 bits, the databases' integers are signed.
+    # Flower's node ids use all 64 bits; the databases' integers are signed.
     node_id: Mapped[str] = mapped_column(primary_key=True)
     device_id: Mapped[str]
 
@@ -114,7 +114,7 @@ class Run(Base):
 
 
 class Round(Base):
-    """A planned round, without what its devices observed."""
+    """A planned round, without its devices' observations."""
 
     __tablename__ = "round"
     order: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=True)
@@ -133,7 +133,7 @@ class Round(Base):
 
 
 class Observation(Base):
-    """What one device observed in one round."""
+    """One device's observation in one round."""
 
     __tablename__ = "observation"
     plan_id: Mapped[str] = mapped_column(primary_key=True)
@@ -142,17 +142,17 @@ class Observation(Base):
     power_w: Mapped[float]
 
 
-class DeviceSay(Base):
-    """What the operator said of a device by command."""
+class DeviceOverridesRow(Base):
+    """What the operator set for a device by command."""
 
-    __tablename__ = "operator_say"
+    __tablename__ = "device_overrides"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     tags: Mapped[list[str]] = mapped_column(JsonText)
     drained: Mapped[bool]
 
 
 class BudgetOverride(Base):
-    """The watts that the operator has set for a supply; no row where its source counts."""
+    """The watts that the operator set for a supply; no row if its own source is in force."""
 
     __tablename__ = "budget_override"
     supply: Mapped[str] = mapped_column(primary_key=True)
@@ -170,7 +170,7 @@ class Reference(Base):
 
 
 class ReferencePin(Base):
-    """One row, or none: the reference predictor that agents transfer from."""
+    """The pinned reference predictor: one row, or none."""
 
     __tablename__ = "reference_pin"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
@@ -178,7 +178,7 @@ class ReferencePin(Base):
 
 
 class CoordinatorTerm(Base):
-    """One row: how often the store has changed hands. Only the coordinator that made it what it is may write."""
+    """One row: how often the store has changed its owner. Only the coordinator of the newest term may write."""
 
     __tablename__ = "coordinator_term"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)

@@ -1,4 +1,4 @@
-"""When things happened, as the store noted it: the fleet itself reads no clock."""
+"""When things happened: the store records times, since the fleet's state reads no clock."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from sqlalchemy import Executable, select
 from coordinator.store.tables import Device, Round, Run
 
 TimesOf = Executable
-"""What times are asked for: of each thing its id, and when it was first and last."""
+"""A query for the id of each thing, with its first and its last time."""
 
 OF_DEVICES: TimesOf = select(Device.device_id, Device.first_seen_at, Device.last_seen_at)
 OF_RUNS: TimesOf = select(Run.run_id, Run.started_at, Run.finished_at)
 
 
 def of_rounds(run_id: str) -> TimesOf:
-    """The rounds of a run, by their plans' ids: when they were planned, and when they were over."""
+    """When the rounds of a run were planned and finished, by plan id."""
     return select(Round.plan_id, Round.planned_at, Round.finished_at).where(Round.run_id == run_id)
 
 
 @dataclass(frozen=True)
 class Times:
-    """When something was first and last: begun and over, or seen.
+    """The first and last time of something: started and finished, or first and last seen.
 
     Attributes:
-        first: None where it was before times were kept.
-        last: None where it is not over, or was before times were kept.
+        first: None if it was before times were stored.
+        last: None if it has not finished, or was before times were stored.
     """
 
     first: datetime | None = None

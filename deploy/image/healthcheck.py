@@ -1,6 +1,6 @@
 """Exit 0 if every address given answers: `tcp:host:port`, `unix:/path`, or an `http://` address.
 
-Only the standard library, because a container's check runs every few seconds while the container lives.
+It uses the standard library only, because it runs every few seconds in each container.
 """
 
 from __future__ import annotations

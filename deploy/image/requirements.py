@@ -1,6 +1,6 @@
-"""Print what an extra of `pyproject.toml` requires, one requirement a line.
+"""Print the requirements of an extra of `pyproject.toml`, one per line.
 
-An image installs these in a layer of its own, so that a change of the source does not install them again.
+An image installs them in a separate layer, so that a changed source does not reinstall them.
 
     python requirements.py pyproject.toml agent
 """

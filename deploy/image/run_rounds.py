@@ -1,4 +1,4 @@
-"""Start the Flower run once every device of the fleet is ready, and end as the run ends: 0, or 1 and the reason."""
+"""Start the Flower run once all devices are ready; exit with 0 if it completes, else with 1 and a reason."""
 
 from __future__ import annotations
 
@@ -6,108 +6,64 @@ import argparse
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import grpc
-
-from coordinator.cli.view_values import state_word
-from wattfleet_proto.v1 import session_pb2, view_pb2
+from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
+from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment
 from wattfleet_simulation.processes import PartFailedError, Parts, program
+from wattfleet_simulation.run_waiter import await_ready, await_run, run_of
 
 READY_WITHIN_S = 600.0
 ROUND_WITHIN_S = 300.0
 POLL_S = 1.0
-STATUS_EVERY_S = 10.0
 LOG_WITHIN_S = 60.0
 
 
-def await_fleet(view: CoordinatorView, devices: int) -> None:
-    """Return once so many devices are ready.
+class RoundPrinter:
+    """Prints one line for each round that has ended."""
 
-    Raises:
-        PartFailedError: they were not in time; the text says how far each is.
-    """
-    give_up_s = time.monotonic() + READY_WITHIN_S
-    while True:
-        fleet = view.devices()
-        if sum(device.state == session_pb2.DEVICE_STATE_READY for device in fleet) >= devices:
-            return
-        if time.monotonic() > give_up_s:
-            known = ", ".join(f"{device.device_id} {state_word(device.state)} ({device.detail})" for device in fleet)
-            raise PartFailedError(f"not all of {devices} devices were ready within {READY_WITHIN_S:g} s: {known}")
-        time.sleep(POLL_S)
+    def __init__(self) -> None:
+        """Start before the first round."""
+        self._printed = 0
 
-
-def await_run(view: CoordinatorView, run_id: str, flower_completed: Callable[[], bool], rounds: int) -> None:
-    """Return once the run completed, telling of each round as it ends.
-
-    Raises:
-        PartFailedError: the run failed, was stopped, did not end in time, or had a round in which no device trained.
-    """
-    give_up_s = time.monotonic() + rounds * ROUND_WITHIN_S
-    ask_flower_s = time.monotonic() + STATUS_EVERY_S
-    told = 0
-    while True:
-        run = run_of(view, run_id)
-        completed = False
-        # Flower has the last word, and is asked rarely otherwise: each time costs a process of some seconds.
-        if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
-            try:
-                completed = flower_completed()
-            except PartFailedError as failure:
-                raise explained(failure, view, run_id) from None
-            ask_flower_s = time.monotonic() + STATUS_EVERY_S
-            run = run_of(view, run_id)
+    def __call__(self, run: RunSeen) -> None:
+        """Print the rounds that have ended since the last call."""
         ended = [one for one in run.rounds if one.HasField("wall_s") and one.metrics]
-        for one in ended[told:]:
+        for one in ended[self._printed :]:
             print(round_line(one), flush=True)
-        told = len(ended)
-        if completed:
-            return require_training(run)
-        if time.monotonic() > give_up_s:
-            raise PartFailedError(f"the Flower run did not end within {rounds * ROUND_WITHIN_S:g} s")
-        time.sleep(POLL_S)
+        self._printed = len(ended)
 
 
-def require_training(run: RunSeen) -> None:
-    """Refuse a run that Flower calls completed although every training of some round failed.
+def completed(flower: FlowerDeployment, view: CoordinatorView, run_id: str) -> bool:
+    """Whether Flower calls the run completed.
 
     Raises:
-        PartFailedError: there is such a round.
+        PartFailedError: it failed or was stopped; the text says why.
     """
-    lost = [one for one in run.rounds if len(one.failed_device_ids) == one.device_count]
-    if lost:
-        numbers = ", ".join(str(one.round) for one in lost)
-        names = ", ".join(lost[0].failed_device_ids)
-        raise PartFailedError(f"no device trained in round {numbers}: the logs of {names} (agent, supernode) say why")
+    try:
+        return flower.completed(run_id)
+    except PartFailedError as failure:
+        raise explained(failure, view, run_id) from None
 
 
 def explained(failure: PartFailedError, view: CoordinatorView, run_id: str) -> PartFailedError:
-    """Flower's word on how the run ended, with what the ServerApp told the coordinator, if it got that far."""
+    """Flower's error with the reason that the ServerApp reported to the coordinator; else print its log."""
     reason = run_of(view, run_id).run.error
     if not reason:
         print_log(run_id)
-        reason = "its log above says why"
+        reason = "see its log above"
     return PartFailedError(f"{failure}: {reason}")
 
 
-def run_of(view: CoordinatorView, run_id: str) -> RunSeen:
-    """What the coordinator knows of a run: nothing until the ServerApp has announced itself."""
-    newest = view.newest_run()
-    return newest if newest.run.run_id == run_id else RunSeen()
-
-
 def print_log(run_id: str) -> None:
-    """Print what the ServerApp logged, which the SuperLink's own log does not hold."""
+    """Print the ServerApp's log, which the SuperLink's own log does not contain."""
     subprocess.run([program("flwr"), "log", run_id, "--show"], timeout=LOG_WITHIN_S, check=False)
 
 
 def round_line(ended: view_pb2.RoundView) -> str:
-    """What a round took and brought; what was not observed is left out."""
+    """One line on a round: devices, watts, seconds and accuracy, as far as known."""
     parts = [", ".join(assignment.device_id for assignment in ended.plan.assignments)]
     if ended.failed_device_ids:
         parts.append(f"failed: {', '.join(ended.failed_device_ids)}")
@@ -121,19 +77,19 @@ def round_line(ended: view_pb2.RoundView) -> str:
 
 
 def main() -> None:
-    """Run the rounds."""
+    """Wait for the fleet, then run the rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--coordinator", required=True, help="host:port of the coordinator")
-    parser.add_argument("--devices", required=True, type=int, help="devices of the fleet")
-    parser.add_argument("--rounds", required=True, type=int, help="federated rounds")
+    parser.add_argument("--devices", required=True, type=int, help="number of devices to wait for")
+    parser.add_argument("--rounds", required=True, type=int, help="number of federated rounds")
     arguments = parser.parse_args()
 
-    # Its commands alone are wanted: the SuperLink and the SuperNodes are containers of their own.
+    # Only for the `flwr` command: SuperLink and SuperNodes run in their own containers.
     home = Path(os.environ["FLWR_HOME"])
     flower = FlowerDeployment(Parts(home), home, nodes=[])
     try:
         with CoordinatorView(arguments.coordinator) as view:
-            await_fleet(view, arguments.devices)
+            await_ready(view, arguments.devices, READY_WITHIN_S, POLL_S)
             config = {
                 "coordinator": arguments.coordinator,
                 "devices": arguments.devices,
@@ -141,11 +97,18 @@ def main() -> None:
             }
             run_id = flower.submit(APP_DIRECTORY, config)
             print(f"all {arguments.devices} devices are ready: Flower run {run_id} started", flush=True)
-            await_run(view, run_id, lambda: flower.completed(run_id), arguments.rounds)
+            await_run(
+                view,
+                run_id,
+                lambda _: completed(flower, view, run_id),
+                arguments.rounds * ROUND_WITHIN_S,
+                POLL_S,
+                RoundPrinter(),
+            )
     except PartFailedError as error:
         sys.exit(str(error))
-    except grpc.RpcError as error:
-        sys.exit(f"the coordinator at {arguments.coordinator} answered {error.code().name}: {error.details()}")
+    except (CoordinatorUnreachableError, RequestFailedError, RequestRefusedError) as error:
+        sys.exit(f"the coordinator at {arguments.coordinator}: {error}")
     print(f"Flower run {run_id} completed", flush=True)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json
 
 
@@ -24,13 +24,13 @@ def apply(
     """
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.training.mode_change import apply_kept
+    from edge_agent.training.mode_change import apply_with_backup
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
     board = open_named(device, state_dir)
     try:
         with StopSignals.held() as signals:
-            found = apply_kept(board, mode, folder_of_device(device, state_dir), signals.interrupting())
+            found = apply_with_backup(board, mode, folder_of_device(device, state_dir), signals.interrupting())
     except StoppedBySignal as stopped:
         typer.echo("stopped before the mode was applied; the device was restored", err=True)
         raise typer.Exit(stopped.exit_code) from None
@@ -49,11 +49,11 @@ def restore(
     """Restore the settings that the device had before `apply`; do nothing if it was not changed."""
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.training.mode_change import is_kept, restore_kept
+    from edge_agent.training.mode_change import has_backup, restore_backup
     from wattfleet_io.stop_signals import StopSignals
 
     folder = folder_of_device(device, state_dir)
-    if not is_kept(folder):
+    if not has_backup(folder):
         # Opens no device: the service's stop hook runs this every time, even if the device cannot be opened.
         if json_:
             print_json({"restored": False})
@@ -63,7 +63,7 @@ def restore(
     board = open_named(device, state_dir)
     with StopSignals.held():
         # Signals wait: a half-restored device would be in no known mode.
-        restored = restore_kept(board, folder)
+        restored = restore_backup(board, folder)
     found = board.current_mode()
     if json_:
         print_json({"restored": restored, "board": board.board_kind, "mode": found._asdict()})

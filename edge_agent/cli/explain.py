@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json
 
 _BAR_CELLS = 30

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:

@@ -21,12 +21,12 @@ from edge_agent.cli.options import (
     WorkloadOption,
     open_named,
 )
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
-    from edge_agent.profiling.manual_profile import ManualProfile
-    from edge_agent.profiling.profiling_plan import Progress
+    from edge_agent.learning.manual_profile import ManualProfile
+    from edge_agent.learning.profiling_plan import Progress
 
 _DEFAULT_REFERENCE = "agx_orin_resnet18"
 
@@ -67,11 +67,11 @@ def profile(
     import platform
 
     from edge_agent.devices.selection import folder_of_device
+    from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
     from edge_agent.learning.reference_choice import named_reference
-    from edge_agent.profiling.manual_profile import ManualProfileSettings, profile_manually
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import read_profile
-    from edge_agent.training.knob_backup import safekept
+    from edge_agent.training.knob_backup import backed_up
     from wattfleet_io.console import count_of
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
@@ -83,7 +83,7 @@ def profile(
     transferred = named_reference(reference)
     progress = _Measured()
     try:
-        with StopSignals.held() as signals, safekept(board, folder_of_device(device, state_dir)):
+        with StopSignals.held() as signals, backed_up(board, folder_of_device(device, state_dir)):
             with signals.interrupting(), _live(progress) as (begun, report):
                 found = profile_manually(settings, board, profiled, transferred, state_dir, begun, report)
     except StoppedBySignal as stopped:

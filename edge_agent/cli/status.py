@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import count_of, print_json
 
 if TYPE_CHECKING:
@@ -81,9 +81,9 @@ def _device(board: Device) -> dict[str, Any]:
 
 def _knob_backup(folder: Path) -> dict[str, Any]:
     from edge_agent.training.knob_backup import holder_of
-    from edge_agent.training.mode_change import is_kept
+    from edge_agent.training.mode_change import has_backup
 
-    return {"held_by": holder_of(folder), "restore_file": is_kept(folder)}
+    return {"held_by": holder_of(folder), "restore_file": has_backup(folder)}
 
 
 def _profile(state_directory: Path) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import count_of, json_text
 
 if TYPE_CHECKING:

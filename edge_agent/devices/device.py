@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
+from wattfleet_io.clock import Clock
 
 Provenance = Literal["simulated", "replayed", "hardware"]
 """Where a figure comes from; every report carries it."""
@@ -19,18 +20,6 @@ Provenance = Literal["simulated", "replayed", "hardware"]
 
 class ModeNotAppliedError(WattfleetError):
     """A mode was set, but the settings read back differ."""
-
-
-class Clock(Protocol):
-    """Time as the device sees it; a virtual device's clock is virtual too."""
-
-    def now_s(self) -> float:
-        """Seconds since a fixed moment."""
-        ...
-
-    def sleep_s(self, seconds: float) -> None:
-        """Let time pass."""
-        ...
 
 
 @dataclass(frozen=True)

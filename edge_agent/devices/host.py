@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from edge_agent.devices.device import Clock, Conditions, Knobs, Provenance
+from edge_agent.devices.device import Conditions, Knobs, Provenance
 from edge_agent.devices.meters.nvml import Nvml
 from edge_agent.devices.meters.polled_meter import PolledMeter
 from edge_agent.devices.meters.rapl import Rapl
@@ -14,6 +14,7 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, modes_to_array
+from wattfleet_io.clock import Clock
 
 ABSENT_KHZ = 1_000_000
 """Placeholder for an unknown CPU frequency: a constant adds no information, and 1 GHz is easy to recognise."""

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edge_agent.devices.device import Clock, Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
+from edge_agent.devices.device import Conditions, Device, Knobs, ModeNotAppliedError, PowerTrace, Provenance
 from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
+from wattfleet_io.clock import Clock
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0

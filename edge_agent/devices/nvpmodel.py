@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edge_agent.devices.device import Clock, Knobs, ModeNotAppliedError
+from edge_agent.devices.device import Knobs, ModeNotAppliedError
 from edge_agent.devices.jetson.knob_files import noting
 from edge_agent.devices.jetson.nvpmodel_conf import SYSTEM_CONF, Argument, NvpmodelConf, parse_conf
 from edge_agent.devices.jetson.presets import is_cpu_clock, preset_mode
@@ -15,6 +15,7 @@ from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.clock import Clock
 
 CUSTOM_CONF = "nvpmodel.conf"
 """A copy of NVIDIA's configuration with one more mode, in the state directory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edge_agent.devices.device import Clock
+from wattfleet_io.clock import Clock
 
 
 class _HasClock(Protocol):

@@ -12,14 +12,14 @@ from edge_agent.devices.jtop import open_jtop
 from edge_agent.devices.meters.nvml import open_nvml
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.devices.tree import Tree
 from edge_agent.devices.virtual.replay import ReplayDevice
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY, device_folder
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY, device_folder
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS
+from wattfleet_io.clock import SystemClock
 
 _THIS_MACHINE = Path("/")
 _VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from edge_agent.devices.device import Clock, Conditions, Knobs, ModeNotAppliedError, Provenance
+from edge_agent.devices.device import Conditions, Knobs, ModeNotAppliedError, Provenance
 from edge_agent.devices.jetson.cpu import Cpu
 from edge_agent.devices.jetson.fan import Fan
 from edge_agent.devices.jetson.gpu import Gpu
@@ -23,6 +23,7 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
+from wattfleet_io.clock import Clock
 
 # The Nano is not among the simulated boards; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)

@@ -19,7 +19,7 @@ from edge_agent.diagnosis.host import host_findings
 from edge_agent.diagnosis.jetson import jetson_findings
 from edge_agent.systemd.ownership import InstalledCode
 from edge_agent.training.knob_backup import KnobBackupError, holder_of
-from edge_agent.training.mode_change import is_kept
+from edge_agent.training.mode_change import has_backup
 from wattfleet.errors import InvalidInputError, WattfleetError
 
 
@@ -100,7 +100,7 @@ _REQUIRED_FREE_MB = 50.0
 
 def _backup(folder: Path) -> Finding:
     try:
-        holder, kept = holder_of(folder), is_kept(folder)
+        holder, kept = holder_of(folder), has_backup(folder)
     except KnobBackupError as error:
         return limited("restore file", str(error), "run this as root")
     if holder is not None:

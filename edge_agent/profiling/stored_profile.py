@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_agent.devices.device import Device
+from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from edge_agent.runtime.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from wattfleet.choosing import Front, KnownModes, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import Profile

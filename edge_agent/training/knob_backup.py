@@ -1,8 +1,8 @@
-"""What was in force on a device before Wattfleet changed it: on disk first, put back last.
+"""Backup of a device's knobs: saved to disk before the first change, and restored last.
 
-A file beside a lock, in a folder of the device's own. The file is there exactly as long as the device may be in
-another mode than its owner left it in, whatever happens to the process; the lock is held as long as a process may
-change the device.
+A file lies beside a lock, in a folder of the device's own. The file exists exactly as long as the device may be in
+another mode than its owner's, whatever happens to the process. The lock is held as long as a process may change the
+device.
 """
 
 from __future__ import annotations
@@ -18,87 +18,87 @@ from edge_agent.devices.device import Device, Knobs
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.atomic_files import remove_file, replace_file
 
-KEPT_FILE = "device-before.json"
+BACKUP_FILE = "device-before.json"
 LOCK_FILE = "device.lock"
 
 _FORMAT = 1
 
 
 class KnobBackupError(WattfleetError):
-    """What was in force cannot be put on disk, or be read from it."""
+    """The backup of the knobs cannot be written or read."""
 
 
 class DeviceBusyError(WattfleetError):
-    """Another process may change this device now."""
+    """Another process has locked this device."""
 
 
 @contextmanager
-def safekept(device: Device, folder: Path, write: Callable[[int, bytes], int] = os.write) -> Iterator[None]:
-    """Have a device to oneself, to be changed at will; at the end it is as it was found.
+def backed_up(device: Device, folder: Path, write: Callable[[int, bytes], int] = os.write) -> Iterator[None]:
+    """Lock a device and back up its knobs; restore them at the end of the block.
 
-    What an earlier process could not put back, as it was killed, is put back first.
+    A backup left by a killed process is restored first.
 
     Args:
         device: the board.
-        folder: the device's own; it is made where it is missing.
-        write: how bytes get to a descriptor, `os.write` outside of tests.
+        folder: the device's own folder; created if missing.
+        write: writes bytes to a descriptor; `os.write` outside of tests.
 
     Raises:
-        DeviceBusyError: another process has it.
+        DeviceBusyError: another process has locked the device.
         KnobBackupError: the folder cannot be used; the device was not touched.
-        InvalidInputError: what was kept belongs to another device.
-        ModeNotAppliedError: it cannot be put back; what was in force stays on disk.
+        InvalidInputError: the backup belongs to another device.
+        ModeNotAppliedError: the knobs cannot be restored; the backup stays on disk.
     """
-    with KnobBackup.hold(device, folder, write) as safekeeping:
-        safekeeping.restore()
-        safekeeping.keep()
+    with KnobBackup.hold(device, folder, write) as backup:
+        backup.restore()
+        backup.save()
         try:
             yield
         finally:
-            safekeeping.restore()
+            backup.restore()
 
 
 class KnobBackup:
-    """A device held by this process alone; use `hold`, or `safekept` for the usual order of things.
+    """The backup of a device that this process has locked; use `hold`, or `backed_up` for the usual sequence.
 
     Args:
         device: the board.
-        folder: where file and lock are.
-        write: how bytes get to a descriptor.
+        folder: the folder of file and lock.
+        write: writes bytes to a descriptor.
     """
 
     def __init__(self, device: Device, folder: Path, write: Callable[[int, bytes], int]) -> None:
         self._device = device
-        self._path = folder / KEPT_FILE
+        self._path = folder / BACKUP_FILE
         self._write = write
 
     @classmethod
     @contextmanager
     def hold(cls, device: Device, folder: Path, write: Callable[[int, bytes], int] = os.write) -> Iterator[KnobBackup]:
-        """Keep other processes off the device until the block ends.
+        """Lock the device against other processes until the block ends.
 
         Raises:
-            DeviceBusyError: another process has it.
+            DeviceBusyError: another process has locked the device.
             KnobBackupError: the folder cannot be used.
         """
         with _locked(folder, write):
             yield cls(device, folder, write)
 
-    def keep(self) -> bool:
-        """Put on disk what is in force; what is there already is older, and stays.
+    def save(self) -> bool:
+        """Save the knobs in force; an older backup is left as it is.
 
         Returns:
-            Whether it was put there now.
+            Whether a backup was written.
 
         Raises:
-            KnobBackupError: it cannot be written, or what is there is damaged; the device must not be changed.
-            InvalidInputError: what is there belongs to another device.
+            KnobBackupError: it cannot be written, or the older one is damaged; the device must not be changed.
+            InvalidInputError: the older backup belongs to another device.
         """
-        if self._kept() is not None:
+        if self._saved() is not None:
             return False
-        kept = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": dict(self._device.knobs())}
+        content = {"kept": _FORMAT, "board_kind": self._device.board_kind, "knobs": dict(self._device.knobs())}
         try:
-            replace_file(self._path, json.dumps(kept, indent=1).encode() + b"\n", self._write)
+            replace_file(self._path, json.dumps(content, indent=1).encode() + b"\n", self._write)
         except OSError as error:
             raise KnobBackupError(
                 f"{self._path}: cannot be written: {error.strerror}; the device was not changed, as it could not be"
@@ -106,8 +106,8 @@ class KnobBackup:
             ) from None
         return True
 
-    def forget(self) -> None:
-        """Remove what was kept, where the device is as it was before `keep`.
+    def discard(self) -> None:
+        """Remove the backup of a device that is as it was before `save`.
 
         Raises:
             KnobBackupError: the file cannot be removed.
@@ -116,28 +116,28 @@ class KnobBackup:
             remove_file(self._path)
         except OSError as error:
             raise KnobBackupError(
-                f"{self._path}: cannot be removed: {error.strerror}; the device is as it was, remove the file yourself"
+                f"{self._path}: cannot be removed: {error.strerror}; the device is restored, remove the file yourself"
             ) from None
 
     def restore(self) -> bool:
-        """Put back what was kept; whether there was something.
+        """Restore the knobs from the backup and remove it; return whether there was one.
 
         Raises:
             KnobBackupError: the file is damaged, or cannot be read or removed.
             InvalidInputError: it belongs to another device.
-            ModeNotAppliedError: the device cannot be set back; the file stays.
+            ModeNotAppliedError: the knobs cannot be restored; the file stays.
         """
-        knobs = self._kept()
+        knobs = self._saved()
         if knobs is None:
             return False
         try:
             self._device.restore(knobs)
         except InvalidInputError as error:
-            raise InvalidInputError(f"{self._path}: {error}; name the device that this was kept from") from None
-        self.forget()
+            raise InvalidInputError(f"{self._path}: {error}; pass the device that this backup is from") from None
+        self.discard()
         return True
 
-    def _kept(self) -> Knobs | None:
+    def _saved(self) -> Knobs | None:
         try:
             text = self._path.read_text(encoding="utf-8")
         except FileNotFoundError:
@@ -145,16 +145,17 @@ class KnobBackup:
         except (OSError, UnicodeDecodeError) as error:
             raise self._damaged(str(error)) from None
         try:
-            kept = json.loads(text)
-            kind, knobs = kept["board_kind"], kept["knobs"]
-            whole = kept["kept"] == _FORMAT and all(isinstance(value, str) for value in knobs.values())
+            content = json.loads(text)
+            kind, knobs = content["board_kind"], content["knobs"]
+            whole = content["kept"] == _FORMAT and all(isinstance(value, str) for value in knobs.values())
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
             raise self._damaged("it holds no knobs of a device")
         if kind != self._device.board_kind:
             raise InvalidInputError(
-                f"{self._path}: was kept from the board {kind}, and this is {self._device.board_kind}; name that device"
+                f"{self._path}: is the backup of the board {kind}, but this is {self._device.board_kind}; pass that"
+                " device"
             )
         restorable: Knobs = knobs
         return restorable
@@ -167,10 +168,10 @@ class KnobBackup:
 
 
 def holder_of(folder: Path) -> str | None:
-    """The process that may change the device now, as it calls itself; None where there is none.
+    """The id of the process that has locked the device; None where the device is not locked.
 
     Raises:
-        KnobBackupError: the lock cannot be looked at.
+        KnobBackupError: the lock cannot be opened.
     """
     path = folder / LOCK_FILE
     try:
@@ -180,7 +181,7 @@ def holder_of(folder: Path) -> str | None:
     except OSError as error:
         raise KnobBackupError(f"{path}: cannot be opened: {error.strerror}") from None
     try:
-        # Shared, and given up at once: two who look do not turn each other away.
+        # A shared lock, released at once: two readers do not block each other.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "another process"
@@ -197,7 +198,7 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise KnobBackupError(
-            f"{path}: cannot be opened: {error.strerror}; the device was not touched{_as_whom(error)}"
+            f"{path}: cannot be opened: {error.strerror}; the device was not touched{_remedy(error)}"
         ) from None
     try:
         try:
@@ -209,7 +210,7 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
                 " stop that agent first"
             ) from None
         try:
-            # For whoever is turned away; the lock itself ends with the process, so nothing has to be cleaned up.
+            # The process id is for error messages only. The lock ends with the process: no cleanup is needed.
             os.ftruncate(descriptor, 0)
             write(descriptor, f"{os.getpid()}\n".encode())
         except OSError as error:
@@ -219,5 +220,5 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _as_whom(error: OSError) -> str:
+def _remedy(error: OSError) -> str:
     return "; run this as root" if isinstance(error, PermissionError) else ""

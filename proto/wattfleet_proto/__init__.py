@@ -1,1 +1,1 @@
-"""The wire contract: messages, their conversions, and what services share in using them."""
+"""The protocol: messages, their conversions to domain types, and limits and errors that services share."""

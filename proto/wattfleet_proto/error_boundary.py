@@ -1,4 +1,4 @@
-"""The error boundary of every service: domain error -> gRPC status and public message."""
+"""The error boundary of every service: it turns domain errors into gRPC statuses."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from wattfleet.errors import WattfleetError
 
 _log = logging.getLogger(__name__)
 
-TOLD_WITHIN_S = 2.0
-"""A peer that does not read what was written to it is not waited for any longer to take its status."""
+STATUS_TIMEOUT_S = 2.0
+"""How long to wait for a peer to take its status; one that stopped reading never does."""
 
-_LONGEST_DETAILS_BYTES = 2_000  # gRPC refuses a status whose metadata, with what is escaped, have more than 16 KiB
+_MAX_DETAILS_BYTES = 2_000  # gRPC limits a status with its escaped metadata to 16 KiB
 
 StatusTable = Mapping[type[WattfleetError], grpc.StatusCode]
-"""The status of every error that a servicer may raise; the first base class that is listed counts."""
+"""The status of every error that a servicer may raise; an error's first listed base class counts."""
 
 
 def status_of(error: WattfleetError, table: StatusTable) -> grpc.StatusCode:
-    """The status that a client sees for an error."""
+    """Return the status that a client sees for an error."""
     for base in type(error).__mro__:
         if base in table:
             return table[base]
@@ -32,30 +32,30 @@ def status_of(error: WattfleetError, table: StatusTable) -> grpc.StatusCode:
 
 
 async def refuse(context: Any, code: grpc.StatusCode, details: str) -> NoReturn:
-    """End a call with a status, whether or not its peer takes it; of long details the beginning counts.
+    """End a call with a status, whether or not the peer takes it; long details are truncated.
 
     Raises:
-        AbortError: to be let through, as `context.abort` has it.
-        CancelledError: the peer is gone, or has not taken the status in `TOLD_WITHIN_S`: there is nobody to tell.
+        AbortError: from `context.abort`; let it pass.
+        CancelledError: the peer is gone, or did not take the status within `STATUS_TIMEOUT_S`.
     """
     whole = details.encode(errors="replace")
-    if len(whole) > _LONGEST_DETAILS_BYTES:
-        details = whole[:_LONGEST_DETAILS_BYTES].decode(errors="ignore") + " ..."
+    if len(whole) > _MAX_DETAILS_BYTES:
+        details = whole[:_MAX_DETAILS_BYTES].decode(errors="ignore") + " ..."
     try:
-        await asyncio.wait_for(context.abort(code, details), TOLD_WITHIN_S)
+        await asyncio.wait_for(context.abort(code, details), STATUS_TIMEOUT_S)
     except (asyncio.TimeoutError, grpc.aio.InternalError):
         raise asyncio.CancelledError from None
-    raise AssertionError("abort returns never")
+    raise AssertionError("abort never returns")
 
 
 Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
-    """Turns domain errors into their status; anything else becomes INTERNAL, and is logged."""
+    """Turns domain errors into their status; any other exception is logged and becomes INTERNAL."""
 
     def __init__(self, table: StatusTable) -> None:
-        """Use one service's table."""
+        """Use a service's table."""
         self._table = table
         self._guarded: dict[str, Handler] = {}
 
@@ -69,20 +69,20 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         if method not in self._guarded:
             handler = await continuation(handler_call_details)
             if handler is None:
-                return handler  # a method that nobody serves, of which there is no end
+                return handler  # unknown methods are not cached, since there is no limit to their number
             self._guarded[method] = self._guard(method, handler)
         return self._guarded[method]
 
     def _guard(self, method: str, handler: Handler) -> Handler:
-        """A method's handler whose errors are turned."""
+        """Wrap a method's handler so that its errors become statuses."""
 
-        async def turn(error: Exception, context: Any) -> NoReturn:
+        async def translate(error: Exception, context: Any) -> NoReturn:
             if isinstance(error, grpc.aio.InternalError):
-                raise asyncio.CancelledError from None  # what was read or written failed, since the peer is gone
+                raise asyncio.CancelledError from None  # a read or write failed because the peer is gone
             if isinstance(error, WattfleetError):
                 await refuse(context, status_of(error, self._table), str(error))
             _log.exception("%s failed", method, exc_info=error)
-            await refuse(context, grpc.StatusCode.INTERNAL, "internal error; the service's log has it")
+            await refuse(context, grpc.StatusCode.INTERNAL, "internal error; see the service's log")
 
         def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
             async def unary(request: Any, context: Any) -> Any:
@@ -91,7 +91,7 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
-                    await turn(error, context)
+                    await translate(error, context)
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
@@ -100,9 +100,9 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
-                    await turn(error, context)
+                    await translate(error, context)
 
-            # A streaming method may also be a coroutine that writes to its context, as the health service's Watch.
+            # A streaming method may also be a coroutine that writes to its context, such as the health service's Watch.
             return stream if inspect.isasyncgenfunction(inner) else unary
 
         if handler.request_streaming and handler.response_streaming:

@@ -1,3 +1,3 @@
-"""Where the agent listens for Flower's ClientApp."""
+"""The default path of the agent's socket for Flower's ClientApp."""
 
 DEFAULT_SOCKET = "/run/wattfleet/agent.sock"

@@ -13,13 +13,13 @@ from pathlib import Path
 from edge_agent.devices import selection
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.knob_backup import safekept
+from edge_agent.training.knob_backup import backed_up
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.jetson_boards import FakedBoard
 from tests.fakes.jetson_tree import FakedJetson
 from wattfleet_io import cli
+from wattfleet_io.clock import SystemClock
 
 KERNEL_LOCK, OUTPUT_FILE, BEGUN_FILE, FOUND_FILE = "kernel.lock", "output.log", "begun", "found.json"
 
@@ -129,7 +129,7 @@ def train(bench, jetson):
     """What the daemon does to the board in a round in which a mode is measured, from its start to its end."""
     device = _opened(jetson)
     highest = device.space.highest
-    with safekept(device, bench.device_folder):
+    with backed_up(device, bench.device_folder):
         watch = TrainingWatch(device, parked_mode(device), 500, productive=lambda watts: None)
         watch.park()
         watch.start(highest, epochs=1, power_limit_w=20)
@@ -141,7 +141,7 @@ def train(bench, jetson):
 
 def start(bench, jetson):
     """The daemon's start: what it finds in force once the board is its own."""
-    with safekept(_opened(jetson), bench.device_folder):
+    with backed_up(_opened(jetson), bench.device_folder):
         return jetson.everything()
 
 

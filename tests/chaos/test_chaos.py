@@ -14,11 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.runtime.paths import PROFILE_FILE, device_folder
+from edge_agent.paths import PROFILE_FILE, device_folder
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.knob_backup import KEPT_FILE
+from edge_agent.training.knob_backup import BACKUP_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from wattfleet.modes import array_to_modes
 
 MODES = 12
@@ -37,7 +38,7 @@ class Bench:
         (folder / LOG_FILE).touch()
         self.folder = folder
         self.coordinator = coordinator
-        self.kept = device_folder(folder / "state") / KEPT_FILE
+        self.kept = device_folder(folder / "state") / BACKUP_FILE
 
     def done(self):
         """What was done to the board, in order: pairs of what and the mode."""

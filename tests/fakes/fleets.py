@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.fronts import front, seconds_and_starts
 from wattfleet.budgets import Supplies, Supply
 from wattfleet.choosing import Front
-from wattfleet.planning import SITE, Allowance, History, Offer, Part
+from wattfleet.planning import SITE, Allowance, History, Offer, Participation
 
 WATTS_QUANTILE = NormalDist().inv_cdf(0.95)
 TIME_QUANTILE = NormalDist().inv_cdf(0.9)
@@ -163,7 +163,7 @@ def best(fleet: Fleet, wanted: int, first: Sequence[str] = (), epochs: float = 1
     return -firsts, -count, slowest_s
 
 
-def history_of(*rounds: Mapping[str, Part]) -> History:
+def history_of(*rounds: Mapping[str, Participation]) -> History:
     """Rounds numbered from 1."""
     history = History()
     for number, parts in enumerate(rounds, 1):

@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 from flwr.serverapp import Grid
 
 from tests.fakes.flower_task import be_task
+from wattfleet_io.clock import VirtualClock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
@@ -23,19 +24,20 @@ MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_h
 SUPERLINK = 1
 
 
-class SetClock:
-    """Time that passes when somebody waits."""
+class RecordingClock(VirtualClock):
+    """A virtual clock that records every wait."""
 
     def __init__(self) -> None:
-        self.at_s = 1000.0
+        super().__init__(1000.0)
         self.slept: list[float] = []
-
-    def now_s(self) -> float:
-        return self.at_s
 
     def sleep_s(self, seconds: float) -> None:
         self.slept.append(seconds)
-        self.at_s += seconds
+        self.advance(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass that nobody waited for."""
+        super().sleep_s(seconds)
 
 
 def trained(message: Message, **metrics: float) -> Message:
@@ -91,10 +93,10 @@ class Node:
 class GridOfNodes(Grid):
     """Nodes that reply when their time has come; a reply that comes later than the timeout can be pulled."""
 
-    def __init__(self, nodes: Mapping[int, Node], clock: SetClock | None = None) -> None:
+    def __init__(self, nodes: Mapping[int, Node], clock: RecordingClock | None = None) -> None:
         be_task(RUN_ID, SUPERLINK)
         self.nodes = dict(nodes)
-        self.clock = clock or SetClock()
+        self.clock = clock or RecordingClock()
         self.sent: list[Message] = []
         self.timeouts_s: list[float | None] = []
         self._made = 0
@@ -120,7 +122,7 @@ class GridOfNodes(Grid):
         for message in messages:
             self._number(message)
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
-            begins_s = max(self.clock.at_s, self._busy_until_s.get(message.metadata.dst_node_id, 0.0))
+            begins_s = max(self.clock.now_s(), self._busy_until_s.get(message.metadata.dst_node_id, 0.0))
             ends_s = self._busy_until_s[message.metadata.dst_node_id] = begins_s + node.takes_s
             self._on_the_way[message.metadata.message_id] = ends_s, self._replied(node, message)
             ids.append(message.metadata.message_id)
@@ -128,7 +130,7 @@ class GridOfNodes(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """The replies that are there by now."""
-        there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.at_s]
+        there = [one for one in message_ids if self._on_the_way.get(one, (float("inf"),))[0] <= self.clock.now_s()]
         return [self._on_the_way.pop(one)[1] for one in there]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
@@ -140,12 +142,12 @@ class GridOfNodes(Grid):
             node = self.nodes.get(message.metadata.dst_node_id) or Node(None, gone, 50.0)
             if timeout is not None and node.takes_s > timeout:
                 waited_s = max(waited_s, timeout)
-                late = self.clock.at_s + node.takes_s, self._replied(node, message)
+                late = self.clock.now_s() + node.takes_s, self._replied(node, message)
                 self._on_the_way[message.metadata.message_id] = late
                 continue
             waited_s = max(waited_s, node.takes_s)
             replies.append(self._replied(node, message))
-        self.clock.at_s += waited_s
+        self.clock.advance(waited_s)
         return replies
 
     def _number(self, message: Message) -> None:
@@ -218,6 +220,8 @@ class PlannerStub:
     deadline_s: float = 0.0
     duration_s: float = 20.0
     calls: list[tuple[str, Any]] = field(default_factory=list)
+    plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
+    before_get_plan: bool = False
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name:
@@ -236,7 +240,10 @@ class PlannerStub:
             if method == "BindNodes":
                 self.nodes.update({binding.node_id: binding.device_id for binding in request.bindings})
             if method == "PlanRound":
-                return self._plan(request)
+                plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
+                return plan
+            if method == "GetPlan":
+                return self._current_plan(request.plan_id)
             return None
 
         return call
@@ -259,6 +266,16 @@ class PlannerStub:
             duration_s=self.duration_s,
             deadline_s=self.deadline_s,
         )
+
+    def _current_plan(self, plan_id: str) -> planning_pb2.GetPlanResponse:
+        if self.before_get_plan:
+            raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if plan_id not in self.plans:
+            raise StatusError(grpc.StatusCode.NOT_FOUND, f"unknown plan {plan_id!r}")
+        plan = planning_pb2.PlanRoundResponse()
+        plan.CopyFrom(self.plans[plan_id])
+        plan.duration_s, plan.deadline_s = self.duration_s, self.deadline_s
+        return planning_pb2.GetPlanResponse(plan=plan)
 
     def asked(self, method: str) -> list[Any]:
         """The requests of one method."""

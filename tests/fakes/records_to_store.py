@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from coordinator.state.records import DeviceRecord, DeviceResult, ObservedTraining, RoundRecord
-from coordinator.store.loading import KeptRecords
+from coordinator.store.loading import StoredState
 from coordinator.store.store import Store
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
@@ -16,8 +16,8 @@ BLANK = DeviceRecord("nano", "orin-nano", "simulated", 1_800)
 
 def planned_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
     fleet = small_fleet()
-    fleet.start_run(run_id, "FedAvg", 3)
-    return fleet.plan(run_id, number, NODES, 1.5)
+    fleet.flower.start_run(run_id, "FedAvg", 3)
+    return fleet.flower.plan(run_id, number, NODES, 1.5)
 
 
 def finished_round(number: int = 1, run_id: str = RUN) -> RoundRecord:
@@ -47,10 +47,10 @@ def comparable(record: DeviceRecord) -> tuple[Any, ...]:
     return (*(getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "front"), columns)
 
 
-def comparable_devices(kept: KeptRecords) -> dict[str, tuple[Any, ...]]:
+def comparable_devices(kept: StoredState) -> dict[str, tuple[Any, ...]]:
     return {record.device_id: comparable(record) for record in kept.devices}
 
 
-def assert_devices(kept: KeptRecords, *expected: DeviceRecord) -> None:
+def assert_devices(kept: StoredState, *expected: DeviceRecord) -> None:
     assert len(kept.devices) == len(expected)
     assert comparable_devices(kept) == {record.device_id: comparable(record) for record in expected}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from wattfleet.planning import Allowance, History, Offer, Part, plan_round
+from wattfleet.planning import Allowance, History, Offer, Participation, plan_round
 from wattfleet.planning.policies import Policy
 
 
@@ -12,7 +12,7 @@ def run(
     offers: Sequence[Offer],
     policy: Policy,
     rounds: int,
-    part: Callable[[str, int], Part] = lambda device_id, number: Part(),
+    part: Callable[[str, int], Participation] = lambda device_id, number: Participation(),
     site_w: float = 100_000.0,
 ) -> History:
     """A run's history: every chosen device does its part in every round."""

@@ -6,7 +6,7 @@ from coordinator.state.fleet import Fleet
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
 from wattfleet.planning import Allowance
-from wattfleet.planning.policies import Everyone, Policy
+from wattfleet.planning.policies import AllDevices, Policy
 from wattfleet_proto.device_state import DeviceState
 
 RUN = "4711"
@@ -18,18 +18,18 @@ ORIN_NODE, NANO_NODE = 2**64 - 1, 2**63 + 5
 
 def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float, node_id: int) -> None:
     """What a device's agent reports until it can be planned with, and what Flower's server then says of its node."""
-    fleet.connect(device_id, "agx-orin", "simulated", 18_096)
-    fleet.report_front(device_id, device_front, idle_w, 50, "d" * 64)
-    fleet.report_state(device_id, DeviceState.READY, 50, "parked")
-    fleet.bind_node(node_id, device_id)
+    fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
+    fleet.agents.report_front(device_id, device_front, idle_w, 50, "d" * 64)
+    fleet.agents.report_state(device_id, DeviceState.READY, 50, "parked")
+    fleet.flower.bind_node(node_id, device_id)
 
 
 def small_fleet(site_budget_w: float = 100.0, policy: Policy | None = None) -> Fleet:
     """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
-    fleet = Fleet(Allowance.of_site(site_budget_w), policy or Everyone())
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices())
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
-    fleet.start_run(RUN, "FedAvg", 3)
+    fleet.flower.start_run(RUN, "FedAvg", 3)
     return fleet
 
 

@@ -9,6 +9,6 @@ from .schedules import DailySchedule as DailySchedule
 from .schedules import Span as Span
 from .schedules import TimedRow as TimedRow
 from .schedules import TimedSchedule as TimedSchedule
-from .schedules import read_plan as read_plan
+from .schedules import read_timed_schedule as read_timed_schedule
 from .supplies import Supplies as Supplies
 from .supplies import Supply as Supply

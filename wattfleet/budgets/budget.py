@@ -1,4 +1,4 @@
-"""Budgets: how many watts a supply may give at a moment, and why. Times come from the caller, always with an offset."""
+"""Budgets: how many watts a supply may deliver at a given time, and why. Callers pass times with a UTC offset."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from wattfleet.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class InForce:
-    """The watts that a supply may give now.
+    """The budget of a supply that is in force now.
 
     Attributes:
-        watts: finite and not negative; 0 where a source measured that there are none.
-        source: kind of budget they come from: constant, schedule, csv or query; operator for an override.
-        fallback: they are the stated fallback, because the source gives none.
-        reason: for people, why it is these; the same text as long as the reason is the same.
+        watts: finite and 0 or more; 0 if a source measured 0 W.
+        source: kind of the budget: constant, schedule, csv or query; operator for an override.
+        fallback: whether the watts are the fallback, because the source has no current value.
+        reason: why these watts are in force, as text for people. The same reason always has the same text.
     """
 
     watts: float
@@ -28,13 +28,13 @@ class InForce:
 
 
 class Budget(Protocol):
-    """Watts that follow from the time alone."""
+    """A budget that depends only on the time."""
 
     def in_force(self, now: datetime) -> InForce:
-        """What is in force at a moment, which has an offset from UTC.
+        """The budget in force at a time with a UTC offset.
 
         Raises:
-            InvalidInputError: it has none.
+            InvalidInputError: the time has no offset.
         """
         ...
 
@@ -44,10 +44,10 @@ class ConstantBudget:
     """The same watts at all times.
 
     Attributes:
-        watts: finite, above zero.
+        watts: finite and above 0.
 
     Raises:
-        InvalidInputError: they are not.
+        InvalidInputError: the watts are not finite and above 0.
     """
 
     watts: float
@@ -56,20 +56,20 @@ class ConstantBudget:
         require_watts("a budget", self.watts)
 
     def in_force(self, now: datetime) -> InForce:
-        """The watts, whatever the time."""
-        return InForce(self.watts, "constant", False, "always the same")
+        """The constant budget."""
+        return InForce(self.watts, "constant", False, "constant budget")
 
 
 @dataclass(frozen=True)
 class Override:
-    """Watts that the operator sets in place of what a supply's budget says.
+    """The operator's override of a supply's budget.
 
     Attributes:
-        watts: finite, above zero.
-        until: when they are over, with an offset; None where they last until they are cleared.
+        watts: finite and above 0.
+        until: when the override ends, with a UTC offset; None if it lasts until it is cleared.
 
     Raises:
-        InvalidInputError: the watts are not, or the time has no offset.
+        InvalidInputError: the watts are not finite and above 0, or the time has no offset.
     """
 
     watts: float
@@ -81,7 +81,7 @@ class Override:
             require_offset(self.until)
 
     def in_force(self, now: datetime) -> InForce | None:
-        """The watts; None once they are over."""
+        """The override; None after its end."""
         if self.until is not None and now >= self.until:
             return None
         return InForce(self.watts, "operator", False, "set by the operator")
@@ -92,33 +92,33 @@ class Reading:
     """Watts that a source measured.
 
     Attributes:
-        watts: what it measured.
-        measured_at: with an offset; the measurement is from then or later.
+        watts: the measured watts.
+        measured_at: earliest possible time of the measurement, with a UTC offset.
 
     Raises:
-        InvalidInputError: the watts are not finite or negative, or the time has no offset.
+        InvalidInputError: the watts are negative or not finite, or the time has no offset.
     """
 
     watts: float
     measured_at: datetime
 
     def __post_init__(self) -> None:
-        # Zero is a measurement, unlike in a stated budget: the sun has set.
+        # Unlike a configured budget, a measurement may be 0 W, such as solar power at night.
         if not (math.isfinite(self.watts) and self.watts >= 0):
-            raise InvalidInputError(f"measured watts must be finite and not negative, not {self.watts:g}")
+            raise InvalidInputError(f"measured watts must be finite and 0 or more, not {self.watts:g}")
         require_offset(self.measured_at)
 
 
 @dataclass(frozen=True)
 class ReadingRule:
-    """How long a source's newest reading is in force, and what is when there is none.
+    """How long a source's newest reading is in force, and the fallback without a fresh reading.
 
     Attributes:
-        max_age_s: seconds since it was measured after which a reading is stale.
-        fallback_w: watts in force without a reading that is fresh.
+        max_age_s: age in seconds after which a reading is stale.
+        fallback_w: watts in force without a fresh reading.
 
     Raises:
-        InvalidInputError: one of them is not finite and above zero.
+        InvalidInputError: one of them is not finite and above 0.
     """
 
     max_age_s: float
@@ -127,42 +127,44 @@ class ReadingRule:
     def __post_init__(self) -> None:
         require_watts("a fallback", self.fallback_w)
         if not (math.isfinite(self.max_age_s) and self.max_age_s > 0):
-            raise InvalidInputError(f"the age of a reading must be finite and above zero s, not {self.max_age_s:g}")
+            raise InvalidInputError(
+                f"the maximum age of a reading must be finite and above 0 s, not {self.max_age_s:g}"
+            )
 
     def in_force(self, now: datetime, newest: Reading | None, trouble: str = "") -> InForce:
-        """The newest reading while it is fresh, else the fallback.
+        """The newest reading if it is fresh, otherwise the fallback.
 
         Args:
-            now: with an offset.
-            newest: the source's newest reading; None if it never gave one.
-            trouble: why the source gives none now, in words; empty if it does.
+            now: current time, with a UTC offset.
+            newest: the source's newest reading; None if there never was one.
+            trouble: why the source has no current value, as text; empty if it has one.
 
         Raises:
             InvalidInputError: the time has no offset.
         """
         require_offset(now)
-        # A reading from the future is one from before the clock was set back: it must not last until then.
+        # A reading from the future means that the clock was set back. It must not stay in force until then.
         if newest is not None and abs((now - newest.measured_at).total_seconds()) <= self.max_age_s:
             return InForce(newest.watts, "query", False, "measured")
-        reason = "nothing was measured yet" if newest is None else f"nothing was measured for {self.max_age_s:g} s"
+        reason = "no reading yet" if newest is None else f"no reading for {self.max_age_s:g} s"
         return InForce(self.fallback_w, "query", True, f"{reason}: {trouble}" if trouble else reason)
 
 
 def require_watts(what: str, watts: float) -> None:
-    """Make sure that stated watts can be a budget.
+    """Check watts that serve as a budget.
 
     Raises:
-        InvalidInputError: they are not finite and above zero; the text begins with `what`.
+        InvalidInputError: they are not finite and above 0; the text begins with `what`.
     """
     if not (math.isfinite(watts) and watts > 0):
-        raise InvalidInputError(f"{what} must be finite and above zero watts, not {watts:g}")
+        raise InvalidInputError(f"{what} must be finite and above 0 W, not {watts:g}")
 
 
 def require_offset(time: datetime) -> None:
-    """Make sure that a time says which moment it is.
+    """Check that a time has a UTC offset.
 
     Raises:
-        InvalidInputError: it has no offset from UTC.
+        InvalidInputError: it has none.
     """
     if time.utcoffset() is None:
-        raise InvalidInputError(f"{time.isoformat()} has no offset from UTC: write it as 2026-06-01T06:00+02:00")
+        raise InvalidInputError(f"{time.isoformat()} has no UTC offset: write it as 2026-06-01T06:00+02:00")

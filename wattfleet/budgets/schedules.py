@@ -1,4 +1,4 @@
-"""Schedules: budgets that follow a daily clock, or a plan of dated rows."""
+"""Schedules: budgets that repeat daily, or that follow a table of dated rows."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _SPAN = re.compile(r"(?P<start>\d\d:\d\d)\s*-\s*(?P<end>\d\d:\d\d)")
 
 @dataclass(frozen=True)
 class Span:
-    """A part of every day, in minutes since midnight on the wall clock; one over midnight ends before it starts.
+    """A time span of every day, in minutes since midnight by the wall clock. It may cross midnight.
 
     Attributes:
         start_min: first minute, 0 to 1439.
-        end_min: the minute after the last, 1 to 1440.
-        watts: watts in it.
+        end_min: the minute after the last, 1 to 1440; below `start_min` if the span crosses midnight.
+        watts: budget in the span.
 
     Raises:
-        InvalidInputError: a minute is out of range, the span is empty, or the watts are not finite and above zero.
+        InvalidInputError: a minute is out of range, the span is empty, or the watts are not finite and above 0.
     """
 
     start_min: int
@@ -38,7 +38,7 @@ class Span:
 
     def __post_init__(self) -> None:
         if not (0 <= self.start_min < _DAY_MIN and 0 < self.end_min <= _DAY_MIN):
-            raise InvalidInputError(f"{self}: a span starts from 00:00 to 23:59 and ends from 00:01 to 24:00")
+            raise InvalidInputError(f"{self}: a span must start at 00:00 to 23:59 and end at 00:01 to 24:00")
         if self.start_min == self.end_min:
             raise InvalidInputError(f"{self} is an empty span: write 00:00-24:00 for the whole day")
         require_watts(str(self), self.watts)
@@ -47,7 +47,7 @@ class Span:
         return f"{_clock(self.start_min)}-{_clock(self.end_min)}"
 
     def holds(self, minute: int) -> bool:
-        """Whether it has a minute of the day, 0 to 1439."""
+        """Whether the span contains a minute of the day, 0 to 1439."""
         if self.start_min < self.end_min:
             return self.start_min <= minute < self.end_min
         return minute >= self.start_min or minute < self.end_min
@@ -57,14 +57,14 @@ class Span:
 class DailySchedule:
     """The same spans every day, by the wall clock of a time zone.
 
-    Where clocks are changed, the hour that is left out is never in force, and the hour that comes twice is both times.
+    When clocks change, the skipped hour is never in force and the repeated hour is in force twice.
 
     Attributes:
         zone: time zone of the wall clock.
-        spans: together every minute of the day, each once.
+        spans: spans that together cover every minute of the day exactly once.
 
     Raises:
-        InvalidInputError: minutes have no watts or several; the text names them.
+        InvalidInputError: some minutes have no watts or several; the text names them.
     """
 
     zone: ZoneInfo
@@ -73,24 +73,24 @@ class DailySchedule:
     def __post_init__(self) -> None:
         held = [sum(span.holds(minute) for span in self.spans) for minute in range(_DAY_MIN)]
         if gaps := _stretches([count == 0 for count in held]):
-            raise InvalidInputError(f"a schedule needs watts for the whole day, and states none for {gaps}")
+            raise InvalidInputError(f"the schedule has no budget for {gaps}: cover the whole day")
         if overlaps := _stretches([count > 1 for count in held]):
-            raise InvalidInputError(f"a schedule needs one budget a minute, and states several for {overlaps}")
+            raise InvalidInputError(f"the schedule has several budgets for {overlaps}: remove the overlap")
 
     @classmethod
     def of(cls, zone: ZoneInfo, spans: Mapping[str, float]) -> DailySchedule:
-        """A schedule of spans as people write them, such as `{"06:00-18:00": 200, "18:00-06:00": 80}`.
+        """Parse a schedule of spans such as `{"06:00-18:00": 200, "18:00-06:00": 80}`.
 
         An end at midnight may be written 00:00 or 24:00.
 
         Raises:
-            InvalidInputError: a span is not of that form, its watts are not finite and above zero, or the day has gaps
-                or overlaps.
+            InvalidInputError: a span has another form, its watts are not finite and above 0, or the day has gaps or
+                overlaps.
         """
         return cls(zone, tuple(_span(text, watts) for text, watts in spans.items()))
 
     def in_force(self, now: datetime) -> InForce:
-        """The watts of the span that the wall clock is in.
+        """The budget of the current span.
 
         Raises:
             InvalidInputError: the time has no offset.
@@ -104,16 +104,16 @@ class DailySchedule:
 
 @dataclass(frozen=True)
 class TimedRow:
-    """Watts from a moment on.
+    """A budget from a given time on.
 
     Attributes:
-        start: with an offset.
-        watts: watts from then on.
-        until: with an offset, after the start; None until the next row, or for good in the last.
+        start: start time, with a UTC offset.
+        watts: budget from then on.
+        until: end time, with a UTC offset; None until the next row, or without end in the last row.
 
     Raises:
         InvalidInputError: a time has no offset, the end is not after the start, or the watts are not finite and above
-            zero.
+            0.
     """
 
     start: datetime
@@ -126,20 +126,22 @@ class TimedRow:
         if self.until is not None:
             require_offset(self.until)
             if self.until <= self.start:
-                raise InvalidInputError(f"until {self.until.isoformat()} is not after from {self.start.isoformat()}")
+                raise InvalidInputError(
+                    f"until ({self.until.isoformat()}) must be later than from ({self.start.isoformat()})"
+                )
 
 
 @dataclass(frozen=True)
 class TimedSchedule:
-    """A plan of dated rows, and the fallback before its first and after its last.
+    """A table of dated rows, with a fallback before the first and after the last.
 
     Attributes:
-        rows: one or more, ascending; the end of one is the start of the next.
-        fallback_w: watts before the first row, and after the last if that has an end.
+        rows: one or more, in ascending order; each ends where the next starts.
+        fallback_w: watts before the first row, and after the last if it has an end.
 
     Raises:
         InvalidInputError: there are no rows, they do not ascend, leave a gap or overlap, or the fallback is not finite
-            and above zero.
+            and above 0.
     """
 
     rows: tuple[TimedRow, ...]
@@ -148,19 +150,21 @@ class TimedSchedule:
     def __post_init__(self) -> None:
         require_watts("a fallback", self.fallback_w)
         if not self.rows:
-            raise InvalidInputError("a plan needs one row or more")
+            raise InvalidInputError("the table has no rows: give 1 or more")
         for row, following in pairwise(self.rows):
             if following.start <= row.start:
-                raise InvalidInputError(f"{following.start.isoformat()} is not after the row before it: sort the rows")
+                raise InvalidInputError(
+                    f"row {following.start.isoformat()} does not start later than the row before it: sort the rows"
+                )
             if row.until is not None and row.until != following.start:
                 what = "leave a gap" if row.until < following.start else "overlap"
                 raise InvalidInputError(
                     f"rows {what} between {row.until.isoformat()} and {following.start.isoformat()}:"
-                    " let each end where the next starts"
+                    " end each row where the next starts"
                 )
 
     def in_force(self, now: datetime) -> InForce:
-        """The watts of the row that the moment is in, else the fallback.
+        """The budget of the current row, or the fallback.
 
         Raises:
             InvalidInputError: the time has no offset.
@@ -168,70 +172,70 @@ class TimedSchedule:
         require_offset(now)
         index = bisect_right(self.rows, now, key=lambda row: row.start) - 1
         if index < 0:
-            return InForce(self.fallback_w, "csv", True, f"the plan starts {self.rows[0].start.isoformat()}")
+            return InForce(self.fallback_w, "csv", True, f"the table starts at {self.rows[0].start.isoformat()}")
         row = self.rows[index]
         if row.until is not None and now >= row.until:
-            return InForce(self.fallback_w, "csv", True, f"the plan ended {row.until.isoformat()}")
-        return InForce(row.watts, "csv", False, f"from {row.start.isoformat()}")
+            return InForce(self.fallback_w, "csv", True, f"the table ended at {row.until.isoformat()}")
+        return InForce(row.watts, "csv", False, f"row from {row.start.isoformat()}")
 
 
-def read_plan(text: str, fallback_w: float) -> TimedSchedule:
-    """The plan in a CSV text with the columns `from`, `watts` and perhaps `until`.
+def read_timed_schedule(text: str, fallback_w: float) -> TimedSchedule:
+    """Parse a CSV text with the columns `from`, `watts` and optionally `until`.
 
-    Times are ISO 8601 with an offset, such as 2026-06-01T06:00+02:00 or 2026-06-01T04:00Z. An empty `until` means until
-    the next row.
+    Times are ISO 8601 with a UTC offset, such as 2026-06-01T06:00+02:00 or 2026-06-01T04:00Z. An empty `until` means
+    until the next row.
 
     Args:
-        text: the whole file.
-        fallback_w: watts before the first row, and after the last if that has an end.
+        text: content of the CSV file.
+        fallback_w: watts before the first row, and after the last if it has an end.
 
     Raises:
-        InvalidInputError: a column is missing or unknown, a field is not what its column holds (the text names the
-            line), or the rows are no plan.
+        InvalidInputError: a column is missing or unknown, a field is invalid (the text names the line), or the rows do
+            not form a schedule.
     """
     reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
     try:
         columns = [name.strip() for name in reader.fieldnames or []]
         if sorted(columns) not in (["from", "watts"], ["from", "until", "watts"]):
-            raise InvalidInputError(f"its first line must be from,watts or from,until,watts, not {','.join(columns)!r}")
+            raise InvalidInputError(f"the first line must be from,watts or from,until,watts, not {','.join(columns)!r}")
         reader.fieldnames = columns
         rows = []
         for fields in reader:
             if None in fields or None in fields.values():
-                raise InvalidInputError(f"{len(columns)} fields are needed")
+                raise InvalidInputError(f"the line must have {len(columns)} fields")
             until = fields.get("until", "").strip()
-            rows.append(TimedRow(_moment(fields["from"]), _number(fields["watts"]), _moment(until) if until else None))
+            rows.append(TimedRow(_time(fields["from"]), _number(fields["watts"]), _time(until) if until else None))
     except (InvalidInputError, csv.Error) as error:
         raise InvalidInputError(f"line {reader.line_num}: {error}") from None
     return TimedSchedule(tuple(rows), fallback_w)
 
 
-def _moment(text: str) -> datetime:
+def _time(text: str) -> datetime:
     try:
-        # Python 3.10 does not read the Z.
+        # Python 3.10 does not parse the suffix Z.
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError:
-        raise InvalidInputError(f"{text!r} is no time: write it as 2026-06-01T06:00+02:00") from None
+        raise InvalidInputError(f"{text!r} is not a time: write it as 2026-06-01T06:00+02:00") from None
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInputError(f"{text!r} is no number of watts") from None
+        raise InvalidInputError(f"{text!r} is not a number of watts") from None
 
 
 def _span(text: str, watts: float) -> Span:
     match = _SPAN.fullmatch(text.strip())
     if match is None:
-        raise InvalidInputError(f"{text!r} is no span of the day: write it as 06:00-18:00")
+        raise InvalidInputError(f"{text!r} is not a time span: write it as 06:00-18:00")
     return Span(_minute(match["start"]), _minute(match["end"]) or _DAY_MIN, watts)
 
 
 def _minute(text: str) -> int:
     hour, minute = int(text[:2]), int(text[3:])
     if minute > 59 or hour * 60 + minute > _DAY_MIN:
-        raise InvalidInputError(f"{text!r} is no time of day: write 00:00 to 24:00")
+        raise InvalidInputError(f"{text!r} is not a time of day: write 00:00 to 24:00")
     return hour * 60 + minute
 
 
@@ -240,7 +244,7 @@ def _clock(minute: int) -> str:
 
 
 def _stretches(marked: Iterable[bool]) -> str:
-    """The marked minutes of a day as spans, for an error's text; empty if none is."""
+    """The marked minutes of a day as time spans for an error's text; empty if none is marked."""
     marks = [False, *marked, False]
     edges = [minute for minute, (before, after) in enumerate(pairwise(marks)) if before != after]
     return ", ".join(f"{_clock(start)}-{_clock(end)}" for start, end in zip(edges[::2], edges[1::2], strict=True))

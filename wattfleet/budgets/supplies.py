@@ -1,4 +1,4 @@
-"""Supplies: the tree of what feeds a fleet, a site's connection at its root and circuits below it."""
+"""Supplies: the tree of power supplies of a fleet, with a site's connection at the root and circuits below it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Supply:
     """One supply.
 
     Attributes:
-        name: what it is called, once in a tree.
+        name: its name, unique in the tree.
         parent: the supply that feeds it; None for a site's own connection.
     """
 
@@ -24,32 +24,32 @@ class Supply:
 
 @dataclass(frozen=True)
 class Supplies:
-    """A tree of supplies, or several: every path upwards ends at a site's own connection.
+    """One or more trees of supplies. Every path upwards ends at a site's own connection.
 
     Attributes:
-        supplies: each once, in any order.
+        supplies: all supplies, each once, in any order.
 
     Raises:
-        InvalidInputError: none is given, one has no name or the name of another, a parent is not among them, or
-            some feed each other in a circle.
+        InvalidInputError: there are none, a name is empty or used twice, a parent is unknown, or the supplies form a
+            cycle.
     """
 
     supplies: tuple[Supply, ...]
 
     def __post_init__(self) -> None:
         if not self.supplies:
-            raise InvalidInputError("no supply is stated: state one at least, without a parent")
+            raise InvalidInputError("no supplies: give at least one, without a parent")
         seen: set[str] = set()
         for supply in self.supplies:
             if not supply.name.strip():
-                raise InvalidInputError("a supply has no name: give it one")
+                raise InvalidInputError("a supply has an empty name: give it a name")
             if supply.name in seen:
-                raise InvalidInputError(f"supply {supply.name!r} is stated twice: give each a name of its own")
+                raise InvalidInputError(f"supply {supply.name!r} is defined twice: give each supply its own name")
             seen.add(supply.name)
         for supply in self.supplies:
             if supply.parent is not None and supply.parent not in seen:
                 raise InvalidInputError(
-                    f"supply {supply.name!r}: its parent {supply.parent!r} is not stated; known are"
+                    f"supply {supply.name!r} has the unknown parent {supply.parent!r}: use one of"
                     f" {', '.join(sorted(seen))}"
                 )
         for name in self.names:
@@ -61,29 +61,29 @@ class Supplies:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names, in the order given."""
+        """All names, in the given order."""
         return tuple(supply.name for supply in self.supplies)
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The sites' own connections, in the order given."""
+        """The sites' own connections, in the given order."""
         return tuple(supply.name for supply in self.supplies if supply.parent is None)
 
     def parent_of(self, name: str) -> str | None:
         """The supply that feeds another; None for a site's own connection.
 
         Raises:
-            InvalidInputError: no such supply.
+            InvalidInputError: the name is unknown.
         """
         if name not in self._parents:
-            raise InvalidInputError(f"no supply {name!r} is stated; known are {', '.join(self.names)}")
+            raise InvalidInputError(f"unknown supply {name!r}: use one of {', '.join(self.names)}")
         return self._parents[name]
 
     def path(self, name: str) -> tuple[str, ...]:
-        """A supply and all that feed it, from itself up to the site's own connection.
+        """A supply and all supplies above it, up to the site's own connection.
 
         Raises:
-            InvalidInputError: no such supply.
+            InvalidInputError: the name is unknown.
         """
         path = [name]
         while (parent := self.parent_of(path[-1])) is not None:
@@ -91,16 +91,14 @@ class Supplies:
         return tuple(path)
 
     def _require_root(self, name: str) -> None:
-        """Make sure that the way up from a supply ends.
+        """Check that the path upwards from a supply ends at a root.
 
         Raises:
-            InvalidInputError: it comes by a supply twice.
+            InvalidInputError: the path contains a cycle.
         """
         path = [name]
         while (parent := self._parents[path[-1]]) is not None:
             if parent in path:
-                circle = " <- ".join([*path[path.index(parent) :], parent])
-                raise InvalidInputError(
-                    f"supplies feed each other in a circle ({circle}): one of them has to have no parent"
-                )
+                cycle = " <- ".join([*path[path.index(parent) :], parent])
+                raise InvalidInputError(f"the supplies form a cycle ({cycle}): remove the parent of one of them")
             path.append(parent)

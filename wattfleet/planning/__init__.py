@@ -1,4 +1,4 @@
-"""Round plans: who trains in which mode, so that every supply's watts hold and the slowest is done soonest."""
+"""Round planning: which devices train in which power mode, with the least makespan within every supply's budget."""
 
 import lazy_loader
 

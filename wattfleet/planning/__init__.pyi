@@ -3,7 +3,7 @@ from .curves import Curves as Curves
 from .curves import curves_of as curves_of
 from .headroom import Headroom as Headroom
 from .history import History as History
-from .history import Part as Part
+from .history import Participation as Participation
 from .history import PastRound as PastRound
 from .makespan import Allocation as Allocation
 from .makespan import min_makespan as min_makespan
@@ -18,5 +18,5 @@ from .selection import Selection as Selection
 from .trimming import InFlight as InFlight
 from .trimming import TrimmedPlan as TrimmedPlan
 from .trimming import trim_rounds as trim_rounds
-from .utility import UsefulSet as UsefulSet
+from .utility import DeviceSet as DeviceSet
 from .utility import max_utility as max_utility

@@ -1,6 +1,6 @@
-"""What being done in time costs: for every device and any time, the fewest watts above idling.
+"""Power curves: the least power above idle that each device needs to finish within a given time.
 
-Kept for the whole fleet in flat arrays, since a plan asks this of every device some twenty times.
+The whole fleet is held in flat arrays, since planning a round evaluates every curve about twenty times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from wattfleet.planning.offers import Offer
 from wattfleet.prediction import normal_quantile
 
 TIME_QUANTILE = 0.9
-"""A device counts as done at the time that it exceeds with a probability of 10 %."""
+"""Quantile of a device's predicted time that plans use: it takes longer with a probability of 10 %."""
 
 Values = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -25,15 +25,15 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Curves:
-    """One falling staircase of watts over time for each of `n` devices, `m` steps in all.
+    """A decreasing step function of power over time for each of `n` devices, with `m` steps in total.
 
     Attributes:
-        start: `[n + 1]` where each device's steps begin; none where its own limit leaves no mode.
-        time_s: `[m]` seconds of the whole training, its start included and its epochs at `TIME_QUANTILE`; they do not
-            fall from step to step of a device.
-        extra_w: `[m]` watts above idling that being done by then takes, at `POWER_QUANTILE`; they do not rise.
-        point: `[m]` the point of the device's front.
-        idle_w: `[n]` watts of each device while parked.
+        start: `[n + 1]` index of each device's first step. A device has no steps if its own limit allows no mode.
+        time_s: `[m]` seconds of the whole training: warm-up, plus the epochs at `TIME_QUANTILE`. Non-decreasing over
+            the steps of a device.
+        extra_w: `[m]` watts above idle needed to finish by then, at `POWER_QUANTILE`. Non-increasing.
+        point: `[m]` index of the point on the device's front.
+        idle_w: `[n]` watts of each device while idle.
     """
 
     start: Indices
@@ -47,12 +47,12 @@ class Curves:
 
     @property
     def fastest_s(self) -> Values:
-        """`[n]` seconds of the training in each device's fastest mode; infinite where it has none."""
+        """`[n]` seconds of the training in each device's fastest mode; infinite if it has no mode."""
         return self._at_step(self.start[:-1], self.time_s)
 
     @property
-    def least_w(self) -> Values:
-        """`[n]` watts above idling in each device's thriftiest mode; infinite where it has none."""
+    def min_extra_w(self) -> Values:
+        """`[n]` watts above idle in each device's lowest-power mode; infinite if it has no mode."""
         return self._at_step(self.start[1:] - 1, self.extra_w)
 
     def _at_step(self, step: Indices, values: Values) -> Values:
@@ -62,12 +62,12 @@ class Curves:
         return found
 
     def steps_within(self, limit_s: float, low: Indices | None = None, high: Indices | None = None) -> Indices:
-        """`[n]` each device's thriftiest step that is done by then; `start - 1` where none is.
+        """`[n]` each device's lowest-power step that finishes within a time; `start - 1` if none does.
 
         Args:
             limit_s: seconds of the training.
-            low: `[n]` steps known to be done by then.
-            high: `[n]` steps that no later one can be done after.
+            low: `[n]` lower bound of the result: steps known to finish in time.
+            high: `[n]` upper bound of the result.
         """
         found = (self.start[:-1] - 1 if low is None else low).copy()
         last = (self.start[1:] - 1 if high is None else high).copy()
@@ -81,7 +81,7 @@ class Curves:
         return found
 
     def extra_at(self, step: Indices) -> Values:
-        """`[n]` watts above idling at each device's step; infinite where it has none."""
+        """`[n]` watts above idle at each device's step; infinite if the step is `start - 1`."""
         found = np.full(len(self), np.inf)
         some = step >= self.start[:-1]
         found[some] = self.extra_w[step[some]]
@@ -89,13 +89,13 @@ class Curves:
 
 
 def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
-    """The curves of some devices, of which each may draw its own limit at most.
+    """The power curves of some devices, each within its own limit.
 
-    A device that is done before the round is parks and idles, so that no mode is given fewer watts than idling takes.
+    A device that finishes early idles until the round ends. So every mode is given at least the idle power.
 
     Args:
         offers: the devices.
-        epochs: local epochs that each trains, or `[n]` of each; how many there are decides how much a start weighs.
+        epochs: number of local epochs, the same for all or `[n]`. The fewer epochs, the more the warm-up matters.
     """
     fronts = [offer.front for offer in offers]
     sizes = np.array([len(front) for front in fronts], dtype=np.intp)
@@ -109,9 +109,9 @@ def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     owner = np.repeat(np.arange(len(offers)), sizes)
     begin = np.cumsum(sizes) - sizes
     point = np.arange(len(time_s)) - begin[owner]
-    # A less certain point can be later at the quantile than a thriftier one that follows, and one with a short start
-    # and slow minibatches in a training of many epochs; the thriftier one then serves as well.
-    time_s = _least_from_here_on(time_s, sizes)
+    # At the quantile, or with many epochs, a point can take longer than a following point with less power. The
+    # following point then replaces it.
+    time_s = _min_of_rest(time_s, sizes)
     allowed = (planned_w <= limit_w[owner]) & (idle_w <= limit_w)[owner]
     extra_w = np.maximum(planned_w - idle_w[owner], 0.0)
     return Curves(
@@ -123,16 +123,16 @@ def curves_of(offers: Sequence[Offer], epochs: float | Values) -> Curves:
     )
 
 
-def thriftiest_w(offers: Sequence[Offer]) -> Values:
-    """`[n]` watts that each device's thriftiest mode is given, whatever its own limit."""
+def min_power_w(offers: Sequence[Offer]) -> Values:
+    """`[n]` watts allocated to each device in its lowest-power mode, regardless of its own limit."""
     power_w = np.array([offer.front.power_w[-1] for offer in offers])
     log_sd = np.array([offer.front.power_log_sd[-1] for offer in offers])
     planned_w = power_w * np.exp(normal_quantile(POWER_QUANTILE) * log_sd)
     return np.asarray(np.maximum(planned_w, [offer.idle_w for offer in offers]))
 
 
-def _least_from_here_on(values: Values, sizes: Indices) -> Values:
-    """Within each device's stretch, the least of a value and all that follow it."""
+def _min_of_rest(values: Values, sizes: Indices) -> Values:
+    """For each value, the minimum of it and the device's values after it."""
     within = np.ones(len(values) - 1, dtype=np.bool_)
     within[np.cumsum(sizes)[:-1] - 1] = False
     if not ((np.diff(values) < 0) & within).any():

@@ -1,4 +1,4 @@
-"""What a run's earlier rounds showed, as policies need it."""
+"""The history of a run's earlier rounds, as policies need it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from wattfleet.errors import InvalidInputError
 
 
 @dataclass(frozen=True)
-class Part:
-    """One device's part in a round.
+class Participation:
+    """One device's participation in a round.
 
     Attributes:
-        failed: no usable reply came.
-        num_examples: samples that it trained on; None where it did not say.
-        loss: mean loss while training; None where it did not say.
+        failed: whether no usable reply arrived.
+        num_examples: number of training samples; None if the device did not report it.
+        loss: mean training loss; None if the device did not report it.
 
     Raises:
-        InvalidInputError: a number that is not finite, or a negative number of samples.
+        InvalidInputError: a number is not finite, or the number of samples is negative.
     """
 
     failed: bool = False
@@ -29,88 +29,86 @@ class Part:
 
     def __post_init__(self) -> None:
         if self.num_examples is not None and not 0 <= self.num_examples < math.inf:
-            raise InvalidInputError(f"a device trains on a number of samples, not on {self.num_examples}")
+            raise InvalidInputError(f"the number of samples must be finite and 0 or more, not {self.num_examples}")
         if self.loss is not None and not math.isfinite(self.loss):
-            raise InvalidInputError(f"a loss has to be finite, or left out, not {self.loss}")
+            raise InvalidInputError(f"the loss must be finite or omitted, not {self.loss}")
 
 
 @dataclass(frozen=True)
 class PastRound:
-    """What is kept of one round that is over.
+    """The record of one finished round.
 
     Attributes:
-        number: from 1.
-        device_ids: that were chosen.
-        gained: loss times samples, of the devices that did their part and told both.
+        number: number of the round, from 1.
+        device_ids: the selected devices.
+        utility: sum of loss times samples over the devices that completed the round and reported both.
     """
 
     number: int
     device_ids: tuple[str, ...]
-    gained: float
+    utility: float
 
 
 @dataclass(frozen=True)
 class History:
-    """The rounds of a run that are over. It grows with its devices, and by little with each round.
+    """The finished rounds of a run, summarised per device.
 
     Attributes:
-        rounds: by number.
-        times_done: in how many rounds a device did its part.
-        latest: the latest round in which a device did its part, and that part.
-        last_tried: the latest round that a device was chosen for, whatever came of it.
-        failures_in_a_row: how often a device has failed since it last did its part, and the round of its latest
-            failure.
+        rounds: the finished rounds, by number.
+        times_completed: number of rounds that a device completed, by device id.
+        latest: the latest round that a device completed, and its participation.
+        last_selected: the latest round that a device was selected for, completed or not.
+        consecutive_failures: number of failures since a device last completed a round, and the round of the latest.
     """
 
     rounds: Sequence[PastRound] = ()
-    times_done: Mapping[str, int] = field(default_factory=dict)
-    latest: Mapping[str, tuple[int, Part]] = field(default_factory=dict)
-    last_tried: Mapping[str, int] = field(default_factory=dict)
-    failures_in_a_row: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    times_completed: Mapping[str, int] = field(default_factory=dict)
+    latest: Mapping[str, tuple[int, Participation]] = field(default_factory=dict)
+    last_selected: Mapping[str, int] = field(default_factory=dict)
+    consecutive_failures: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
-    def after(self, number: int, parts: Mapping[str, Part]) -> History:
-        """The history with one round more; the same where it is there already.
+    def after(self, number: int, participations: Mapping[str, Participation]) -> History:
+        """The history with one more round. If it already has this round, it is returned unchanged.
 
         Args:
-            number: from 1; rounds may end in another order than they began in.
-            parts: of the devices that were chosen, by id.
+            number: number of the round, from 1. Rounds may end in another order than they began in.
+            participations: participations of the selected devices, by id.
         """
         if any(past.number == number for past in self.rounds):
             return self
-        times_done, latest = dict(self.times_done), dict(self.latest)
-        last_tried, failures = dict(self.last_tried), dict(self.failures_in_a_row)
-        gained = 0.0
-        ids = tuple(map(sys.intern, parts))  # a name in a thousand rounds is one name
-        for device_id, part in zip(ids, parts.values(), strict=True):
-            last_tried[device_id] = max(number, last_tried.get(device_id, 0))
+        times_completed, latest = dict(self.times_completed), dict(self.latest)
+        last_selected, failures = dict(self.last_selected), dict(self.consecutive_failures)
+        utility = 0.0
+        ids = tuple(map(sys.intern, participations))  # thousands of rounds share one string per device
+        for device_id, participation in zip(ids, participations.values(), strict=True):
+            last_selected[device_id] = max(number, last_selected.get(device_id, 0))
             done = latest[device_id][0] if device_id in latest else 0
             count, failed = failures.get(device_id, (0, 0))
-            if not part.failed:
-                times_done[device_id] = times_done.get(device_id, 0) + 1
-                gained += (part.loss or 0.0) * (part.num_examples or 0.0)
+            if not participation.failed:
+                times_completed[device_id] = times_completed.get(device_id, 0) + 1
+                utility += (participation.loss or 0.0) * (participation.num_examples or 0.0)
                 if number > done:
-                    latest[device_id] = number, part
+                    latest[device_id] = number, participation
                 if number > failed:
                     failures.pop(device_id, None)
             elif number > done:
                 failures[device_id] = count + 1, max(number, failed)
-        rounds = sorted((*self.rounds, PastRound(number, ids, gained)), key=lambda past: past.number)
-        return History(tuple(rounds), times_done, latest, last_tried, failures)
+        rounds = sorted((*self.rounds, PastRound(number, ids, utility)), key=lambda past: past.number)
+        return History(tuple(rounds), times_completed, latest, last_selected, failures)
 
     def loss_of(self, device_id: str) -> float | None:
-        """The latest training loss of a device; None where it never said."""
+        """The latest training loss of a device; None if it never reported one."""
         return self.latest[device_id][1].loss if device_id in self.latest else None
 
     def statistical_utility(self, device_id: str) -> float | None:
-        """How much there is to learn from a device: its samples times its latest loss (Oort, section 4.2).
+        """The statistical utility of a device: its samples times its latest loss (Oort, section 4.2).
 
-        Oort takes the root of the samples' mean squared loss; apps report the mean loss, which bounds it from below.
-        A loss below zero, as some likelihoods have it, counts as nothing left to learn. None where the device never
-        said.
+        Oort uses the root of the samples' mean squared loss. Apps report the mean loss, which is a lower bound of it.
+        Negative losses, as of some likelihoods, count as 0. None if the device never reported both numbers.
         """
         if device_id not in self.latest:
             return None
-        part = self.latest[device_id][1]
-        if part.loss is None or part.num_examples is None:
+        participation = self.latest[device_id][1]
+        if participation.loss is None or participation.num_examples is None:
             return None
-        return max(part.loss, 0.0) * part.num_examples
+        return max(participation.loss, 0.0) * participation.num_examples

@@ -1,8 +1,8 @@
-"""The least time in which so many devices can be done on the supplies' watts, exactly.
+"""The minimal makespan: the least time in which a number of devices can finish within the supplies' budgets, exactly.
 
-For a given time every device needs its thriftiest mode that is done by then, and the supplies carry the most devices if
-they carry the cheapest. As that need only falls when the time grows, the least time is found by bisection over the
-times of all modes (docs/planning.md has the proof).
+For a given time, every device needs its lowest-power mode that finishes in time, and the supplies power the most
+devices if they take those with the least power. This power only falls as the time grows. So bisection over the times
+of all modes finds the least time (docs/planning.md has the proof).
 """
 
 from __future__ import annotations
@@ -21,58 +21,58 @@ _SAMPLE = 31
 
 @dataclass(frozen=True)
 class Allocation:
-    """Who trains, at which step of its curve.
+    """The selected devices and the step of each on its power curve.
 
     Attributes:
-        limit_s: seconds of training within which all chosen devices are done.
-        step: `[n]` the steps of the chosen devices; -1 for all others.
+        limit_s: seconds of training within which all selected devices finish.
+        step: `[n]` steps of the selected devices; -1 for all others.
     """
 
     limit_s: float
     step: Indices
 
 
-def min_makespan(curves: Curves, headroom: Headroom, count: int, eligible: Mask, first: Mask) -> Allocation | None:
-    """The allocation in which `count` devices are done soonest; if the watts carry fewer, as many as they carry.
+def min_makespan(curves: Curves, headroom: Headroom, count: int, eligible: Mask, priority: Mask) -> Allocation | None:
+    """The allocation of `count` devices with the least makespan; of fewer if the supplies cannot power as many.
 
     Args:
-        curves: of all devices.
-        headroom: of the supplies.
-        count: devices wanted.
-        eligible: `[n]` devices that may be taken.
-        first: `[n]` devices to be taken before any other, `count` of them at most.
+        curves: power curves of all devices.
+        headroom: headroom of the supplies.
+        count: number of devices to select.
+        eligible: `[n]` devices that may be selected.
+        priority: `[n]` devices to select before all others, `count` of them at most.
 
     Returns:
-        None where not one device can be carried.
+        The allocation; None if the supplies cannot power a single device.
     """
 
-    def tried(step: Indices, in_order: bool = True) -> Indices:
+    def largest_set(step: Indices, stable: bool = True) -> Indices:
         extra_w = np.where(eligible, curves.extra_at(step), np.inf)
-        return headroom.carried(extra_w, first if first.any() else None, in_order)
+        return headroom.largest_set(extra_w, priority if priority.any() else None, stable)
 
     low, high = curves.start[:-1] - 1, curves.start[1:] - 1
-    most = tried(high)[:count]
+    most = largest_set(high)[:count]
     if not len(most):
         return None
-    count, due = len(most), most[first[most]]
+    count, priority_count = len(most), int(np.count_nonzero(priority[most]))
 
     def enough(step: Indices) -> bool:
-        chosen = tried(step, in_order=False)
-        return len(chosen) >= count and int(np.count_nonzero(first[chosen])) >= len(due)
+        chosen = largest_set(step, stable=False)
+        return len(chosen) >= count and int(np.count_nonzero(priority[chosen])) >= priority_count
 
     limit_s = _least_time(curves, low, np.where(eligible, high, low), enough)
     step = curves.steps_within(limit_s)
-    taken = tried(step)[:count]
+    taken = largest_set(step)[:count]
     chosen = np.full(len(curves), -1, dtype=np.intp)
     chosen[taken] = step[taken]
     return Allocation(limit_s, chosen)
 
 
 def _least_time(curves: Curves, low: Indices, high: Indices, enough: Callable[[Indices], bool]) -> float:
-    """The least time that is enough, among those of the steps above `low` up to `high`, the last of which is.
+    """The least time that is enough, among the times of the steps after `low` up to `high`. `high` must be enough.
 
-    Each pivot is the median of some times drawn at random, which leaves about half of them: the number of rounds is
-    logarithmic, however the times are distributed, and no list of all of them is ever sorted.
+    Each pivot is the median of a random sample of the times, so it removes about half of them. The number of
+    iterations is logarithmic for any distribution of times, and the list of all times is never sorted.
     """
     draw = np.random.default_rng(0)
     while (left := int((high - low).sum())) > _FEW:

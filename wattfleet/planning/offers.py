@@ -1,4 +1,4 @@
-"""What devices bring to a round."""
+"""Offers: the devices that are ready for a round, with their fronts and limits."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 
 SITE = "site"
-"""The supply of a fleet that has only one."""
+"""Name of the supply in a fleet that has only one."""
 
 
 @dataclass(frozen=True)
 class Offer:
-    """What one device brings to a round.
+    """One device that is ready for a round.
 
     Attributes:
         device_id: the device.
         front: its predicted front.
-        idle_w: watts that it draws while parked.
-        supply: the supply that it hangs behind.
-        limit_w: watts that it may draw itself; None where nothing but its supplies bounds it.
-        tags: words by which it can be chosen.
+        idle_w: watts that it draws while idle.
+        supply: the supply that feeds it.
+        limit_w: the device's own power limit, W; None if only its supplies limit it.
+        tags: tags that the operator can select it by.
     """
 
     device_id: str
@@ -34,6 +34,6 @@ class Offer:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.idle_w) and self.idle_w >= 0):
-            raise InvalidInputError(f"{self.device_id}: idle watts must be finite and not negative, not {self.idle_w}")
+            raise InvalidInputError(f"{self.device_id}: idle watts must be finite and 0 or more, not {self.idle_w}")
         if self.limit_w is not None and not (math.isfinite(self.limit_w) and self.limit_w > 0):
-            raise InvalidInputError(f"{self.device_id}: a device's limit must be above zero watts, not {self.limit_w}")
+            raise InvalidInputError(f"{self.device_id}: a device's limit must be above 0 W, not {self.limit_w}")

@@ -1,7 +1,7 @@
-"""Round plans: who trains in which mode, so that every supply's watts hold and the slowest is done soonest.
+"""Plans one round: selects devices and their modes for the least makespan within every supply's budget.
 
-The watts of a round are those of the chosen devices while they train, at a high quantile of what is predicted,
-plus those of all others while they idle: they hang behind the same supplies.
+A plan allocates two amounts of power. Selected devices get a high quantile of their predicted power. All other devices
+get their idle power, since the same supplies feed them.
 """
 
 from __future__ import annotations
@@ -13,90 +13,96 @@ import numpy as np
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, NoCandidatesError, first_few
 from wattfleet.planning.allowance import Allowance
-from wattfleet.planning.curves import Curves, Values, curves_of, thriftiest_w
+from wattfleet.planning.curves import Curves, Values, curves_of, min_power_w
 from wattfleet.planning.headroom import Headroom
 from wattfleet.planning.history import History
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
-from wattfleet.planning.policies.policy import Policy, Situation, Wish
+from wattfleet.planning.policies.policy import PlanningContext, Policy, SelectionRequest
 from wattfleet.planning.reasons import decisions
 from wattfleet.planning.round_plan import Assignment, RoundPlan
-from wattfleet.planning.selection import Selection, resting
+from wattfleet.planning.selection import Selection, backing_off
 
 
 def plan_round(
     offers: Sequence[Offer],
-    chosen_policy: Policy,
+    policy: Policy,
     allowance: Allowance,
     epochs: float,
     server_round: int,
     history: History | None = None,
     selection: Selection | None = None,
 ) -> RoundPlan:
-    """Plan one round: least duration under all supplies' watts for the devices that the policy wants.
+    """Plan one round: the least makespan within all supplies' budgets for the devices that the policy requests.
 
-    If the watts cannot carry that many, as many as they can.
+    If the budgets do not allow that many devices, the plan selects as many as possible.
 
     Args:
         offers: the devices that are ready, each once.
-        chosen_policy: who should be chosen, and how many.
-        allowance: watts of the supplies.
-        epochs: local epochs that each chosen device trains.
+        policy: the client-selection policy.
+        allowance: power of the supplies.
+        epochs: local epochs that each selected device trains.
         server_round: number of the round, from 1.
         history: earlier rounds of the run.
-        selection: the operator's own say.
+        selection: the operator's rules for the selection.
 
     Raises:
-        InvalidInputError: no offers, a device twice, an unknown supply, or a number of epochs that is not above zero.
-        NoCandidatesError: none of the devices may be chosen; the text says why not.
-        InfeasibleBudgetError: the watts cannot carry one device, or none is done by a deadline; the text says what
-            would do.
+        InvalidInputError: there are no offers, a device is listed twice, a supply is unknown, or the epochs are not
+            above 0.
+        NoCandidatesError: no device can be selected; the text gives the reason for each.
+        InfeasibleBudgetError: the budgets are too low for one device, or no device meets the deadline; the text gives
+            the budget or deadline that would be enough.
     """
     offers = sorted(offers, key=lambda offer: offer.device_id)
     history, selection = history or History(), selection or Selection()
     _require_usable(offers, epochs)
     headroom = allowance.headroom(offers)
-    refused = _refused(offers, allowance, headroom, selection, history, server_round)
-    open_ = [offer for offer in offers if offer.device_id not in refused]
-    if not open_:
-        reasons = first_few([f"{device_id}: {why}" for device_id, why in refused.items()], "; ")
-        raise NoCandidatesError(f"no device may be chosen: {reasons}")
-    kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
-    situation = Situation(
-        server_round, open_, curves_of(open_, epochs), headroom.of(kept), history, selection.over_selection
+    excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
+    candidates = [offer for offer in offers if offer.device_id not in excluded]
+    if not candidates:
+        reasons = first_few([f"{device_id}: {reason}" for device_id, reason in excluded.items()], "; ")
+        raise NoCandidatesError(f"no device can be selected: {reasons}")
+    is_candidate = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
+    context = PlanningContext(
+        server_round,
+        candidates,
+        curves_of(candidates, epochs),
+        headroom.of(is_candidate),
+        history,
+        selection.over_selection,
     )
-    wish = chosen_policy.wish(situation)
-    allocation = min_makespan(situation.curves, situation.headroom, wish.count, wish.eligible, wish.first)
+    request = policy.request(context)
+    allocation = min_makespan(context.curves, context.headroom, request.count, request.eligible, request.priority)
     if allocation is None:
-        raise _infeasible(situation, wish, allowance, offers)
-    chosen = np.flatnonzero(allocation.step >= 0)
-    extra_w = {open_[k].device_id: float(situation.curves.extra_w[allocation.step[k]]) for k in chosen}
+        raise _infeasible(context, request, allowance, offers)
+    selected = np.flatnonzero(allocation.step >= 0)
+    extra_w = {candidates[k].device_id: float(context.curves.extra_w[allocation.step[k]]) for k in selected}
     use = allowance.use(offers, extra_w)
     return RoundPlan(
-        assignments=tuple(assigned(open_[k], situation.curves, int(allocation.step[k])) for k in chosen),
-        decisions=decisions(situation, wish, allocation, allowance.supplies.names, refused),
+        assignments=tuple(assignment_at(candidates[k], context.curves, int(allocation.step[k])) for k in selected),
+        decisions=decisions(context, request, allocation, allowance.supplies.names, excluded),
         duration_s=allocation.limit_s,
         planned_w=allowance.at_sites_w(use),
         site_budget_w=allowance.site_budget_w,
         supplies=use,
-        deadline_s=wish.deadline_s,
+        deadline_s=request.deadline_s,
     )
 
 
 def _require_usable(offers: Sequence[Offer], epochs: float) -> None:
-    """Make sure that a round can be planned at all.
+    """Check the devices and epochs of a round.
 
     Raises:
-        InvalidInputError: it cannot.
+        InvalidInputError: there are no devices, a device is listed twice, or the epochs are not above 0.
     """
     ids = [offer.device_id for offer in offers]
     if not offers or len(set(ids)) != len(ids):
-        raise InvalidInputError("a round needs one or more devices, each once")
+        raise InvalidInputError("a round needs 1 or more devices, each listed once")
     if not (math.isfinite(epochs) and epochs > 0):
-        raise InvalidInputError(f"a round needs epochs above zero, not {epochs}")
+        raise InvalidInputError(f"a round needs a number of epochs above 0, not {epochs}")
 
 
-def _refused(
+def _excluded(
     offers: Sequence[Offer],
     allowance: Allowance,
     headroom: Headroom,
@@ -104,52 +110,54 @@ def _refused(
     history: History,
     server_round: int,
 ) -> dict[str, str]:
-    """Devices that no policy is to choose from, each with its reason in words."""
-    least_w = thriftiest_w(offers)
-    refused = {
-        offer.device_id: why for offer in offers if (why := selection.refusal(offer, allowance.supplies)) is not None
+    """Devices that no policy may select, each with the reason."""
+    needed_w = min_power_w(offers)
+    excluded = {
+        offer.device_id: reason
+        for offer in offers
+        if (reason := selection.exclusion_reason(offer, allowance.supplies)) is not None
     }
-    for offer, watts in zip(offers, least_w, strict=True):
-        if offer.device_id not in refused and offer.limit_w is not None and watts > offer.limit_w:
-            refused[offer.device_id] = (
-                f"over its own limit of {offer.limit_w:g} W: its thriftiest mode takes {watts:.1f} W"
+    for offer, watts in zip(offers, needed_w, strict=True):
+        if offer.device_id not in excluded and offer.limit_w is not None and watts > offer.limit_w:
+            excluded[offer.device_id] = (
+                f"over its own limit of {offer.limit_w:g} W: its lowest-power mode needs {watts:.1f} W"
             )
-    kept = np.array([offer.device_id not in refused for offer in offers], dtype=np.bool_)
-    others = [offer for offer in offers if offer.device_id not in refused]
-    refused |= _beyond_supplies(others, least_w[kept], headroom.of(kept), allowance.supplies.names)
-    others = [offer for offer in others if offer.device_id not in refused]
-    return refused | resting(others, history, server_round)
+    kept = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
+    others = [offer for offer in offers if offer.device_id not in excluded]
+    excluded |= _over_supplies(others, needed_w[kept], headroom.of(kept), allowance.supplies.names)
+    others = [offer for offer in others if offer.device_id not in excluded]
+    return excluded | backing_off(others, history, server_round)
 
 
-def _beyond_supplies(
-    offers: Sequence[Offer], least_w: Values, headroom: Headroom, supplies: Sequence[str]
+def _over_supplies(
+    offers: Sequence[Offer], needed_w: Values, headroom: Headroom, supplies: Sequence[str]
 ) -> dict[str, str]:
-    """Devices that their supplies cannot carry even alone, each with its reason in words; none where all are such.
+    """Devices that their supplies cannot power even alone, each with the reason. Empty if this holds for all devices.
 
     Args:
-        offers: devices that may be chosen.
-        least_w: `[n]` watts of each in its thriftiest mode.
-        headroom: of the supplies behind them.
-        supplies: names, by index.
+        offers: the devices.
+        needed_w: `[n]` watts of each device in its lowest-power mode.
+        headroom: headroom of their supplies.
+        supplies: names of the supplies, by index.
     """
-    extra_w = least_w - np.array([offer.idle_w for offer in offers])
-    beyond = np.flatnonzero(extra_w > headroom.alone_w)
-    if len(beyond) == len(offers):
-        return {}  # the plan then says what the watts lack
-    found = {}
-    for k in map(int, beyond):
-        path = headroom.above[:, k]
-        # Of several with the same watts the outermost, whatever rounding makes of them.
+    extra_w = needed_w - np.array([offer.idle_w for offer in offers])
+    over = np.flatnonzero(extra_w > headroom.single_device_w)
+    if len(over) == len(offers):
+        return {}  # planning then fails with an error that states the missing watts
+    reasons = {}
+    for k in map(int, over):
+        path = headroom.supply_at[:, k]
+        # Of several supplies with equal watts, the outermost: rounding makes the choice independent of the machine.
         scarcest = min(path[path >= 0], key=lambda supply: round(float(headroom.spare_w[supply]), 6))
-        found[offers[k].device_id] = (
-            f"its supply cannot carry it: its thriftiest mode takes {extra_w[k]:.1f} W above idling,"
-            f" {supplies[scarcest]} can give it {max(float(headroom.spare_w[scarcest]), 0.0):.1f} W"
+        reasons[offers[k].device_id] = (
+            f"over its supply's budget: its lowest-power mode needs {extra_w[k]:.1f} W above idle,"
+            f" {supplies[scarcest]} has {max(float(headroom.spare_w[scarcest]), 0.0):.1f} W"
         )
-    return found
+    return reasons
 
 
-def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:
-    """A device's part in a round, at a step of its curve."""
+def assignment_at(offer: Offer, curves: Curves, step: int) -> Assignment:
+    """The assignment of a device at a step of its power curve."""
     point = int(curves.point[step])
     return Assignment(
         device_id=offer.device_id,
@@ -162,18 +170,19 @@ def assigned(offer: Offer, curves: Curves, step: int) -> Assignment:
 
 
 def _infeasible(
-    situation: Situation, wish: Wish, allowance: Allowance, offers: Sequence[Offer]
+    context: PlanningContext, request: SelectionRequest, allowance: Allowance, offers: Sequence[Offer]
 ) -> InfeasibleBudgetError:
-    """Say which supply carries no device, and how many watts would do for the easiest one."""
-    headroom, least_w = situation.headroom, situation.curves.least_w
-    lacking_w = np.where(headroom.above >= 0, least_w - headroom.spare_w[headroom.above], -np.inf).max(axis=0)
-    easiest = int(np.argmin(np.where(wish.eligible, lacking_w, np.inf)))
-    path = headroom.above[:, easiest]
-    worst = max(path[path >= 0], key=lambda supply: float(least_w[easiest] - headroom.spare_w[supply]))
-    name = allowance.supplies.names[worst]
+    """The error that names the supply whose budget is too low, and the watts that one device would need."""
+    headroom, min_extra_w = context.headroom, context.curves.min_extra_w
+    supply_at = headroom.supply_at
+    missing_w = np.where(supply_at >= 0, min_extra_w - headroom.spare_w[supply_at], -np.inf).max(axis=0)
+    nearest = int(np.argmin(np.where(request.eligible, missing_w, np.inf)))
+    path = supply_at[:, nearest]
+    scarcest = max(path[path >= 0], key=lambda supply: float(min_extra_w[nearest] - headroom.spare_w[supply]))
+    name = allowance.supplies.names[scarcest]
     idle_w = allowance.idle_w(offers)[name]
     where = "" if len(allowance.supplies.names) == 1 else f"{name}: "
     return InfeasibleBudgetError(
-        f"{where}{allowance.budget_w[name]:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
-        f" allow at least {math.ceil((idle_w + float(least_w[easiest])) * 10) / 10:.1f} W"
+        f"{where}{allowance.budget_w[name]:g} W is not enough to train one device on top of {idle_w:.1f} W of idle"
+        f" power: allow at least {math.ceil((idle_w + float(min_extra_w[nearest])) * 10) / 10:.1f} W"
     )

@@ -1,4 +1,4 @@
-"""A round's plan, as the rest of the house reads it."""
+"""The plan of one round: assignments, decisions and the power of every supply."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from wattfleet.modes import PowerMode
 
 @dataclass(frozen=True)
 class Assignment:
-    """One chosen device's part in a round.
+    """The assignment of one selected device.
 
     Attributes:
         device_id: the device.
         mode: the power mode it trains in.
         epoch_s: predicted median seconds per epoch.
         power_w: predicted median watts.
-        power_limit_w: watts set aside for it.
-        warmup_s: predicted seconds that its training takes beyond its epochs, once.
+        power_limit_w: watts allocated to it.
+        warmup_s: predicted seconds of its warm-up, once per training.
     """
 
     device_id: str
@@ -30,7 +30,7 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a device was or was not chosen, in words."""
+    """Whether a device was selected, and the reason as text."""
 
     device_id: str
     selected: bool
@@ -39,12 +39,12 @@ class Decision:
 
 @dataclass(frozen=True)
 class SupplyUse:
-    """What a plan sets aside at one supply.
+    """The power that a plan allocates at one supply.
 
     Attributes:
-        supply: its name.
-        budget_w: watts that it allows.
-        planned_w: watts set aside behind it, idling devices included.
+        supply: name of the supply.
+        budget_w: its budget in watts.
+        planned_w: watts allocated to its devices, including idle ones.
     """
 
     supply: str
@@ -57,14 +57,14 @@ class RoundPlan:
     """The plan of one round.
 
     Attributes:
-        assignments: the chosen devices, by id.
-        decisions: one for every device that was looked at, by id.
-        duration_s: seconds by which the slowest chosen device is done, at the quantile that is planned with.
-        planned_w: watts set aside at all sites, idling devices included.
-        site_budget_w: watts that all sites allow.
-        supplies: the same for every supply.
-        deadline_s: seconds of training after which a device stops; None where it trains to its end.
-        first_planned: the plan before it was trimmed, without its decisions; None where it never was.
+        assignments: the selected devices, by id.
+        decisions: one for every device that was considered, by id.
+        duration_s: the makespan: seconds until the slowest selected device finishes, at the planning quantile.
+        planned_w: watts allocated at all sites, including idle devices.
+        site_budget_w: budget of all sites together, W.
+        supplies: allocated power and budget of every supply.
+        deadline_s: seconds of training after which a device stops; None without a deadline.
+        first_planned: the plan before it was trimmed, without its decisions; None if it was never trimmed.
     """
 
     assignments: tuple[Assignment, ...]
@@ -77,18 +77,18 @@ class RoundPlan:
     first_planned: RoundPlan | None = None
 
     @property
-    def at_first(self) -> RoundPlan:
+    def original(self) -> RoundPlan:
         """The plan before any trim."""
         return self.first_planned or self
 
     @property
     def in_other_mode(self) -> tuple[str, ...]:
-        """Devices that a trim gave another mode, by id."""
+        """Ids of the devices that a trim moved to another mode."""
         now = {each.device_id: each.mode for each in self.assignments}
-        return tuple(k.device_id for k in self.at_first.assignments if now.get(k.device_id) not in (None, k.mode))
+        return tuple(k.device_id for k in self.original.assignments if now.get(k.device_id) not in (None, k.mode))
 
     @property
     def stopped(self) -> tuple[str, ...]:
-        """Devices that a trim stopped, by id."""
-        going_on = {each.device_id for each in self.assignments}
-        return tuple(each.device_id for each in self.at_first.assignments if each.device_id not in going_on)
+        """Ids of the devices that a trim stopped."""
+        continuing = {each.device_id for each in self.assignments}
+        return tuple(each.device_id for each in self.original.assignments if each.device_id not in continuing)

@@ -1,4 +1,4 @@
-"""Which devices a round may take at all, before any policy is asked."""
+"""Rules that exclude devices from a round before the policy selects: the operator's, and backoff after failures."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from wattfleet.planning.history import History
 from wattfleet.planning.offers import Offer
 
 _KINDS = ("id", "tag", "site")
-_LONGEST_REST = 16
+_MAX_BACKOFF_ROUNDS = 16
 _MOST_OVER_SELECTION = 10.0
 
 DRAINED = "drained by the operator"
-"""Why a drained device is not chosen."""
+"""The reason why a drained device is not selected."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The operator's own say in who trains.
+    """The operator's rules for the selection.
 
     Attributes:
-        include: only devices that match one of these, such as `id:orin-*`, `tag:lab` or `site:roof`, a site being any
-            supply that the device hangs behind; none for all devices.
-        exclude: no device that matches one of these.
-        over_selection: share by which more devices are chosen than the policy wants, so that some may fail.
-        drained: ids of devices that are to take part in no new round.
+        include: patterns such as `id:orin-*`, `tag:lab` or `site:roof`. Only devices that match one are candidates;
+            empty for all devices. `site:` matches any supply that feeds the device.
+        exclude: patterns of devices that are never selected.
+        over_selection: share of devices to select beyond the policy's number, so that some may fail.
+        drained: ids of devices that are excluded from new rounds.
 
     Raises:
-        InvalidInputError: a pattern of another form, or a share below 0 or above 10.
+        InvalidInputError: a pattern has another form, or the share is not 0 to 10.
     """
 
     include: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ class Selection:
         for pattern in (*self.include, *self.exclude):
             kind, colon, name = pattern.partition(":")
             if kind not in _KINDS or not colon or not name:
-                raise InvalidInputError(f"{pattern!r} names no devices: write id:NAME, tag:NAME or site:NAME")
+                raise InvalidInputError(f"invalid device pattern {pattern!r}: write id:NAME, tag:NAME or site:NAME")
         if not 0 <= self.over_selection <= _MOST_OVER_SELECTION:
             raise InvalidInputError(
-                f"a share of over-selection is 0 to {_MOST_OVER_SELECTION:g}, not {self.over_selection}"
+                f"the share of over-selection must be 0 to {_MOST_OVER_SELECTION:g}, not {self.over_selection}"
             )
 
-    def refusal(self, offer: Offer, supplies: Supplies) -> str | None:
-        """Why a device may not be chosen; None where it may."""
+    def exclusion_reason(self, offer: Offer, supplies: Supplies) -> str | None:
+        """Why a device must not be selected; None if it may be."""
         if offer.device_id in self.drained:
             return DRAINED
         if not self.include and not self.exclude:
@@ -66,23 +66,23 @@ class Selection:
             return any(fnmatchcase(own, name) for own in names[kind])
 
         if self.include and not any(map(matches, self.include)):
-            return f"not included: only {', '.join(self.include)}"
+            return f"not included: matches none of {', '.join(self.include)}"
         for pattern in self.exclude:
             if matches(pattern):
-                return f"excluded as {pattern}"
+                return f"excluded: matches {pattern}"
         return None
 
 
-def resting(offers: Sequence[Offer], history: History, server_round: int) -> dict[str, str]:
-    """Devices that are left alone because they kept failing, each with its reason in words.
+def backing_off(offers: Sequence[Offer], history: History, server_round: int) -> dict[str, str]:
+    """Devices that are excluded for some rounds because they kept failing, each with the reason.
 
-    After two failures in a row a device is left out of one round, after three of three, after more of twice as many
-    each time, `_LONGEST_REST` at most. Where all would rest, none does.
+    After two failures in a row a device skips one round, after three it skips three. From then on each failure doubles
+    the backoff, up to `_MAX_BACKOFF_ROUNDS`. If all devices would back off, none does.
     """
     found: dict[str, str] = {}
     for offer in offers:
-        failures, last = history.failures_in_a_row.get(offer.device_id, (0, 0))
-        back = last + min(2 ** (failures - 1), _LONGEST_REST) if failures else 0
-        if server_round < back:
-            found[offer.device_id] = f"failed {failures} times in a row: left out until round {back}"
+        failures, last = history.consecutive_failures.get(offer.device_id, (0, 0))
+        next_round = last + min(2 ** (failures - 1), _MAX_BACKOFF_ROUNDS) if failures else 0
+        if server_round < next_round:
+            found[offer.device_id] = f"failed {failures} times in a row: excluded until round {next_round}"
     return {} if len(found) == len(offers) else found

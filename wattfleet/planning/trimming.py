@@ -1,4 +1,4 @@
-"""Rounds in flight when a supply's watts fall: thriftier modes for devices, or an end to what cannot be carried."""
+"""Trims rounds in flight when a supply's budget falls: devices get modes with less power, or are stopped."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from wattfleet.planning.allowance import Allowance
 from wattfleet.planning.curves import curves_of
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
-from wattfleet.planning.plan import assigned
+from wattfleet.planning.plan import assignment_at
 from wattfleet.planning.round_plan import Assignment, Decision, RoundPlan, SupplyUse
 
 
 @dataclass(frozen=True)
 class InFlight:
-    """A round that is not over.
+    """A round in flight.
 
     Attributes:
-        plan: as it was planned, or trimmed before.
+        plan: the current plan, trimmed before or not.
         epochs: local epochs of each device.
-        offers: of those of its devices that can be told to go on otherwise, one or more. The others keep what they
-            have: those that are done, and those that are counted as drawn elsewhere.
+        offers: offers of its devices that can be reassigned, one or more. The other devices keep their assignments:
+            they have finished, or their power counts as drawn elsewhere.
     """
 
     plan: RoundPlan
@@ -33,12 +33,12 @@ class InFlight:
 
 @dataclass(frozen=True)
 class TrimmedPlan:
-    """A plan that keeps the watts as they are now.
+    """A plan that fits the current budgets.
 
     Attributes:
-        plan: the plan in place of the old one; a device that was ended keeps no assignment in it.
-        changed: devices whose assignment is another now.
-        ended: devices that are to stop training.
+        plan: the plan that replaces the old one. Stopped devices have no assignment in it.
+        changed: ids of devices with a new assignment.
+        ended: ids of devices that must stop training.
     """
 
     plan: RoundPlan
@@ -47,40 +47,40 @@ class TrimmedPlan:
 
 
 def trim_rounds(rounds: Sequence[InFlight], allowance: Allowance) -> list[TrimmedPlan | None]:
-    """Plan the devices in flight anew, so that as many as can be go on and are done soonest.
+    """Replan the devices in flight, so that as many as possible continue, with the least makespan.
 
-    How far each has come is not asked: planned to be done together, they have about the same share left. A round of
-    which no device hangs behind a supply with too few watts stays as it is.
+    The progress of each device is ignored: devices that were planned to finish together have about the same share
+    left. A round stays unchanged if no supply of its devices exceeds its budget.
 
     Args:
-        rounds: in flight; no device can be told to go on otherwise in two of them.
-        allowance: watts of the supplies now; all other devices count as drawn elsewhere.
+        rounds: the rounds in flight. A device can be reassigned in one of them only.
+        allowance: current power of the supplies. All other devices count as drawn elsewhere.
 
     Returns:
-        For each round, what takes the place of its plan; None where it stays.
+        For each round, the trimmed plan; None if it stays unchanged.
     """
     offers = [offer for each in rounds for offer in each.offers]
     exceeded = allowance.exceeded(allowance.use(offers, _extra_w(offers, _assignments(rounds))))
-    is_concerned = [
+    is_affected = [
         any(exceeded.intersection(allowance.supplies.path(offer.supply)) for offer in each.offers) for each in rounds
     ]
-    if not any(is_concerned):
+    if not any(is_affected):
         return [None] * len(rounds)
-    concerned = [each for each, is_ in zip(rounds, is_concerned, strict=True) if is_]
-    others = [each for each, is_ in zip(rounds, is_concerned, strict=True) if not is_]
-    replanned = _Replanned.of(concerned, _with_drawn(others, allowance))
-    return [replanned.plan_of(each) if is_ else None for each, is_ in zip(rounds, is_concerned, strict=True)]
+    affected = [each for each, is_ in zip(rounds, is_affected, strict=True) if is_]
+    others = [each for each, is_ in zip(rounds, is_affected, strict=True) if not is_]
+    replanned = _Replanned.of(affected, _with_drawn(others, allowance))
+    return [replanned.plan_of(each) if is_ else None for each, is_ in zip(rounds, is_affected, strict=True)]
 
 
 @dataclass(frozen=True)
 class _Replanned:
-    """What devices of several rounds do from now on.
+    """The new assignments of the devices of several rounds.
 
     Attributes:
-        allowance: that it was planned with.
-        assignments: of those that go on, by id.
-        time_s: seconds that each of them takes for its training, at the quantile that is planned with.
-        use: of every supply.
+        allowance: the power that was planned with.
+        assignments: assignments of the continuing devices, by id.
+        time_s: seconds of each continuing device's training, at the planning quantile.
+        use: allocated power of every supply.
     """
 
     allowance: Allowance
@@ -90,24 +90,24 @@ class _Replanned:
 
     @classmethod
     def of(cls, rounds: Sequence[InFlight], allowance: Allowance) -> _Replanned:
-        """Plan the devices of rounds anew."""
+        """Replan the devices of some rounds."""
         epochs = {offer.device_id: each.epochs for each in rounds for offer in each.offers}
         offers = sorted((offer for each in rounds for offer in each.offers), key=lambda offer: offer.device_id)
         curves = curves_of(offers, np.array([epochs[offer.device_id] for offer in offers]))
-        everyone = np.ones(len(offers), dtype=np.bool_)
-        allocation = min_makespan(curves, allowance.headroom(offers), len(offers), everyone, ~everyone)
+        all_devices = np.ones(len(offers), dtype=np.bool_)
+        allocation = min_makespan(curves, allowance.headroom(offers), len(offers), all_devices, ~all_devices)
         step = np.full(len(offers), -1, dtype=np.intp) if allocation is None else allocation.step
-        on = {offers[k].device_id: (offers[k], int(step[k])) for k in np.flatnonzero(step >= 0)}
-        assignments = {device_id: assigned(offer, curves, step) for device_id, (offer, step) in on.items()}
+        continuing = {offers[k].device_id: (offers[k], int(step[k])) for k in np.flatnonzero(step >= 0)}
+        assignments = {device_id: assignment_at(offer, curves, step) for device_id, (offer, step) in continuing.items()}
         return cls(
             allowance=allowance,
             assignments=assignments,
-            time_s={device_id: float(curves.time_s[step]) for device_id, (_, step) in on.items()},
+            time_s={device_id: float(curves.time_s[step]) for device_id, (_, step) in continuing.items()},
             use=allowance.use(offers, _extra_w(offers, assignments)),
         )
 
     def plan_of(self, round_: InFlight) -> TrimmedPlan | None:
-        """What takes the place of a round's plan; None where it stays."""
+        """The trimmed plan of a round; None if it stays unchanged."""
         before = {assignment.device_id: assignment for assignment in round_.plan.assignments}
         own = sorted(offer.device_id for offer in round_.offers)
         kept = {device_id: self.assignments[device_id] for device_id in own if device_id in self.assignments}
@@ -115,17 +115,17 @@ class _Replanned:
         ended = tuple(device_id for device_id in own if device_id not in kept)
         if not changed and not ended:
             return None
-        after = {device_id: part for device_id, part in (before | kept).items() if device_id not in ended}
+        after = {device_id: each for device_id, each in (before | kept).items() if device_id not in ended}
         return TrimmedPlan(
             plan=replace(
                 round_.plan,
                 assignments=tuple(after[device_id] for device_id in sorted(after)),
-                decisions=tuple(_said(decision, changed, ended) for decision in round_.plan.decisions),
+                decisions=tuple(_updated(decision, changed, ended) for decision in round_.plan.decisions),
                 duration_s=max((self.time_s[device_id] for device_id in kept), default=round_.plan.duration_s),
                 planned_w=self.allowance.at_sites_w(self.use),
                 site_budget_w=self.allowance.site_budget_w,
                 supplies=self.use,
-                first_planned=replace(round_.plan.at_first, decisions=()),
+                first_planned=replace(round_.plan.original, decisions=()),
             ),
             changed=changed,
             ended=ended,
@@ -133,16 +133,16 @@ class _Replanned:
 
 
 def _assignments(rounds: Sequence[InFlight]) -> dict[str, Assignment]:
-    """Of those devices of rounds that can be told to go on otherwise, by id."""
+    """The assignments of the devices that can be reassigned, by id."""
     found = {}
     for each in rounds:
         own = {offer.device_id for offer in each.offers}
-        found.update({part.device_id: part for part in each.plan.assignments if part.device_id in own})
+        found.update({assigned.device_id: assigned for assigned in each.plan.assignments if assigned.device_id in own})
     return found
 
 
 def _extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> dict[str, float]:
-    """Watts above idling, by device."""
+    """Watts above idle, by device id."""
     return {
         offer.device_id: assignments[offer.device_id].power_limit_w - offer.idle_w
         for offer in offers
@@ -151,7 +151,7 @@ def _extra_w(offers: Sequence[Offer], assignments: Mapping[str, Assignment]) -> 
 
 
 def _with_drawn(rounds: Sequence[InFlight], allowance: Allowance) -> Allowance:
-    """The same with the watts of rounds that stay as they are drawn elsewhere."""
+    """The allowance in which the power of unaffected rounds counts as drawn elsewhere."""
     elsewhere_w = dict(allowance.elsewhere_w)
     assignments = _assignments(rounds)
     for offer in (offer for each in rounds for offer in each.offers):
@@ -159,9 +159,9 @@ def _with_drawn(rounds: Sequence[InFlight], allowance: Allowance) -> Allowance:
     return replace(allowance, elsewhere_w=elsewhere_w)
 
 
-def _said(decision: Decision, changed: Sequence[str], ended: Sequence[str]) -> Decision:
+def _updated(decision: Decision, changed: Sequence[str], ended: Sequence[str]) -> Decision:
     if decision.device_id in ended:
-        return replace(decision, reason=f"{decision.reason}; ended early, as the watts fell")
+        return replace(decision, reason=f"{decision.reason}; stopped early because the budget fell")
     if decision.device_id in changed:
-        return replace(decision, reason=f"{decision.reason}; in another mode since the watts fell")
+        return replace(decision, reason=f"{decision.reason}; moved to another mode because the budget fell")
     return decision

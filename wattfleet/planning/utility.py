@@ -1,8 +1,8 @@
-"""The most utility that the supplies' watts can carry within a deadline: a knapsack with nested capacities.
+"""The set of devices with the highest utility that the supplies can power: a knapsack with nested capacities.
 
-With fractions of devices allowed, the best is to take them by utility per watt, as the capacities are nested; that
-bounds what any set can reach. Where whole devices taken in that order stay further below the bound than `_GAP`, the
-HiGHS solver closes the gap, in fleets that are not too large for it.
+If fractions of devices were allowed, taking them by utility per watt would be optimal, since the capacities are nested.
+This gives an upper bound for any set. If whole devices taken in this order are further than `_GAP` below the bound, the
+HiGHS solver closes the gap, in fleets that are small enough for it.
 """
 
 from __future__ import annotations
@@ -16,79 +16,79 @@ from wattfleet.planning.headroom import Headroom, running_sums
 
 _GAP = 1e-3
 _MOST_NODES = 20_000
-# The solver needs seconds for more devices than these, of which a device more or less is hardly worth as much.
+# With more devices the solver takes seconds, and one device more or less hardly matters.
 _MOST_SOLVED = 2_000
 
 
 @dataclass(frozen=True)
-class UsefulSet:
-    """A set of devices.
+class DeviceSet:
+    """A set of devices with its optimality gap.
 
     Attributes:
-        chosen: `[n]` whether a device is in it.
-        gap: how far, relative to the best set, this one is below it at most.
+        chosen: `[n]` whether a device is in the set.
+        gap: upper bound of how far its utility is below that of the best set, relative to the best set.
     """
 
     chosen: Mask
     gap: float
 
 
-def max_utility(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulSet:
-    """The set of devices with the most utility that the supplies can carry.
+def max_utility(extra_w: Values, utility: Values, headroom: Headroom) -> DeviceSet:
+    """The set of devices with the highest utility that the supplies can power.
 
     Args:
-        extra_w: `[n]` watts above idling of each device; infinite for those that cannot be taken.
-        utility: `[n]` worth of each device, not negative.
-        headroom: of the supplies.
+        extra_w: `[n]` watts above idle of each device; infinite for devices that must not be taken.
+        utility: `[n]` utility of each device, not negative.
+        headroom: headroom of the supplies.
     """
-    found = by_utility_per_watt(extra_w, utility, headroom)
+    found = greedy_by_utility_per_watt(extra_w, utility, headroom)
     order = _order(extra_w, utility, headroom)
     if found.gap > _GAP and len(order) <= _MOST_SOLVED:
         solved = _solved(extra_w, utility, headroom, order)
         if solved is not None and utility[solved.chosen].sum() >= utility[found.chosen].sum():
-            return UsefulSet(solved.chosen, min(found.gap, solved.gap))
+            return DeviceSet(solved.chosen, min(found.gap, solved.gap))
     return found
 
 
-def by_utility_per_watt(extra_w: Values, utility: Values, headroom: Headroom) -> UsefulSet:
-    """A set that the supplies can carry, of whole devices taken by utility per watt; its `gap` says how good it is.
+def greedy_by_utility_per_watt(extra_w: Values, utility: Values, headroom: Headroom) -> DeviceSet:
+    """A set that the supplies can power, of whole devices taken greedily by utility per watt.
 
     Args:
-        extra_w: `[n]` watts above idling of each device; infinite for those that cannot be taken.
-        utility: `[n]` worth of each device, not negative.
-        headroom: of the supplies.
+        extra_w: `[n]` watts above idle of each device; infinite for devices that must not be taken.
+        utility: `[n]` utility of each device, not negative.
+        headroom: headroom of the supplies.
     """
     order = _order(extra_w, utility, headroom)
     share = _fractions(extra_w, headroom, order)
     chosen = _whole(share, extra_w, headroom, order)
-    return UsefulSet(chosen, _gap(chosen, utility, float((utility[order] * share).sum())))
+    return DeviceSet(chosen, _gap(chosen, utility, float((utility[order] * share).sum())))
 
 
-def by_utility(extra_w: Values, utility: Values, headroom: Headroom) -> Mask:
-    """A set that the supplies can carry, of whole devices taken by utility whatever their watts.
+def greedy_by_utility(extra_w: Values, utility: Values, headroom: Headroom) -> Mask:
+    """A set that the supplies can power, of whole devices taken greedily by utility, regardless of their power.
 
-    It is the better one where one device is of more use than all that could train in its place, or where only the
-    first few are wanted.
+    It can be better than the set by utility per watt if one device has more utility than all that could replace it, or
+    if only a few devices are needed.
 
     Args:
-        extra_w: `[n]` watts above idling of each device; infinite for those that cannot be taken.
-        utility: `[n]` worth of each device, not negative.
-        headroom: of the supplies.
+        extra_w: `[n]` watts above idle of each device; infinite for devices that must not be taken.
+        utility: `[n]` utility of each device, not negative.
+        headroom: headroom of the supplies.
     """
-    possible = np.flatnonzero((extra_w <= headroom.alone_w) & (utility > 0))
+    possible = np.flatnonzero((extra_w <= headroom.single_device_w) & (utility > 0))
     order = possible[np.argsort(-utility[possible], kind="stable")]
     return _whole(_fractions(extra_w, headroom, order), extra_w, headroom, order)
 
 
 def _order(extra_w: Values, utility: Values, headroom: Headroom) -> Indices:
-    """Devices that are any use, by utility per watt."""
-    possible = np.flatnonzero(np.isfinite(extra_w) & (utility > 0) & headroom.covered)
+    """Indices of the devices with any utility, by descending utility per watt."""
+    possible = np.flatnonzero(np.isfinite(extra_w) & (utility > 0) & headroom.idle_covered)
     with np.errstate(divide="ignore"):
         return possible[np.argsort(-utility[possible] / extra_w[possible], kind="stable")]
 
 
 def _whole(share: Values, extra_w: Values, headroom: Headroom, order: Indices) -> Mask:
-    """Those of which all fits, and whatever others then still do."""
+    """The devices that fit completely, and then all others that still fit."""
     chosen = np.zeros(len(extra_w), dtype=np.bool_)
     chosen[order[share == 1.0]] = True
     _fill(chosen, extra_w, headroom, order)
@@ -100,11 +100,11 @@ def _gap(chosen: Mask, utility: Values, bound: float) -> float:
 
 
 def _fractions(extra_w: Values, headroom: Headroom, order: Indices) -> Values:
-    """`[len(order)]` how much of each device fits, if they are taken in order and one can be taken in part."""
+    """`[len(order)]` share of each device that fits, if devices are taken in order and may be taken partly."""
     wanted_w = extra_w[order]
     taken_w = wanted_w.copy()
-    for above in headroom.above[::-1]:
-        supply = above[order]
+    for level in headroom.supply_at[::-1]:
+        supply = level[order]
         room_w = headroom.spare_w[supply] - (running_sums(taken_w, supply) - taken_w)
         fits = (supply < 0) | (taken_w <= room_w)
         taken_w = np.where(fits, taken_w, np.clip(room_w, 0.0, taken_w))
@@ -112,31 +112,31 @@ def _fractions(extra_w: Values, headroom: Headroom, order: Indices) -> Values:
 
 
 def _fill(chosen: Mask, extra_w: Values, headroom: Headroom, order: Indices) -> None:
-    """Take, in order, whatever whole devices still fit."""
+    """Add, in order, all whole devices that still fit."""
     left_w = headroom.spare_w.copy()
-    for above in headroom.above:
-        held = chosen & (above >= 0)
-        np.subtract.at(left_w, above[held], extra_w[held])
+    for level in headroom.supply_at:
+        held = chosen & (level >= 0)
+        np.subtract.at(left_w, level[held], extra_w[held])
     rest = order[~chosen[order]]
     while True:
-        paths = headroom.above[:, rest]
+        paths = headroom.supply_at[:, rest]
         room_w = np.where(paths >= 0, left_w[paths], np.inf).min(axis=0)
         rest = rest[extra_w[rest] <= room_w]
         if not len(rest):
             return
         taken, rest = rest[0], rest[1:]
         chosen[taken] = True
-        path = headroom.above[:, taken]
+        path = headroom.supply_at[:, taken]
         left_w[path[path >= 0]] -= extra_w[taken]
 
 
-def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices) -> UsefulSet | None:
-    """The same by a mixed-integer solver; None where it found none within its bounded search."""
-    # Here, as a coordinator that plans by other policies can spare their memory, and the time of their import.
+def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices) -> DeviceSet | None:
+    """The best set by the mixed-integer solver; None if its bounded search finds no set."""
+    # Imported here, so that coordinators with other policies save the memory and the import time.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array
 
-    paths = headroom.above[:, order]
+    paths = headroom.supply_at[:, order]
     level, column = np.nonzero(paths >= 0)
     weights = csr_array(
         (extra_w[order][column], (paths[level, column], column)), shape=(len(headroom.spare_w), len(order))
@@ -152,7 +152,7 @@ def _solved(extra_w: Values, utility: Values, headroom: Headroom, order: Indices
         return None
     chosen = np.zeros(len(extra_w), dtype=np.bool_)
     chosen[order[found.x > 0.5]] = True
-    # A solver's own tolerance is no reason to draw more than is allowed.
-    if not headroom.carries(extra_w, chosen):
+    # The solver has a tolerance, the budget has none.
+    if not headroom.can_supply(extra_w, chosen):
         return None
-    return UsefulSet(chosen, _gap(chosen, utility, -float(found.mip_dual_bound)))
+    return DeviceSet(chosen, _gap(chosen, utility, -float(found.mip_dual_bound)))

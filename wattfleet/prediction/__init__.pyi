@@ -1,11 +1,11 @@
 from .artefact import MANIFEST_FILE as MANIFEST_FILE
 from .artefact import WEIGHTS_FILE as WEIGHTS_FILE
 from .artefact import Artefact as Artefact
+from .artefact import ArtefactDetails as ArtefactDetails
 from .artefact import ensure_replaceable as ensure_replaceable
 from .artefact import pack_artefact as pack_artefact
 from .artefact import read_artefact as read_artefact
 from .artefact import restore_predictor as restore_predictor
-from .artefact import verify_artefact as verify_artefact
 from .artefact import write_artefact as write_artefact
 from .drift_detection import DEFAULT_DRIFT_RULE as DEFAULT_DRIFT_RULE
 from .drift_detection import DriftRule as DriftRule

@@ -1,7 +1,6 @@
-"""How a predictor is stored and sent: its weights, and a manifest that pins them and says what they are.
+"""Stored predictors: the weights, and a manifest that describes them and pins their SHA-256.
 
-The digest of an artefact is the SHA-256 of the manifest's bytes; the manifest holds those of the other files, so
-the digest pins everything.
+An artefact's digest is the SHA-256 of its manifest, so it pins the weights, too.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ MANIFEST_FILE = "manifest.json"
 WEIGHTS_FILE = "weights.safetensors"
 CARD_FILE = "MODEL_CARD.md"
 
-_AGAIN = "fetch the reference again, or train it with `wattfleet reference train`"
+_REMEDY = "fetch the reference again, or train it with `wattfleet reference train`"
 
 
 @dataclass(frozen=True)
-class Details:
-    """What a manifest says of the predictor.
+class ArtefactDetails:
+    """The description of a predictor in its manifest.
 
     Attributes:
         predictor: the kind of predictor, such as `roofline`.
-        workload: what it was trained for.
+        workload: the workload it was trained for.
         board: the kind of board it was measured on, such as `agx-orin`.
-        provenance: where the measurements come from and how the predictor was made, by name.
-        figures: how well it predicts, by name; numbers and mappings of them.
+        provenance: the source of the measurements and how the predictor was made, by name.
+        figures: its accuracy, by name; numbers and mappings of numbers.
     """
 
     predictor: str
@@ -51,52 +50,52 @@ class Details:
 
 @dataclass(frozen=True)
 class Artefact:
-    """A stored predictor, verified when it is made.
+    """A stored predictor, verified at construction.
 
     Attributes:
         manifest: the bytes of `manifest.json`.
         weights: the bytes of `weights.safetensors`.
-        details: what the manifest says.
+        details: the contents of the manifest.
 
     Raises:
-        CorruptReferenceError: the manifest is damaged, or the weights are not those that it pins.
-        InvalidInputError: the manifest is of a format that this version does not know.
+        CorruptReferenceError: the manifest is damaged, or the weights do not match it.
+        InvalidInputError: this version does not know the manifest's format.
     """
 
     manifest: bytes
     weights: bytes = field(repr=False)
-    details: Details = field(init=False, compare=False)
+    details: ArtefactDetails = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "details", verify_artefact(self.manifest, self.weights))
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the manifest, hexadecimal."""
+        """The SHA-256 of the manifest, in hexadecimal."""
         return hashlib.sha256(self.manifest).hexdigest()
 
 
-def verify_artefact(manifest: bytes, weights: bytes) -> Details:
-    """Check that a manifest is whole and that the weights are the ones it pins.
+def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
+    """Check that a manifest is complete and that the weights match it.
 
     Raises:
-        CorruptReferenceError: they are not.
-        InvalidInputError: the manifest is of a format that this version does not know.
+        CorruptReferenceError: the manifest is damaged, or the weights do not match it.
+        InvalidInputError: this version does not know the manifest's format.
     """
     try:
         content = json.loads(manifest)
         version = content["format_version"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_what(error)}): {_AGAIN}") from None
+        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_defect(error)}): {_REMEDY}") from None
     if version != FORMAT_VERSION:
         raise InvalidInputError(
-            f"{MANIFEST_FILE} is of format {version!r}, this Wattfleet reads format {FORMAT_VERSION}:"
-            " install the version that wrote it, or train the reference anew"
+            f"{MANIFEST_FILE} has format {version!r}, but this version of Wattfleet reads format {FORMAT_VERSION}:"
+            " install the version that wrote it, or train the reference again"
         )
     try:
         pinned = content["files"][WEIGHTS_FILE]
         sha256, size = str(pinned["sha256"]), int(pinned["size"])
-        details = Details(
+        details = ArtefactDetails(
             predictor=str(content["predictor"]),
             workload=Workload(**content["workload"]),
             board=str(content["board"]),
@@ -104,19 +103,19 @@ def verify_artefact(manifest: bytes, weights: bytes) -> Details:
             figures=dict(content["figures"]),
         )
     except (KeyError, TypeError, ValueError, OverflowError, InvalidInputError) as error:
-        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_what(error)}): {_AGAIN}") from None
+        raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_defect(error)}): {_REMEDY}") from None
     if len(weights) != size:
-        raise CorruptReferenceError(f"{WEIGHTS_FILE} has {len(weights)} bytes instead of {size}: {_AGAIN}")
+        raise CorruptReferenceError(f"{WEIGHTS_FILE} has {len(weights)} bytes instead of {size}: {_REMEDY}")
     found = hashlib.sha256(weights).hexdigest()
     if found != sha256:
         raise CorruptReferenceError(
-            f"{WEIGHTS_FILE} has the SHA-256 {found[:12]}... instead of {sha256[:12]}...: {_AGAIN}"
+            f"{WEIGHTS_FILE} has the SHA-256 {found[:12]}... instead of {sha256[:12]}...: {_REMEDY}"
         )
     return details
 
 
-def _what(error: Exception) -> str:
-    """What is wrong with a manifest."""
+def _defect(error: Exception) -> str:
+    """Say what is wrong with a manifest."""
     return f"it lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
 
 
@@ -127,14 +126,14 @@ def pack_artefact(
     provenance: Mapping[str, str],
     figures: Mapping[str, Any],
 ) -> Artefact:
-    """Make the artefact of a predictor; the same predictor and details give the same bytes.
+    """Pack a predictor into an artefact; the same predictor and details give the same bytes.
 
     Args:
-        predictor: what to store.
-        workload: what it was trained for.
+        predictor: the predictor to store.
+        workload: the workload it was trained for.
         board: the kind of board it was measured on.
-        provenance: where the measurements come from and how the predictor was made, by name.
-        figures: how well it predicts, by name; finite numbers and mappings of them.
+        provenance: the source of the measurements and how the predictor was made, by name.
+        figures: its accuracy, by name; finite numbers and mappings of them.
     """
     weights = predictor.save()
     content = {
@@ -150,15 +149,15 @@ def pack_artefact(
 
 
 def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predictor:
-    """The predictor that an artefact holds.
+    """Restore the predictor of an artefact.
 
     Args:
         artefact: the artefact.
-        board: the board that it is to be transferred to, to whose hardware it is adapted if the board that it was
-            trained on is known, too. None leaves it as it was trained.
+        board: the board to transfer it to. The predictor is adapted to its hardware if the board it was trained on is
+            known, too. None leaves it as it was trained.
 
     Raises:
-        InvalidInputError: this version does not know the kind of predictor.
+        InvalidInputError: this kind of predictor is not installed.
         CorruptReferenceError: the weights hold no such predictor, or it does not predict.
     """
     try:
@@ -173,7 +172,7 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
 
 
 def _ensure_sound(predictor: Predictor) -> None:
-    """Try a predictor at the highest and the lowest mode of every known board.
+    """Check a predictor at the highest and the lowest mode of every known board.
 
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
@@ -181,13 +180,13 @@ def _ensure_sound(predictor: Predictor) -> None:
     modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
-            found = predictor.predict(modes)
-        values = np.concatenate([found.minibatch_ms, found.power_mw, found.time_log_sd, found.power_log_sd])
+            at = predictor.predict(modes)
+        values = np.concatenate([at.minibatch_ms, at.power_mw, at.time_log_sd, at.power_log_sd])
         sound = bool((np.isfinite(values) & (values > 0)).all())
     except np.linalg.LinAlgError:
         sound = False
     if not sound:
-        raise CorruptReferenceError(f"{WEIGHTS_FILE} predicts what is not finite and positive: {_AGAIN}")
+        raise CorruptReferenceError(f"{WEIGHTS_FILE} predicts values that are not finite and positive: {_REMEDY}")
 
 
 def read_artefact(directory: Path) -> Artefact:
@@ -195,28 +194,28 @@ def read_artefact(directory: Path) -> Artefact:
 
     Raises:
         CorruptReferenceError: a file is missing or damaged.
-        InvalidInputError: the directory is missing, or of a format that this version does not know.
+        InvalidInputError: the directory is missing, or this version does not know its format.
     """
     if not directory.is_dir():
         raise InvalidInputError(f"{directory}: no such directory; a reference is a directory with a {MANIFEST_FILE}")
     try:
         return Artefact((directory / MANIFEST_FILE).read_bytes(), (directory / WEIGHTS_FILE).read_bytes())
     except OSError as error:
-        raise CorruptReferenceError(f"{directory}: {error.strerror}: {error.filename}; {_AGAIN}") from None
+        raise CorruptReferenceError(f"{directory}: {error.strerror}: {error.filename}; {_REMEDY}") from None
     except CorruptReferenceError as error:
         raise CorruptReferenceError(f"{directory}: {error}") from None
 
 
 def write_artefact(artefact: Artefact, directory: Path, card: str | None = None) -> None:
-    """Store an artefact; the directory is complete when it appears, and replaces an older artefact there.
+    """Store an artefact; the directory appears complete, and replaces an older artefact.
 
     Args:
-        artefact: what to store.
-        directory: where; its parents are made.
-        card: text of the model card to lay beside it, if there is one.
+        artefact: the artefact to store.
+        directory: its directory; parents are created.
+        card: text of the model card, if there is one.
 
     Raises:
-        InvalidInputError: something else is stored there, or it cannot be written.
+        InvalidInputError: the directory holds other files, or cannot be written.
     """
     files = {MANIFEST_FILE: artefact.manifest, WEIGHTS_FILE: artefact.weights}
     if card is not None:
@@ -224,12 +223,12 @@ def write_artefact(artefact: Artefact, directory: Path, card: str | None = None)
     try:
         ensure_replaceable(directory)
         directory.parent.mkdir(parents=True, exist_ok=True)
-        # Beside its place, so that moving it there is one rename.
+        # On the same file system, so that moving it into place is a rename.
         with tempfile.TemporaryDirectory(prefix=f".{directory.name}.", dir=directory.parent) as scratch:
             fresh, old = Path(scratch, "fresh"), Path(scratch, "old")
             fresh.mkdir()
             for name, content in files.items():
-                _write_through(fresh / name, content)
+                _write_durably(fresh / name, content)
             if directory.exists():
                 os.replace(directory, old)
             try:
@@ -243,26 +242,26 @@ def write_artefact(artefact: Artefact, directory: Path, card: str | None = None)
 
 
 def ensure_replaceable(directory: Path) -> None:
-    """Check that a directory is missing or holds an artefact alone: replacing it removes all in it.
+    """Check that a directory is missing or holds only an artefact, since replacing it removes its contents.
 
     Raises:
-        InvalidInputError: something else is in it, or it cannot be looked into.
+        InvalidInputError: it holds other files, or cannot be read.
     """
     if not directory.exists():
         return
     try:
-        held = {path.name for path in directory.iterdir()}
+        names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise InvalidInputError(f"{directory}: cannot be written: {error.strerror}") from None
-    strangers = sorted(held - {MANIFEST_FILE, WEIGHTS_FILE, CARD_FILE})
-    if strangers:
+    others = sorted(names - {MANIFEST_FILE, WEIGHTS_FILE, CARD_FILE})
+    if others:
         raise InvalidInputError(
-            f"{directory}: holds {strangers[0]!r}, which belongs to no reference: choose an empty or new directory"
+            f"{directory}: holds {others[0]!r}, which is not part of a reference: choose an empty or new directory"
         )
 
 
-def _write_through(path: Path, content: bytes) -> None:
-    """Write a file that survives a power cut after the rename."""
+def _write_durably(path: Path, content: bytes) -> None:
+    """Write a file and flush it to disk, so that it survives a power cut after the rename."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()

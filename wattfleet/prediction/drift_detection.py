@@ -1,8 +1,8 @@
-"""When a device no longer does what its predictor says.
+"""Detecting drift: a device that no longer behaves as its predictor says.
 
-Each round's training is set beside what was predicted before it. A predictor that is right misses its own 90 %
-interval once in ten rounds, on either side; a board that has changed (another power supply, a blocked fan, other
-data) misses it again and again on the same side.
+Each round's training is compared with the prediction made before it. A correct predictor misses its 90 % interval once
+in ten rounds, on either side. A board that has changed (another power supply, a blocked fan, other data) misses it
+repeatedly on the same side.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from wattfleet.prediction.quantiles import normal_quantile
 
 @dataclass(frozen=True)
 class DriftRule:
-    """When to measure anew, and how much.
+    """When a device counts as drifted, and how many modes are then measured again.
 
-    For each of time and power, `outside` of the `of_last` last rounds have to lie beyond the same end of the interval,
-    each with a chance of 5 % where the predictor is right. With the usual numbers that happens by chance in fewer than
-    one of 1,000 rounds; intervals that are somewhat too narrow are forgiven, too.
+    Time or power has drifted when `outside` of the last `of_last` rounds lie beyond the same end of the interval.
+    With a correct predictor, each round does so with a probability of 5 %. With the default numbers, false alarms are
+    rarer than one in 1,000 rounds, so that intervals may also be somewhat too narrow.
 
     Attributes:
-        interval: probability that the predictor's interval is to hold.
-        outside: rounds that have to lie beyond the same end of it.
-        of_last: among so many last ones.
-        modes: modes to measure anew then, at most.
+        interval: probability of the predictor's interval.
+        outside: number of rounds beyond the same end of the interval that count as drift.
+        of_last: number of last rounds to look at.
+        modes: most modes to measure again after drift.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -43,8 +43,8 @@ class DriftRule:
     def __post_init__(self) -> None:
         if not 0 < self.interval < 1 or not 1 <= self.outside <= self.of_last or self.modes < 1:
             raise InvalidInputError(
-                "a rule needs an interval between 0 and 1, 1 or more rounds outside of no fewer last ones, and at least"
-                f" 1 mode to measure anew, not {self.interval:g}, {self.outside} of {self.of_last} and {self.modes}"
+                "a drift rule needs an interval between 0 and 1, outside from 1 to of_last rounds, and at least 1 mode,"
+                f" not {self.interval:g}, {self.outside} of {self.of_last} and {self.modes}"
             )
 
 
@@ -53,11 +53,11 @@ DEFAULT_DRIFT_RULE = DriftRule()
 
 @dataclass(frozen=True)
 class Residual:
-    """How far a round lay from its prediction, in standard deviations of the prediction's logarithm.
+    """How far a round was from its prediction, in standard deviations of the prediction's logarithm.
 
     Attributes:
-        time: of the time; positive where it took longer.
-        power: of the power; positive where it drew more.
+        time: deviation of the time; positive if the round took longer.
+        power: deviation of the power; positive if the round drew more.
     """
 
     time: float
@@ -65,11 +65,11 @@ class Residual:
 
     @classmethod
     def of(cls, observed: Measurement, predicted: Prediction) -> Residual:
-        """The residual of a round's training.
+        """The residual of one round.
 
         Args:
-            observed: what it showed.
-            predicted: the prediction of this one mode, made before the round.
+            observed: the measurement of the round.
+            predicted: the prediction for its one mode, made before the round.
         """
         return cls(
             math.log(observed.minibatch_ms / float(predicted.minibatch_ms[0])) / float(predicted.time_log_sd[0]),
@@ -78,16 +78,16 @@ class Residual:
 
 
 def detect_drift(residuals: Sequence[Residual], rule: DriftRule = DEFAULT_DRIFT_RULE) -> str | None:
-    """What has drifted, in words; None while the predictor may still be right.
+    """Describe what has drifted; None while the predictor may still be correct.
 
     Args:
-        residuals: of the rounds since the device was last measured, the newest last.
-        rule: when to call it drift.
+        residuals: residuals of the rounds since the device was last measured, the newest last.
+        rule: when a device counts as drifted.
     """
     edge = normal_quantile(0.5 + rule.interval / 2)
     last = residuals[-rule.of_last :]
     for values, more, less in (
-        ([residual.time for residual in last], "took longer", "took less long"),
+        ([residual.time for residual in last], "took longer", "took less time"),
         ([residual.power for residual in last], "drew more power", "drew less power"),
     ):
         for beyond, words in ((sum(v > edge for v in values), more), (sum(v < -edge for v in values), less)):

@@ -1,4 +1,4 @@
-"""What every predictor of time and power offers."""
+"""The interface of all predictors of time and power."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ Values = NDArray[np.float64]
 P = TypeVar("P", bound="Predictor")
 
 MIN_MODES = 5
-"""Every kind of predictor can be fitted to this many measured modes, with a reference or without."""
+"""Fewest measured modes to which every kind of predictor can be fitted, with or without a reference."""
 
 MIN_CORPUS_MODES = 400
-"""From this many modes on, a profile is a corpus: it makes a reference, and may be fitted in another way."""
+"""Fewest modes of a corpus: a profile that is large enough to train a reference, and may be fitted differently."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time and power at `n` modes; the logarithms are taken as normally distributed.
+    """Predicted time and power at `n` modes; their logarithms are modelled as normally distributed.
 
     Attributes:
         minibatch_ms: `[n]` median milliseconds per minibatch.
@@ -38,26 +38,26 @@ class Prediction:
     power_log_sd: Values
 
     def among(self, chosen: NDArray[np.bool_]) -> Prediction:
-        """What is predicted for some of the modes.
+        """The same for some of the modes.
 
         Args:
-            chosen: `[n]` which of them.
+            chosen: `[n]` true for the modes to keep.
         """
         return Prediction(*(getattr(self, column.name)[chosen] for column in fields(self)))
 
     def minibatch_ms_quantile(self, q: float) -> Values:
-        """The time that is not exceeded with probability `q`, `[n]` ms."""
+        """The `q` quantile of the time, `[n]` ms."""
         return np.asarray(self.minibatch_ms * np.exp(normal_quantile(q) * self.time_log_sd))
 
     def power_mw_quantile(self, q: float) -> Values:
-        """The power that is not exceeded with probability `q`, `[n]` mW."""
+        """The `q` quantile of the power, `[n]` mW."""
         return np.asarray(self.power_mw * np.exp(normal_quantile(q) * self.power_log_sd))
 
 
 class Predictor(Protocol):
     """A fitted predictor of one workload on one device.
 
-    Classes may take further options where they are fitted; none is needed.
+    The `fit` of a class may take further options, all with defaults.
 
     Attributes:
         transfers: whether a reference changes what this kind of predictor predicts.
@@ -67,12 +67,12 @@ class Predictor(Protocol):
 
     @property
     def name(self) -> str:
-        """The kind of predictor, as manifests and command lines name it."""
+        """The kind of predictor, as named in manifests and on command lines."""
         ...
 
     @classmethod
     def fit(cls: type[P], profile: Profile, reference: P | None = None) -> P:
-        """Fit to measured modes; with a reference of the same class, transfer it.
+        """Fit to measured modes, or transfer a reference of the same class to them.
 
         Raises:
             InvalidInputError: the profile holds too few modes for this kind of predictor.
@@ -80,18 +80,18 @@ class Predictor(Protocol):
         ...
 
     def adapted(self: P, of: Hardware, to: Hardware) -> P:
-        """What to transfer from on another board: scaled by what the data sheets say of the two.
+        """This predictor scaled to another board by the two boards' data sheets, as a start for a transfer.
 
-        Kinds that know nothing of hardware are returned as they are.
+        Kinds that do not model hardware return themselves.
         """
         ...
 
     def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not: finite and positive everywhere."""
+        """Predict `[n, 4]` modes, measured or not; all values are finite and positive."""
         ...
 
     def save(self) -> bytes:
-        """The predictor in safetensors format; the same predictor gives the same bytes."""
+        """Serialize in safetensors format; the same predictor gives the same bytes."""
         ...
 
     @classmethod
@@ -99,11 +99,11 @@ class Predictor(Protocol):
         """Read what `save` wrote.
 
         Raises:
-            CorruptReferenceError: these bytes hold no such predictor.
+            CorruptReferenceError: the bytes do not hold such a predictor.
         """
         ...
 
 
 def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
-    """A predictor as a start on another board: adapted where both boards are known, as it is elsewhere."""
+    """Adapt a predictor to another board if both boards are known; otherwise return it unchanged."""
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)

@@ -1,12 +1,12 @@
-"""Quantiles of the normal distribution without scipy, which a process that holds but makes no predictions can spare."""
+"""Quantiles of the normal distribution, without importing scipy in processes that make no predictions."""
 
 from __future__ import annotations
 
 from statistics import NormalDist
 
-_STANDARD = NormalDist()
+_STANDARD_NORMAL = NormalDist()
 
 
 def normal_quantile(probability: float) -> float:
-    """How many standard deviations above its mean a normal variable stays below with a probability within (0, 1)."""
-    return _STANDARD.inv_cdf(probability)
+    """The standard normal quantile of a probability within (0, 1)."""
+    return _STANDARD_NORMAL.inv_cdf(probability)

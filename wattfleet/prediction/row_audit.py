@@ -1,8 +1,8 @@
-"""Rows of a profile that lie: measurements that are not those of the mode they name.
+"""Auditing a profile: finding rows whose measurements do not belong to the mode that they name.
 
-A device may take a mode's name and not the mode: in the corpora behind PowerTrain
-(doi:10.1016/j.future.2024.07.001) the first modes of a sweep hold the time and the power of another CPU frequency.
-A robust fit is little moved by such rows, so they stand out from it.
+A device may report a mode without applying it. In the corpora behind PowerTrain (doi:10.1016/j.future.2024.07.001), the
+first modes of a sweep hold the time and the power of another CPU frequency. Such rows hardly affect a robust fit, so
+they differ clearly from it.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ Values = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 TIME_THRESHOLD, POWER_THRESHOLD = 0.15, 0.08
-"""A row whose time or power lies further than this from the fit is suspect (logarithms: about 15 % and 8 %)."""
+"""Log residuals of time and power beyond which a row is suspect: about 15 % and 8 %."""
 
-# ... and further than this many of the fit's own standard deviations, which are large where little was measured.
-_SURE = 4.0
-# A setting explains a suspect row if time and power both lie within this many standard deviations of it; a
-# measured mode that was not held throughout its measurement adds to the fit's own standard deviation.
-_AGREES = 2.0
+# A suspect row also lies beyond this many standard deviations of the fit, which are large where little was measured.
+_MIN_DEVIATIONS = 4.0
+# A setting explains a suspect row if time and power both lie within this many standard deviations. `_UNSTEADY_SD` adds
+# to the fit's own standard deviation, since a mode may not have been held throughout its measurement.
+_MAX_EXPLAINED_DEVIATIONS = 2.0
 _UNSTEADY_SD = 0.02
-# The second fit is made without what the first one found, if enough is left.
-_ROUNDS = 2
+# The second fit leaves out what the first one found, if enough rows remain.
+_FITS = 2
 
-_KNOB_WORDS = ("{:,.0f} cores", "CPU {:,.0f} kHz", "GPU {:,.2f} MHz", "memory {:,.2f} MHz")
+_KNOB_FORMATS = ("{:,.0f} cores", "CPU {:,.0f} kHz", "GPU {:,.2f} MHz", "memory {:,.2f} MHz")
 _KNOB_UNITS = (1.0, 1.0, 1e6, 1e6)
 
 
 class NoAuditError(InvalidInputError):
-    """The rows cannot be judged: they are too few to fit, or most of them contradict the fit."""
+    """The audit is impossible: there are too few rows to fit, or most of them contradict the fit."""
 
 
 @dataclass(frozen=True)
 class SuspectRow:
-    """A row that the others contradict.
+    """A row that contradicts the other rows.
 
     Attributes:
-        row: its place in the profile, from 0.
-        mode: the mode it names.
-        minibatch_ms: the time it states, ms.
-        power_mw: the power it states, mW.
-        expected_ms: the time that the other rows lead to expect, ms.
-        expected_mw: the power, mW.
-        reason: how it differs, in words.
-        applied: the mode whose time and power it has, one knob away; None where there is none.
-        looks_like: the same in words.
+        row: its index in the profile, from 0.
+        mode: the mode that it names.
+        minibatch_ms: its time, ms.
+        power_mw: its power, mW.
+        expected_ms: the time expected from the other rows, ms.
+        expected_mw: the power expected from the other rows, mW.
+        reason: how it differs, as text.
+        applied: the mode, one knob away, whose time and power it has; None if there is none.
+        looks_like: the same as text.
     """
 
     row: int
@@ -69,8 +69,8 @@ class SuspectRow:
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """Every row against the fit: log residuals, and the standard deviations they would have if they were true."""
+class _Comparison:
+    """All rows compared with the fit: log residuals, and the standard deviations expected of correct rows."""
 
     predictor: RooflinePredictor
     expected: Prediction
@@ -80,26 +80,26 @@ class _Judged:
     power_sd: Values
 
     def suspect(self) -> Mask:
-        time = np.abs(self.time) > np.maximum(TIME_THRESHOLD, _SURE * self.time_sd)
-        power = np.abs(self.power) > np.maximum(POWER_THRESHOLD, _SURE * self.power_sd)
+        time = np.abs(self.time) > np.maximum(TIME_THRESHOLD, _MIN_DEVIATIONS * self.time_sd)
+        power = np.abs(self.power) > np.maximum(POWER_THRESHOLD, _MIN_DEVIATIONS * self.power_sd)
         return np.asarray(time | power)
 
 
 def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> list[SuspectRow]:
-    """The rows that the others contradict, the furthest off first.
+    """Find the rows that contradict the others, ordered by how far they are off.
 
-    A row is suspect if its time or its power lies beyond `TIME_THRESHOLD` or `POWER_THRESHOLD`, and clearly beyond
-    the fit's uncertainty, of a robust fit to the rows. Some of these rows are false, at others the fit is wrong:
-    where another setting of one knob explains both the time and the power, the mode was probably not applied.
-    Settings that differ little from the named one cannot be told apart.
+    A row is suspect if its time or power differs from a robust fit by more than `TIME_THRESHOLD` or `POWER_THRESHOLD`,
+    and clearly more than the fit's uncertainty. Either the row is wrong or the fit. If another setting of one knob
+    explains both time and power, the mode was probably not applied. Settings that differ little from the named one
+    cannot be distinguished.
 
     Args:
-        profile: the rows, five or more unless there is a reference.
-        reference: another workload's or board's predictor, which helps where the rows are few.
+        profile: the rows; at least five without a reference.
+        reference: the predictor of another workload or board, which helps if there are few rows.
 
     Raises:
-        NoAuditError: too few rows to fit, or the fit contradicts more than half of them: then it is the fit that
-            cannot be believed.
+        NoAuditError: there are too few rows to fit, or the fit contradicts more than half of them, so that the fit
+            itself is not credible.
     """
     fewest = MIN_MODES if reference is None else 1
     if len(profile) < fewest:
@@ -107,31 +107,31 @@ def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> 
             f"{len(profile)} measured modes are too few to audit: measure at least {MIN_MODES}, or give a reference"
         )
     kept = np.ones(len(profile), dtype=bool)
-    for _ in range(_ROUNDS):
-        judged = _judge(profile, kept, reference)
-        kept = ~judged.suspect()
+    for _ in range(_FITS):
+        compared = _compare(profile, kept, reference)
+        kept = ~compared.suspect()
         if 2 * kept.sum() < len(profile):
             raise NoAuditError(
-                f"{(~kept).sum()} of {len(profile)} rows contradict the audit's fit, which cannot be believed then:"
-                " check that all rows are of one workload on one device and in the right units, measure more modes, or"
-                " give a reference whose workload is more alike"
+                f"{(~kept).sum()} of {len(profile)} rows contradict the audit's fit, so the fit is not credible:"
+                " check that all rows are from one workload on one device and in the right units, measure more modes,"
+                " or give a reference with a more similar workload"
             )
         if kept.sum() < fewest:
             break
     found = np.flatnonzero(~kept)
-    distance = np.abs(judged.time) / TIME_THRESHOLD + np.abs(judged.power) / POWER_THRESHOLD
-    return [_suspect(int(row), profile, judged) for row in found[np.argsort(-distance[found], kind="stable")]]
+    distance = np.abs(compared.time) / TIME_THRESHOLD + np.abs(compared.power) / POWER_THRESHOLD
+    return [_suspect(int(row), profile, compared) for row in found[np.argsort(-distance[found], kind="stable")]]
 
 
 def passing_rows(profile: Profile, suspects: Sequence[SuspectRow]) -> Mask:
-    """`[n]`, true at the rows of the profile that are not suspect."""
+    """`[n]` true for the rows of the profile that are not suspect."""
     passing = np.ones(len(profile), dtype=bool)
     passing[[suspect.row for suspect in suspects]] = False
     return passing
 
 
-def _judge(profile: Profile, kept: Mask, reference: RooflinePredictor | None) -> _Judged:
-    """Fit the rows that are kept, and judge all by it: each of a few rows by the others."""
+def _compare(profile: Profile, kept: Mask, reference: RooflinePredictor | None) -> _Comparison:
+    """Fit the kept rows and compare all rows with the fit; each of a few kept rows is compared with the others."""
     fitted = RooflinePredictor.fit(profile.rows(kept), reference)
     expected = fitted.predict(profile.modes)
     time = np.log(profile.minibatch_ms / expected.minibatch_ms)
@@ -144,14 +144,14 @@ def _judge(profile: Profile, kept: Mask, reference: RooflinePredictor | None) ->
         left_out = Prediction(
             profile.minibatch_ms * np.exp(-time), profile.power_mw * np.exp(-power), time_sd, power_sd
         )
-        return _Judged(fitted, left_out, time, power, time_sd, power_sd)
-    return _Judged(fitted, expected, time, power, time_sd, power_sd)
+        return _Comparison(fitted, left_out, time, power, time_sd, power_sd)
+    return _Comparison(fitted, expected, time, power, time_sd, power_sd)
 
 
-def _suspect(row: int, profile: Profile, judged: _Judged) -> SuspectRow:
-    time, power = float(judged.time[row]), float(judged.power[row])
+def _suspect(row: int, profile: Profile, compared: _Comparison) -> SuspectRow:
+    time, power = float(compared.time[row]), float(compared.power[row])
     named = profile.modes[row]
-    applied = _setting_that_agrees(row, profile, judged.predictor)
+    applied = _explaining_setting(row, profile, compared.predictor)
     mode = array_to_modes(named[None])[0]
     looks_like = "no other setting of a single knob"
     if applied is not None:
@@ -162,26 +162,26 @@ def _suspect(row: int, profile: Profile, judged: _Judged) -> SuspectRow:
         mode,
         float(profile.minibatch_ms[row]),
         float(profile.power_mw[row]),
-        float(judged.expected.minibatch_ms[row]),
-        float(judged.expected.power_mw[row]),
+        float(compared.expected.minibatch_ms[row]),
+        float(compared.expected.power_mw[row]),
         ("mode not applied: " if applied is not None else "the other rows contradict it: ")
-        + f"time {_off(time)}, power {_off(power)}",
+        + f"time {_difference(time)}, power {_difference(power)}",
         None if applied is None else array_to_modes(applied[None])[0],
         looks_like,
     )
 
 
-def _off(log_residual: float) -> str:
+def _difference(log_residual: float) -> str:
     percent = 100 * np.expm1(log_residual)
-    return f"{abs(percent):.0f} % {'above' if percent > 0 else 'below'} the expected"
+    return f"{abs(percent):.0f} % {'above' if percent > 0 else 'below'} the expected value"
 
 
 def _setting(knob: int, mode: Values) -> str:
-    return _KNOB_WORDS[knob].format(mode[knob] / _KNOB_UNITS[knob])
+    return _KNOB_FORMATS[knob].format(mode[knob] / _KNOB_UNITS[knob])
 
 
 def _settings_one_knob_away(mode: Values, modes: ModeArray) -> Iterator[Values]:
-    """The mode with one knob at another of the values that the profile holds."""
+    """The mode with one knob set to another value that occurs in the profile."""
     for knob in range(4):
         for value in np.unique(modes[:, knob]):
             if value != mode[knob]:
@@ -190,14 +190,14 @@ def _settings_one_knob_away(mode: Values, modes: ModeArray) -> Iterator[Values]:
                 yield changed
 
 
-def _setting_that_agrees(row: int, profile: Profile, predictor: RooflinePredictor) -> Values | None:
-    """The setting one knob away that explains time and power best, if it explains both."""
+def _explaining_setting(row: int, profile: Profile, predictor: RooflinePredictor) -> Values | None:
+    """The setting one knob away that best explains time and power, if it explains both."""
     settings = list(_settings_one_knob_away(profile.modes[row], profile.modes))
     if not settings:
         return None
-    there = predictor.predict(np.array(settings))
-    time = np.log(profile.minibatch_ms[row] / there.minibatch_ms) / np.hypot(there.time_log_sd, _UNSTEADY_SD)
-    power = np.log(profile.power_mw[row] / there.power_mw) / np.hypot(there.power_log_sd, _UNSTEADY_SD)
+    predicted = predictor.predict(np.array(settings))
+    time = np.log(profile.minibatch_ms[row] / predicted.minibatch_ms) / np.hypot(predicted.time_log_sd, _UNSTEADY_SD)
+    power = np.log(profile.power_mw[row] / predicted.power_mw) / np.hypot(predicted.power_log_sd, _UNSTEADY_SD)
     worst = np.maximum(np.abs(time), np.abs(power))
     best = int(worst.argmin())
-    return settings[best] if worst[best] <= _AGREES else None
+    return settings[best] if worst[best] <= _MAX_EXPLAINED_DEVIATIONS else None

@@ -22,7 +22,7 @@ _LARGEST = np.exp(LARGEST_LOG)
 
 
 def write_tensors(tensors: Tensors) -> bytes:
-    """The arrays in safetensors format."""
+    """Serialize arrays in safetensors format."""
     # safetensors stores memory in its physical order: a transposed view would be read back scrambled.
     return bytes(save({name: np.ascontiguousarray(values) for name, values in tensors.items()}))
 

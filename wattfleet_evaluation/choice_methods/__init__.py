@@ -1,1 +1,1 @@
-"""Strategies of choosing a power mode under a budget: Wattfleet's own, and what it is compared with."""
+"""Choice methods: ways to choose a power mode under a budget. One is Wattfleet's own, the others are baselines."""

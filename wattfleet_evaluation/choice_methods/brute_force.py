@@ -1,4 +1,4 @@
-"""Brute force: what is best when every mode is measured."""
+"""Brute force: measures every mode."""
 
 from __future__ import annotations
 
@@ -6,24 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
-from wattfleet_evaluation.choice_methods.measured import fastest_measured
+from wattfleet_evaluation.choice_methods.fastest_mode import fastest_measured
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
 
 @dataclass(frozen=True)
 class BruteForce:
-    """Measures every mode: the best possible choice, which all others are judged by."""
+    """Measures every mode, which gives the best possible choice. All other methods are compared with it."""
 
     name: str = "brute-force"
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         """Measure all modes.
 
         Raises:
-            InvalidInputError: the bench does not allow that many.
+            InvalidInputError: the session's limit is below the number of modes.
         """
-        if bench.limit < len(bench.modes):
-            raise InvalidInputError(f"brute force measures all {len(bench.modes)} modes: allow it as many")
-        bench.measure_all(bench.modes)
-        return fastest_measured(bench.profile())
+        if session.limit < len(session.modes):
+            raise InvalidInputError(
+                f"brute force measures all {len(session.modes)} modes, but the limit is {session.limit}:"
+                f" allow {len(session.modes)}"
+            )
+        session.measure_all(session.modes)
+        return fastest_measured(session.profile())

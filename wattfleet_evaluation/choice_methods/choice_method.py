@@ -1,4 +1,4 @@
-"""What every strategy of choosing modes offers."""
+"""The interface of all choice methods."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from wattfleet.modes import PowerMode
-from wattfleet_evaluation.choice_methods.bench import Bench
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
 Choose = Callable[[float], PowerMode | None]
-"""From a budget in watts to the mode to train in; None where no mode is known to keep it."""
+"""Maps a budget in watts to the mode to train in; None if no known mode is within the budget."""
 
 
-class Strategy(Protocol):
-    """A way to come from measurements to the fastest mode within a power budget."""
+class ChoiceMethod(Protocol):
+    """A way to find the fastest mode within a power budget from a limited number of measurements."""
 
     @property
     def name(self) -> str:
-        """What command lines and tables call it."""
+        """Name on command lines and in tables."""
         ...
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
-        """Measure modes, none twice and no more than the bench allows, and say how to choose.
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
+        """Measure modes within the session's limit and return the function that chooses a mode.
 
         The same arguments give the same measurements and choices.
 
         Args:
-            bench: what can be measured.
-            budgets_w: budgets in force, W; one set of measurements serves them all.
-            seed: another seed, another profile, where chance plays a part.
+            session: measures the modes.
+            budgets_w: budgets in W that modes will be chosen for; one set of measurements serves them all.
+            seed: seed of random draws, if the method makes any.
 
         Raises:
-            InvalidInputError: the strategy cannot work with so few measurements.
+            InvalidInputError: the method cannot work with so few measurements.
         """
         ...

@@ -1,4 +1,4 @@
-"""MAXN: every knob at its highest, whatever the budget."""
+"""MAXN: every knob at its highest value, regardless of the budget."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 from wattfleet.choosing import descending_modes
 from wattfleet.modes import array_to_modes
-from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
 
 @dataclass(frozen=True)
 class Maxn:
-    """What a Jetson's owner gets who never thinks of power: the highest mode, unmeasured."""
+    """Always chooses the highest mode, without measuring. This is what a Jetson does if nobody sets a power mode."""
 
     name: str = "maxn"
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         """Measure nothing."""
-        highest = array_to_modes(descending_modes(bench.modes)[:1])[0]
+        highest = array_to_modes(descending_modes(session.modes)[:1])[0]
         return lambda budget_w: highest

@@ -1,4 +1,4 @@
-"""NVIDIA's preset modes, chosen by the watts in their names."""
+"""NVIDIA's preset modes, chosen by the watts in their names, such as `15W`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import numpy as np
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes, modes_to_array
-from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
 
 @dataclass(frozen=True)
 class Presets:
-    """The preset with the most watts in its name that the budget covers, unmeasured.
+    """Chooses the preset with the most watts in its name that the budget covers, without measuring.
 
-    A name such as `30W` caps clocks, not watts, so a preset may draw more or far less. One without watts in its name
-    (`MAXN`) promises nothing and is never chosen.
+    A preset such as `30W` caps clocks, not watts, so it may draw more or far less. A preset without watts in its name
+    (`MAXN`) is never chosen.
 
     Attributes:
-        presets: the board's preset modes by name; one that cannot be set stands for the nearest that can.
+        presets: the board's preset modes by name. If a preset cannot be set, the nearest mode takes its place.
 
     Raises:
         InvalidInputError: no preset has watts in its name.
@@ -32,11 +32,11 @@ class Presets:
 
     def __post_init__(self) -> None:
         if not self._labelled():
-            raise InvalidInputError(f"none of the presets {', '.join(self.presets)} names its watts")
+            raise InvalidInputError(f"none of the presets {', '.join(self.presets)} has watts in its name")
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         """Measure nothing."""
-        labelled = {watts: nearest_mode(bench.modes, mode) for watts, mode in self._labelled().items()}
+        labelled = {watts: nearest_mode(session.modes, mode) for watts, mode in self._labelled().items()}
 
         def choose(budget_w: float) -> PowerMode | None:
             covered = [watts for watts in labelled if watts <= budget_w]
@@ -51,7 +51,7 @@ class Presets:
 
 
 def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
-    """The one of `[n, 4]` modes that differs least from a wanted one, summed over the logarithms of the knobs."""
+    """The mode of `[n, 4]` nearest to a wanted one, by the sum of differences of the knobs' logarithms."""
     distance = np.abs(np.log(modes) - np.log(modes_to_array([wanted]))).sum(axis=1)
     (nearest,) = array_to_modes(modes[[int(distance.argmin())]])
     return nearest

@@ -1,4 +1,4 @@
-"""The best of some modes drawn at random."""
+"""Random search: chooses the best of the modes drawn at random."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
-from wattfleet_evaluation.choice_methods.measured import fastest_measured
+from wattfleet_evaluation.choice_methods.fastest_mode import fastest_measured
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
 
 @dataclass(frozen=True)
@@ -18,13 +18,13 @@ class RandomBest:
 
     name: str = "random"
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
-        """Measure as many modes as the bench allows."""
-        measure_random(bench, seed)
-        return fastest_measured(bench.profile())
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
+        """Measure random modes up to the session's limit."""
+        measure_random(session, seed)
+        return fastest_measured(session.profile())
 
 
-def measure_random(bench: Bench, seed: int) -> None:
-    """Measure modes drawn uniformly at random, as many as the bench allows."""
-    drawn = np.random.default_rng(seed).permutation(len(bench.modes))[: bench.limit]
-    bench.measure_all(bench.modes[drawn])
+def measure_random(session: MeasurementSession, seed: int) -> None:
+    """Measure modes drawn uniformly at random, up to the session's limit."""
+    drawn = np.random.default_rng(seed).permutation(len(session.modes))[: session.limit]
+    session.measure_all(session.modes[drawn])

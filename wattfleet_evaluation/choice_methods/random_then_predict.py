@@ -1,4 +1,4 @@
-"""Measuring at random, then choosing from predictions alone: how PowerTrain uses its predictors."""
+"""Measures random modes, then chooses by predictions alone, as PowerTrain does."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from wattfleet.choosing import KnownModes
 from wattfleet.modes import Profile
 from wattfleet.prediction import Predictor
-from wattfleet_evaluation.choice_methods.bench import Bench
 from wattfleet_evaluation.choice_methods.choice_method import Choose
-from wattfleet_evaluation.choice_methods.measured import fastest_known
+from wattfleet_evaluation.choice_methods.fastest_mode import fastest_known
+from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 from wattfleet_evaluation.choice_methods.random_best import measure_random
 
 Fit = Callable[[Profile], Predictor]
-"""Fits a predictor to measured modes; what it transfers from is its own affair."""
+"""Fits a predictor to measured modes. The function itself knows which reference it transfers from."""
 
 
 @dataclass(frozen=True)
 class RandomThenPredict:
-    """Fits a predictor to modes drawn at random, and takes its median predictions at their word.
+    """Fits a predictor to modes drawn at random and chooses by its median predictions.
 
-    As published (doi:10.1016/j.future.2024.07.001, section 5): no margin, and no regard for what was measured.
+    As published (doi:10.1016/j.future.2024.07.001, section 5): without a margin, and ignoring the measured values.
 
     Attributes:
         name: the predictor's name.
@@ -31,8 +31,8 @@ class RandomThenPredict:
     name: str
     fit: Fit
 
-    def profile(self, bench: Bench, budgets_w: Sequence[float], seed: int) -> Choose:
-        """Measure as many modes as the bench allows."""
-        measure_random(bench, seed)
-        prediction = self.fit(bench.profile()).predict(bench.modes)
-        return fastest_known(KnownModes.of(bench.modes, prediction))
+    def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
+        """Measure random modes up to the session's limit."""
+        measure_random(session, seed)
+        prediction = self.fit(session.profile()).predict(session.modes)
+        return fastest_known(KnownModes.of(session.modes, prediction))

@@ -1,1 +1,1 @@
-"""The `wattfleet evaluate` commands."""
+"""The commands `wattfleet evaluate transfer`, `choice` and `report`."""

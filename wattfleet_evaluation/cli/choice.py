@@ -15,61 +15,64 @@ from wattfleet.errors import InvalidInputError
 if TYPE_CHECKING:
     from wattfleet.modes import Board
     from wattfleet_evaluation.choice_methods.random_then_predict import Fit
-    from wattfleet_evaluation.evaluated_reference import Source
+    from wattfleet_evaluation.judging.reference_source import ReferenceSource
 
 
 def choice(
-    target: Annotated[Path, typer.Option(help="CSV of all measured modes of the workload to choose modes for.")],
+    target: Annotated[Path, typer.Option(help="Choose among the measured modes of the workload in this CSV.")],
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Name of a shipped reference, or CSV of the corpus to train the reference on; wattfleet, roofline and"
-            " powertrain need one."
+            help="Transfer from this shipped reference, or train one on the corpus in this CSV. Required by the methods"
+            " wattfleet, roofline and powertrain."
         ),
     ] = None,
-    modes: Annotated[int, typer.Option(help="Modes that the strategy may measure in all.")] = 50,
-    budgets: Annotated[str, typer.Option(help="Budgets in whole watts, first and last.")] = "17:50",
-    runs: Annotated[int, typer.Option(help="Runs, each with another seed.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the first run.")] = 0,
-    strategy: Annotated[
+    modes: Annotated[int, typer.Option(help="Limit how many modes the method may measure in a run.")] = 50,
+    budgets: Annotated[str, typer.Option(help="Evaluate all budgets FIRST:LAST, in whole watts.")] = "17:50",
+    runs: Annotated[int, typer.Option(help="Set the number of runs, each with another seed.")] = 20,
+    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
+    method: Annotated[
         str,
-        typer.Option(help="wattfleet, a baseline (maxn, presets, random, binary-search, brute-force) or a predictor."),
+        typer.Option(
+            help="Choose the choice method: wattfleet, a baseline (maxn, presets, random, binary-search, brute-force)"
+            " or a predictor (roofline, powertrain, scratch)."
+        ),
     ] = "wattfleet",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Judge how a strategy chooses modes under power budgets, against the best measured mode of the target.
+    """Compare the modes that a choice method chooses under power budgets with the best measured modes.
 
-    The time penalty of a case is how much longer a step takes than at the best mode within the budget. A case over
-    its budget counts in the penalty with at least 0: being faster than allowed earns nothing, and its excess is
-    counted by the figures beside it. A strategy that knows no mode within a budget leaves the device in its lowest.
-    Figures that end in `passing` are over the rows that pass the audit of the target.
+    The time penalty is how much longer a step takes than in the best mode within the budget. It is never negative: a
+    chosen mode over the budget may be faster, but then counts as 0. The over-budget figures show such cases. If the
+    method knows no mode within a budget, the device's lowest mode counts as its choice. Figures that end in `passing`
+    are over the rows that pass the target's audit.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     from wattfleet.modes import board_with_modes, read_profile
     from wattfleet.prediction import DEFAULT_PREDICTOR
-    from wattfleet_evaluation.audited_target import audited
-    from wattfleet_evaluation.choice import evaluate_choice
-    from wattfleet_evaluation.choice_methods.registry import strategy_named
-    from wattfleet_evaluation.evaluated_reference import source_of
+    from wattfleet_evaluation.choice_methods.registry import choice_method_named
+    from wattfleet_evaluation.judging.audited_target import audited
+    from wattfleet_evaluation.judging.choice import evaluate_choice
+    from wattfleet_evaluation.judging.reference_source import find_reference
 
     budgets_w = parse_budgets(budgets)
     corpus = read_profile(target)
-    on = board_with_modes(corpus.modes)
+    target_board = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        source = None if reference is None else source_of(reference, corpus)
-        judged = strategy_named(strategy, partial(_fit_after, source, on), on)
+        source = None if reference is None else find_reference(reference, corpus)
+        evaluated = choice_method_named(method, partial(_fit_with, source, target_board), target_board)
     with console.status(f"auditing {target.name}"):
-        audit = audited(corpus, None if source is None else source.predictor(DEFAULT_PREDICTOR, on))
-    if strategy == "wattfleet" and modes == 0:
-        raise InvalidInputError("the strategy 'wattfleet' chooses by what it measures: give --modes 1 or more")
+        audit = audited(corpus, None if source is None else source.predictor(DEFAULT_PREDICTOR, target_board))
+    if method == "wattfleet" and modes == 0:
+        raise InvalidInputError("the choice method 'wattfleet' needs measurements: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"{strategy}, {runs} runs", total=runs)
+        task = progress.add_task(f"{method}, {runs} runs", total=runs)
         cases = evaluate_choice(
             corpus,
-            judged,
+            evaluated,
             modes,
             budgets_w,
             runs,
@@ -83,27 +86,27 @@ def choice(
     if json_:
         print(json.dumps(figures))
     else:
-        _print_table(figures, strategy)
+        _print_table(figures, method)
 
 
 def parse_budgets(text: str) -> list[float]:
-    """The whole watts from `first:last`, both included; a single number stands for itself.
+    """The whole watts from `first:last`, both included; a single number is one budget.
 
     Raises:
-        InvalidInputError: not two whole numbers above zero in rising order.
+        InvalidInputError: the text is not two whole numbers from 1 to 10,000 in ascending order.
     """
     first, _, last = text.partition(":")
     last = last or first
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) <= 10_000):
-        raise InvalidInputError(f"budgets {text!r}: give the first and the last in whole watts, such as 17:50")
+        raise InvalidInputError(f"invalid budgets {text!r}: give the first and the last in whole watts, such as 17:50")
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_after(source: Source | None, target: Board | None, predictor: str) -> Fit:
-    """How a kind of predictor is fitted after the reference that the command line names.
+def _fit_with(source: ReferenceSource | None, target: Board | None, predictor: str) -> Fit:
+    """The function that fits a kind of predictor with the reference from the command line.
 
     Raises:
-        InvalidInputError: it names none, or one that does not suit the kind.
+        InvalidInputError: the kind needs a reference and none is given, or the reference is of another kind.
     """
     from reference_models import shipped
     from wattfleet.prediction import predictor_class
@@ -111,18 +114,18 @@ def _fit_after(source: Source | None, target: Board | None, predictor: str) -> F
     fitted = predictor_class(predictor)
     if fitted.transfers and source is None:
         raise InvalidInputError(
-            f"this strategy transfers from a reference: give --reference, the CSV of a corpus or one of"
+            f"this method transfers from a reference: give --reference, the CSV of a corpus or one of"
             f" {', '.join(shipped())}"
         )
     known = None if source is None else source.predictor(predictor, target)
     return lambda profile: fitted.fit(profile, known)
 
 
-def _print_table(figures: Mapping[str, object], strategy: str) -> None:
+def _print_table(figures: Mapping[str, object], method: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"Choice by {strategy}", title_justify="left")
+    table = Table(title=f"Choices of the method {method}", title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in figures.items():

@@ -11,12 +11,12 @@ import typer
 from wattfleet_evaluation.cli.choice import choice
 from wattfleet_evaluation.cli.report import report
 
-app = typer.Typer(no_args_is_help=True, help="Measure predictors and choices on measured modes.")
+app = typer.Typer(no_args_is_help=True, help="Evaluate predictors and choice methods on measured modes.")
 
 
 @app.callback()
 def group() -> None:
-    """Measure predictors and choices on measured modes."""
+    """Evaluate predictors and choice methods on measured modes."""
 
 
 app.command()(choice)
@@ -26,18 +26,20 @@ app.command()(report)
 @app.command()
 def transfer(
     reference: Annotated[
-        str, typer.Option(help="Name of a shipped reference, or CSV of the corpus to train the reference on.")
+        str, typer.Option(help="Transfer from this shipped reference, or train one on the corpus in this CSV.")
     ],
-    target: Annotated[Path, typer.Option(help="CSV of measured modes of the workload and device to transfer to.")],
-    modes: Annotated[int, typer.Option(help="Modes that are drawn at random and fitted in each run.")] = 50,
-    runs: Annotated[int, typer.Option(help="Number of runs.")] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of the first run; the following count up.")] = 0,
-    predictor: Annotated[str, typer.Option(help="roofline, powertrain or scratch.")] = "roofline",
+    target: Annotated[
+        Path, typer.Option(help="Transfer to the workload and device whose measured modes are in this CSV.")
+    ],
+    modes: Annotated[int, typer.Option(help="Set the number of randomly drawn modes to fit in each run.")] = 50,
+    runs: Annotated[int, typer.Option(help="Set the number of runs.")] = 20,
+    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
+    predictor: Annotated[str, typer.Option(help="Choose the predictor: roofline, powertrain or scratch.")] = "roofline",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Fit some modes of a target, again and again, and print the errors over all its other modes.
+    """Fit a predictor to some modes of a target, several times, and print its errors over all other modes.
 
-    Beside them, the errors over those of the other modes that pass the audit of the target, where it can be audited.
+    If the target can be audited, also print the errors over the other modes that pass the audit.
     """
     import json
     from time import perf_counter
@@ -47,15 +49,15 @@ def transfer(
 
     from wattfleet.modes import board_with_modes, read_profile
     from wattfleet.prediction import predictor_class
-    from wattfleet_evaluation.audited_target import audited
-    from wattfleet_evaluation.evaluated_reference import source_of
-    from wattfleet_evaluation.transfer import evaluate_transfer
+    from wattfleet_evaluation.judging.audited_target import audited
+    from wattfleet_evaluation.judging.reference_source import find_reference
+    from wattfleet_evaluation.judging.transfer import evaluate_transfer
 
     fitted = predictor_class(predictor)
     measured = read_profile(target)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = source_of(reference, measured).predictor(predictor, board_with_modes(measured.modes))
+        known = find_reference(reference, measured).predictor(predictor, board_with_modes(measured.modes))
     with console.status(f"auditing {target.name}"):
         audit = audited(measured, known)
     scores = evaluate_transfer(
@@ -77,7 +79,7 @@ def transfer(
 
 
 def print_table(summary: Mapping[str, Any], title: str) -> None:
-    """Print quartiles, a row each, the coverage, and how many rows are suspect or why that is not known."""
+    """Print the quartiles, the coverage, and the number of suspect rows or why it is unknown."""
     from rich.console import Console
     from rich.table import Table
 
@@ -98,11 +100,11 @@ def print_table(summary: Mapping[str, Any], title: str) -> None:
     console = Console()
     console.print(table)
     console.print(
-        f"the 90 % interval holds {coverage['time']:.1f} % of the times and {coverage['power']:.1f} % of the powers",
+        f"the 90 % intervals contain {coverage['time']:.1f} % of the times and {coverage['power']:.1f} % of the powers",
         highlight=False,
     )
     if summary["no_audit"] is not None:
-        audit = f"no audit of the target: {summary['no_audit']}"
+        audit = f"the target could not be audited: {summary['no_audit']}"
     else:
-        audit = f"the audit finds {summary['suspect_rows']} suspect rows in the target (wattfleet reference audit)"
+        audit = f"the target has {summary['suspect_rows']} suspect rows; list them with wattfleet reference audit"
     console.print(audit, highlight=False, markup=False)

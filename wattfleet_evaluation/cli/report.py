@@ -9,16 +9,18 @@ import typer
 
 
 def report(
-    data: Annotated[Path, typer.Option(help="Folder of CSV files of measured modes, one a workload and device.")],
-    out: Annotated[Path, typer.Option(help="Folder for report.json and report.html; made where it is missing.")],
-    runs: Annotated[int, typer.Option(help="Runs of everything that is quick to fit.")] = 5,
+    data: Annotated[
+        Path, typer.Option(help="Read measured modes from the CSV files in this folder, one per workload and device.")
+    ],
+    out: Annotated[Path, typer.Option(help="Write report.json and report.html to this folder; create it if missing.")],
+    runs: Annotated[int, typer.Option(help="Set the number of runs of all methods but the networks.")] = 5,
     network_runs: Annotated[
-        int, typer.Option(help="Runs of the published networks, many seconds a fit; 0 leaves them out.")
+        int, typer.Option(help="Set the number of runs of the networks, which take many seconds per fit; 0 skips them.")
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Seed of the first run; the following count up.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Also print what report.json holds.")] = False,
+    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print the content of report.json instead of a table.")] = False,
 ) -> None:
-    """Evaluate all predictors and strategies over every file, beside the published figures, as one page."""
+    """Evaluate all predictors and choice methods on every file, and write a page with the published figures."""
     import json
 
     from rich.console import Console
@@ -30,13 +32,15 @@ def report(
     try:
         from wattfleet_evaluation.reports.page import write_html
     except ModuleNotFoundError as error:
-        raise InvalidInputError(f"the page needs {error.name}: pip install 'wattfleet[simulation]'") from None
+        raise InvalidInputError(
+            f"the report needs {error.name}: install it with pip install 'wattfleet[simulation]'"
+        ) from None
     extent = Extent(runs, network_runs, seed)
     profiles = read_folder(data)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InvalidInputError(f"{out}: cannot be made a folder: {error.strerror}") from None
+        raise InvalidInputError(f"cannot create the folder {out}: {error.strerror}") from None
     console = Console(stderr=True)
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("reading", total=None)
@@ -66,4 +70,4 @@ def _print_table(figures: dict[str, Any], out: Path) -> None:
         table.add_row(row["target"], row["reference"] or "-", row["name"], str(row["modes"]), *errors)
     console = Console()
     console.print(table)
-    console.print(f"{out / 'report.html'} and report.json written", highlight=False)
+    console.print(f"wrote {out / 'report.html'} and report.json", highlight=False)

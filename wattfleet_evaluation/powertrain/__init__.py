@@ -1,1 +1,1 @@
-"""The published baseline, PowerTrain, and the network that it transfers."""
+"""The published baseline PowerTrain: its networks and the predictors built on them."""

@@ -1,7 +1,6 @@
-"""The dense network of the published method, and how it is trained.
+"""The dense network of PowerTrain and its training (doi:10.1016/j.future.2024.07.001, section 3.1 and table 4).
 
-PowerTrain, doi:10.1016/j.future.2024.07.001, section 3.1 and table 4. Training needs torch; predicting, storing and
-reading a trained network do not.
+Only training needs torch. Predicting with a trained network, storing and reading it do not.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _INPUTS = 4
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a network is trained. The defaults are table 4; what the paper leaves open is marked.
+    """Hyperparameters of a network's training. The defaults are from table 4 of the paper, unless marked.
 
     Attributes:
         epochs: passes over the entries.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
         batch: entries in a step (not stated in the paper).
-        dropout: share of neurons left out after the first and the second layer (not stated in the paper).
-        entries: how often a measured mode stands among the entries, one for each profiled minibatch (section 4).
-        held_out: share of the modes that chooses the best epoch.
-        seed: another seed, another split, start and order.
+        dropout: dropout rate after the first and the second layer (not stated in the paper).
+        entries: number of entries per measured mode, one for each profiled minibatch (section 4).
+        held_out: share of the modes that is held out to choose the best epoch.
+        seed: seed of the split, the initial weights and the order.
     """
 
     epochs: int = 100
@@ -55,8 +54,8 @@ class DenseNetwork:
     """Four dense layers, ReLU after the first three, over standardised power modes.
 
     Attributes:
-        centre: `[4]` mean of each knob over the modes that the first training saw.
-        scale: `[4]` standard deviation of each knob over them; 1 for a knob that never changed.
+        centre: `[4]` mean of each knob over the modes of the first training.
+        scale: `[4]` standard deviation of each knob over these modes; 1 for a knob that never changed.
         weights: four arrays `[neurons, inputs]`.
         biases: four arrays `[neurons]`.
     """
@@ -67,7 +66,7 @@ class DenseNetwork:
     biases: tuple[Values, ...]
 
     def __call__(self, modes: ModeArray) -> Values:
-        """The network's output at `[n, 4]` modes, `[n]` in the unit it was trained on; may be negative."""
+        """The `[n]` outputs at `[n, 4]` modes, in the unit of the training values; may be negative."""
         signal = (modes - self.centre) / self.scale
         for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             signal = signal @ weight.T + bias
@@ -104,19 +103,19 @@ def _shapes() -> Iterator[tuple[int, tuple[int, int]]]:
 def train(
     modes: ModeArray, observed: Values, start: DenseNetwork | None, loss: Loss, schedule: Schedule
 ) -> tuple[DenseNetwork, Values]:
-    """Train a network; the same rows in the same order give the same network on the same machine.
+    """Train a network. The same rows in the same order give the same network on the same machine.
 
     Args:
         modes: `[n, 4]` measured modes, n at least 2.
-        observed: `[n]` what was measured there, positive, in the unit to predict.
-        start: a network whose last layer is replaced by a fresh one and all of which is then tuned (section 3.2);
-            None starts all layers afresh.
+        observed: `[n]` values measured at these modes, positive, in the unit to predict.
+        start: the network to fine-tune, after its last layer is replaced by a new one (section 3.2). None initialises
+            all layers.
         loss: mean squared error, or mean absolute percentage error (section 4.3.4).
-        schedule: how.
+        schedule: the hyperparameters.
 
     Returns:
-        The network of the epoch with the least loss on the modes that were held out, and the `[k]` logarithms of
-        observed over predicted at those modes; a prediction that is not positive counts as a hundredth.
+        The network of the epoch with the least loss on the held-out modes, and the `[k]` logarithms of observed over
+        predicted values at these modes. A predicted value below a hundredth of the observed one counts as a hundredth.
 
     Raises:
         InvalidInputError: torch is not installed.
@@ -125,7 +124,7 @@ def train(
         import torch
     except ModuleNotFoundError:
         raise InvalidInputError(
-            "this predictor trains networks, which needs torch: pip install 'wattfleet[simulation]', or use roofline"
+            "this predictor needs torch: install it with pip install 'wattfleet[simulation]', or use roofline"
         ) from None
     centre, scale = (modes.mean(axis=0), modes.std(axis=0)) if start is None else (start.centre, start.scale)
     scale = np.where(scale > 0, scale, 1.0)
@@ -136,7 +135,7 @@ def train(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(schedule.seed)
         layers = _fresh(start, schedule.dropout)
-        # Activations that fade out would otherwise slow every step several times.
+        # Denormal activations would make every step several times slower.
         torch.set_flush_denormal(True)
         try:
             _descend(layers, inputs, targets, order[held:], order[:held], loss, schedule)
@@ -155,7 +154,7 @@ def train(
 
 
 def _fresh(start: DenseNetwork | None, dropout: float) -> torch.nn.Sequential:
-    """Layers to train: all fresh, or those of a network with a fresh last one."""
+    """Layers to train: all new, or those of a network with a new last one."""
     import torch
     from torch.nn import Dropout, Linear, Module, ReLU
 
@@ -183,7 +182,7 @@ def _descend(
     loss: Loss,
     schedule: Schedule,
 ) -> None:
-    """Train the layers in place, and leave them as they were after their best epoch."""
+    """Train the layers in place, and leave them with the weights of the best epoch."""
     import torch
 
     def lost(rows: torch.Tensor) -> torch.Tensor:

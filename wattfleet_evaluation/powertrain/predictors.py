@@ -1,8 +1,7 @@
-"""The published predictors: PowerTrain's transfer, and the network trained on the measured modes alone.
+"""The published baselines: PowerTrain's transfer, and its network trained on the measured modes alone.
 
-PowerTrain, doi:10.1016/j.future.2024.07.001, sections 3.1 and 3.2. They stand here to be compared with. The paper
-says nothing of uncertainty, and its network may predict what is not positive: the two additions here are one standard
-deviation for all modes, and a floor.
+PowerTrain, doi:10.1016/j.future.2024.07.001, sections 3.1 and 3.2. The paper gives no uncertainty, and its network may
+predict negative values. We add one standard deviation for all modes, and a floor.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from wattfleet_evaluation.powertrain.networks import DenseNetwork, Loss, Schedul
 
 Values = NDArray[np.float64]
 
-# What the held-out modes weigh against: the paper's own errors at 50 modes, about 15 and 5.5 %, as standard
-# deviations of normal errors. With ten measured modes a single one is held out.
+# Prior of the errors: the paper's own at 50 modes, about 15 and 5.5 %, as standard deviations of normal errors. It has
+# the weight of four held-out modes. With ten measured modes, only one is held out.
 _TIME_LOG_SD, _POWER_LOG_SD, _WEIGHT = 0.19, 0.07, 4
-# No prediction is below this share of the least that was measured.
+# No prediction is below this share of the lowest measured value.
 _FLOOR = 0.1
 
 
@@ -41,8 +40,8 @@ class Quantity:
     """One predicted quantity.
 
     Attributes:
-        network: its network, in the unit of the quantity.
-        floor: what it predicts where the network's output is lower.
+        network: predicts the quantity in its own unit.
+        floor: lower bound of the predictions.
         log_sd: standard deviation of the logarithm of the error, the same at all modes.
     """
 
@@ -60,17 +59,17 @@ class Quantity:
         usual: float,
         schedule: Schedule,
     ) -> Quantity:
-        """Train on `[n, 4]` modes and the `[n]` values observed there, from a network or afresh.
+        """Train on `[n, 4]` modes and the `[n]` values observed there, starting from a network or from scratch.
 
-        The standard deviation is the root mean square over the held-out modes, drawn towards `usual`. These modes
-        chose the best epoch, so it is rather too small.
+        The standard deviation is the root mean square over the held-out modes, shrunk towards `usual`. It tends to be
+        too small, because the same modes chose the best epoch.
         """
         network, errors = train(modes, observed, start, loss, schedule)
         variance = (_WEIGHT * usual**2 + float((errors**2).sum())) / (_WEIGHT + len(errors))
         return cls(network, _FLOOR * float(observed.min()), float(np.sqrt(variance)))
 
     def predict(self, modes: ModeArray) -> tuple[Values, Values]:
-        """Value and standard deviation of its logarithm at `[n, 4]` modes, `[n]` each."""
+        """The `[n]` values at `[n, 4]` modes, and the `[n]` standard deviations of their logarithms."""
         return np.maximum(self.network(modes), self.floor), np.full(len(modes), self.log_sd)
 
     def tensors(self, prefix: str) -> Tensors:
@@ -82,7 +81,7 @@ class Quantity:
         """Read what `tensors` wrote.
 
         Raises:
-            CorruptReferenceError: an array is missing or of another shape, or floor or deviation are not positive.
+            CorruptReferenceError: an array is missing or has another shape, or the floor or deviation is not positive.
         """
         floor, log_sd = read_array(tensors, f"{prefix}.floor_and_log_sd", 2, positive=True).tolist()
         return cls(DenseNetwork.read(tensors, prefix), floor, log_sd)
@@ -90,12 +89,12 @@ class Quantity:
 
 @dataclass(frozen=True)
 class PowerTrainPredictor:
-    """A network for time and one for power, tuned from those of a reference.
+    """A network for time and one for power, fine-tuned from those of a reference.
 
     Attributes:
         time: milliseconds per minibatch.
         power: milliwatts.
-        gpu_hz: `[k]` GPU frequencies among the modes that were fitted. Another kind of board has others.
+        gpu_hz: `[k]` GPU frequencies of the fitted modes. They differ between kinds of boards.
     """
 
     name: ClassVar[str] = "powertrain"
@@ -109,15 +108,15 @@ class PowerTrainPredictor:
     def fit(
         cls, profile: Profile, reference: PowerTrainPredictor | None = None, schedule: Schedule | None = None
     ) -> PowerTrainPredictor:
-        """Train a reference on a corpus, or tune a reference to measured modes.
+        """Train a reference on a corpus, or fine-tune a reference to measured modes.
 
-        The loss is the squared error, and the percentage error where a GPU frequency is none of the reference's: the
-        paper changed it by hand for "very different device types" (section 4.3.4).
+        The loss is the squared error. If the profile has a GPU frequency that the reference has not, the loss is the
+        percentage error: the paper changed it by hand for "very different device types" (section 4.3.4).
 
         Args:
-            profile: at least `MIN_MODES` modes; their order does not matter.
-            reference: the predictor of another workload or device; None trains all layers afresh.
-            schedule: how to train; None is the paper's table 4.
+            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            reference: the predictor of another workload or device; None trains from scratch.
+            schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
             InvalidInputError: too few modes, or torch is not installed.
@@ -128,7 +127,7 @@ class PowerTrainPredictor:
         return cls(time, power, np.unique(profile.modes[:, 2]))
 
     def adapted(self, of: Hardware, to: Hardware) -> PowerTrainPredictor:
-        """Itself: the networks know nothing of hardware."""
+        """Return itself: the networks do not depend on hardware data."""
         return self
 
     def predict(self, modes: ModeArray) -> Prediction:
@@ -153,7 +152,7 @@ class PowerTrainPredictor:
 
 @dataclass(frozen=True)
 class ScratchPredictor:
-    """The same networks, trained on the measured modes alone (the paper's baseline "NN").
+    """The same networks, trained only on the measured modes (the paper's baseline "NN").
 
     Attributes:
         time: milliseconds per minibatch.
@@ -173,9 +172,9 @@ class ScratchPredictor:
         """Train on measured modes.
 
         Args:
-            profile: at least `MIN_MODES` modes; their order does not matter.
-            reference: of no effect: nothing carries over.
-            schedule: how to train; None is the paper's table 4.
+            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            reference: ignored, since nothing is transferred.
+            schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
             InvalidInputError: too few modes, or torch is not installed.
@@ -183,7 +182,7 @@ class ScratchPredictor:
         return cls(*_fit(profile, (None, None), "mse", schedule))
 
     def adapted(self, of: Hardware, to: Hardware) -> ScratchPredictor:
-        """Itself: the networks know nothing of hardware."""
+        """Return itself: the networks do not depend on hardware data."""
         return self
 
     def predict(self, modes: ModeArray) -> Prediction:
@@ -216,7 +215,7 @@ def _fit(
     if schedule is None:
         schedule = Schedule()
     if len(profile) >= MIN_CORPUS_MODES:
-        # A profile holds a median for each mode: thousands of them need no repetition.
+        # A profile has one median per mode. With thousands of modes there is no need to repeat them.
         schedule = replace(schedule, entries=1)
     profile = profile.rows(np.lexsort(profile.modes.T))
     modes = profile.modes

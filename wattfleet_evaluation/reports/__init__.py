@@ -1,1 +1,1 @@
-"""The report of an evaluation over a folder of measured profiles."""
+"""The report of an evaluation over a folder of measured profiles: its data and its HTML page."""

@@ -1,4 +1,7 @@
-"""The report of an evaluation as one HTML page that works offline."""
+"""The evaluation report as a single HTML page that works offline and makes no network requests.
+
+Figures are plain Plotly dictionaries. The page's script adds fonts and the colours of the light or dark theme.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,20 @@ from wattfleet_io.html_page import INK, write_page
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
 
+_INK = "@ink"  # The page's script replaces it with the theme's foreground colour.
 _GREY = "#8a8f98"
 
 
 class Published(NamedTuple):
-    """A figure of the paper (doi:10.1016/j.future.2024.07.001), transferred from ResNet-18 on the AGX Orin.
+    """A figure of the paper (doi:10.1016/j.future.2024.07.001) for a transfer from ResNet-18 on the AGX Orin.
 
     Attributes:
         target: the file of the same workload and device.
         method: `powertrain` or `scratch`.
-        modes: how many modes were fitted.
-        time_mape: median MAPE of the time, %; None where the text does not give it.
-        power_mape: that of the power.
-        where: the section.
+        modes: number of fitted modes.
+        time_mape: median MAPE of the time, %; None if the paper's text does not give it.
+        power_mape: median MAPE of the power, likewise.
+        where: the paper's section.
     """
 
     target: str
@@ -46,7 +50,7 @@ PUBLISHED = (
     Published("orin_nano_resnet18", "powertrain", 50, 7.85, 5.96, "4.3"),
 )
 
-# Source and section, median time penalty %, over the budget by more than 1 W %; MobileNetV3 but for the last two.
+# Source and section, median time penalty %, over the budget by more than 1 W %. All but the last two are MobileNetV3.
 PUBLISHED_CHOICE = (
     ("powertrain, paper, 5", "0.7", "25"),
     ("scratch, paper, 5", "5", "–"),
@@ -56,7 +60,7 @@ PUBLISHED_CHOICE = (
 
 
 class Style(NamedTuple):
-    """How a method looks wherever it appears: told by shape as well as by colour, which not everyone sees."""
+    """A method's legend text and its look in plots. Shapes differ as well as colours, for colour-blind readers."""
 
     label: str
     colour: str
@@ -66,19 +70,19 @@ class Style(NamedTuple):
 
 
 STYLES = {
-    "wattfleet": Style("the default, measures what it would choose", "#0072b2", "circle", "●"),
-    "roofline": Style("the default predictor, at random modes", "#009e73", "diamond", "◆"),
-    "powertrain": Style("the published transfer", "#d55e00", "square", "■"),
-    "scratch": Style("its network, on these modes alone", "#cc79a7", "triangle-up", "▲"),
-    "random": Style("the best of as many random modes", "#8f7ae5", "pentagon", "⬟", "dot"),
-    "binary-search": Style("halves the knobs by observed power", "#e69f00", "triangle-down", "▼", "dot"),
-    "presets": Style("NVIDIA's, by their names", "#56b4e9", "star", "★", "dash"),
+    "wattfleet": Style("Wattfleet's default, measures the modes it would choose", "#0072b2", "circle", "●"),
+    "roofline": Style("Wattfleet's predictor, fitted to random modes", "#009e73", "diamond", "◆"),
+    "powertrain": Style("PowerTrain's transfer", "#d55e00", "square", "■"),
+    "scratch": Style("PowerTrain's network without transfer", "#cc79a7", "triangle-up", "▲"),
+    "random": Style("the best of random measured modes", "#8f7ae5", "pentagon", "⬟", "dot"),
+    "binary-search": Style("halves the knobs by measured power", "#e69f00", "triangle-down", "▼", "dot"),
+    "presets": Style("NVIDIA's presets, chosen by the watts in their names", "#56b4e9", "star", "★", "dash"),
     "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
 }
 
 
 def write_html(report: Report, path: Path) -> None:
-    """Write a report as an HTML page.
+    """Write a report as a self-contained page.
 
     Args:
         report: as `wattfleet_evaluation.reports.all_cases.build_report` makes it.
@@ -98,7 +102,7 @@ def write_html(report: Report, path: Path) -> None:
 
 
 def figures(report: Report) -> dict[str, Figure]:
-    """All figures of the page, by the id of the element that each is drawn in."""
+    """All figures of the page, by the id of their HTML element."""
     found: dict[str, Figure] = {}
     for k, pair in enumerate(_pairs(report)):
         found[f"time-{k}"] = _errors(pair, "time")
@@ -111,7 +115,7 @@ def figures(report: Report) -> dict[str, Figure]:
 
 
 def _pairs(report: Report) -> list[dict[str, Any]]:
-    """What belongs together: a reference, a target, and everything evaluated there, with or without the reference."""
+    """For every reference and target, the evaluations on this target with this reference or without any."""
     pairs = []
     for front in report["fronts"]:
         target, reference = front["target"], front["reference"]
@@ -127,7 +131,7 @@ def _pairs(report: Report) -> list[dict[str, Any]]:
 
 
 def _errors(pair: Report, quantity: str) -> Figure:
-    """Error against the number of modes, from the first to the third quartile of the runs."""
+    """Plot the median error over the number of modes, with bars from the first to the third quartile."""
     data = []
     for name, rows in _by_name(pair["transfers"]).items():
         errors = [row[f"{quantity}_mape"] for row in rows]
@@ -157,7 +161,7 @@ def _errors(pair: Report, quantity: str) -> Figure:
 
 
 def _coverage(pair: Report) -> Figure:
-    """Share of unseen modes inside the 90 % interval; the band is what is asked for."""
+    """Plot the share of unseen modes inside the 90 % interval; the grey band marks 85 to 95 %."""
     data = []
     for name, rows in _by_name(pair["transfers"]).items():
         for quantity, dash in (("time", "solid"), ("power", "dot")):
@@ -173,7 +177,7 @@ def _coverage(pair: Report) -> Figure:
 
 
 def _by_budget(pair: Report, quantity: str, title: str, most: float) -> Figure:
-    """A figure of every strategy against the budget; what leaves the plot is in the table."""
+    """Plot a figure of every choice method over the budget. Values beyond the axis are in the table."""
     rows = [row for row in pair["choices"] if row["name"] in STYLES]
     data = [
         _line(
@@ -189,7 +193,7 @@ def _by_budget(pair: Report, quantity: str, title: str, most: float) -> Figure:
 
 
 def _front(front: Report) -> Figure:
-    """The predicted front over the measured modes, as the paper draws it, and where its modes really lie."""
+    """Plot the predicted front over the measured modes, as the paper does, and its modes' measured values."""
     hover = "%{x:,.1f} ms, %{y:.1f} W<extra></extra>"
     blue = STYLES["wattfleet"].colour
     data = [

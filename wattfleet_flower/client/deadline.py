@@ -1,4 +1,4 @@
-"""A training that ends by its deadline: what was done until then is kept, and counted."""
+"""Stops a training at its deadline and measures how much of its work was done."""
 
 from __future__ import annotations
 
@@ -12,86 +12,86 @@ from wattfleet_io.gpu import wait_for_gpu
 
 Batch = TypeVar("Batch")
 
-# The next minibatch is expected to take the median of these last ones: one that stalled does not end a training.
-_REMEMBERED = 31
-# A GPU works behind what the app has asked for: towards the end it is waited for, so that what is counted is done.
-_WAITED_FOR_LAST_S = 5.0
+# The next minibatch is predicted to take the median of so many last ones, so that one stall does not end a training.
+_WINDOW = 31
+# A GPU works asynchronously. Near the deadline each minibatch is synchronized, so that only finished work counts.
+_SYNCHRONIZE_LAST_S = 5.0
 
 
 def length_of(loader: Iterable[object]) -> int | None:
-    """How many minibatches a loader has; None where it does not say."""
+    """Return how many minibatches a loader has; None if it has no length."""
     try:
-        return len(loader)  # type: ignore[arg-type]  # asked for is whether it has a length
+        return len(loader)  # type: ignore[arg-type]  # the question is whether it has a length
     except TypeError:
         return None
 
 
 class Deadline:
-    """One training's deadline, and how much of its work was done by then.
+    """One training's deadline, and how much of its work was done before it.
 
     Attributes:
-        used: whether any loader was bounded by it.
+        used: whether it limited any loader.
         cut: whether it ended the training early.
-        app_weighs: the app says that its weight counts only what was done.
+        app_weighs: whether the app's own weight counts only what was done.
     """
 
     def __init__(self, epochs: float, deadline_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
-        """The training begins.
+        """Start the training's time.
 
         Args:
-            epochs: local epochs that are assigned.
-            deadline_s: seconds from now at which it is to have ended; None for never.
-            now_s: the time.
+            epochs: local epochs assigned.
+            deadline_s: seconds from now by which the training has to end; None for no deadline.
+            now_s: returns the current time.
         """
         self._epochs = epochs
         self._now_s = now_s
         self._ends_s = float("inf") if deadline_s is None else now_s() + deadline_s
-        self._took_s: deque[float] = deque(maxlen=_REMEMBERED)
+        self._durations_s: deque[float] = deque(maxlen=_WINDOW)
         self._done = 0
         self._epoch_length: int | None = None
         self.used = self.cut = self.app_weighs = False
 
     def bounded(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The minibatches of `loader` until another one would end after the deadline; the first of all is always given.
+        """Yield minibatches of `loader` until the next one would end after the deadline.
 
-        Once the deadline has ended the training, no loader gives any more.
+        The training's first minibatch is always yielded. Once the deadline has ended the training, nothing is yielded.
         """
         self.used = True
         self._epoch_length = length_of(loader) or self._epoch_length
         batches = iter(loader)
-        given = 0
+        yielded = 0
         try:
             while True:
-                asked_s = self._now_s()
-                if self._is_over(asked_s):
-                    self.cut |= given != self._epoch_length
+                started_s = self._now_s()
+                if self._is_over(started_s):
+                    self.cut |= yielded != self._epoch_length
                     return
                 try:
                     batch = next(batches)
                 except StopIteration:
-                    # Without a length of its own, the loader has had one by its end.
-                    self._epoch_length = given or self._epoch_length
+                    # A loader without a length has shown it by its end.
+                    self._epoch_length = yielded or self._epoch_length
                     return
                 yield batch
-                given += 1
+                yielded += 1
                 self._done += 1
-                if self._ends_s - self._now_s() < _WAITED_FOR_LAST_S:
+                if self._ends_s - self._now_s() < _SYNCHRONIZE_LAST_S:
                     wait_for_gpu()
-                self._took_s.append(self._now_s() - asked_s)
+                self._durations_s.append(self._now_s() - started_s)
         finally:
             close = getattr(batches, "close", None)
-            if close is not None:  # a loader that measures puts the training's own mode back
+            if close is not None:  # a measuring loader re-applies the assigned mode
                 close()
 
     def stop(self) -> None:
-        """The training is to end with the minibatch in hand, whatever the time."""
+        """End the training after the current minibatch, whatever the time."""
         self._ends_s = -float("inf")
 
     @property
     def epochs_done(self) -> float | None:
-        """Local epochs that were trained; 0 where the training was cut and nobody knows how long an epoch is.
+        """Local epochs trained: 0 if the training was cut and an epoch's length is unknown.
 
-        None where it was not cut: as many as were assigned.
+        None if the training was not cut, so that it did every epoch assigned.
         """
         if not self.cut:
             return None
@@ -99,7 +99,7 @@ class Deadline:
 
     @property
     def share(self) -> float | None:
-        """How much of the assigned work was done, 0 to 1; None where nobody knows."""
+        """The share of the assigned work that was done, 0 to 1; None if unknown."""
         epochs_done = self.epochs_done
         if epochs_done is None:
             return 1.0
@@ -108,5 +108,5 @@ class Deadline:
     def _is_over(self, now_s: float) -> bool:
         if self.cut or not self._done:
             return self.cut
-        expected_s = statistics.median(self._took_s) if self._took_s else 0.0
+        expected_s = statistics.median(self._durations_s) if self._durations_s else 0.0
         return now_s + expected_s > self._ends_s

@@ -1,4 +1,4 @@
-"""Buffered asynchronous aggregation (Nguyen et al. 2022, arXiv 2106.06639), without network and clock."""
+"""The arithmetic of buffered asynchronous aggregation (Nguyen et al. 2022, arXiv 2106.06639)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class Update:
-    """What one training changed.
+    """The result of one training.
 
     Attributes:
-        base: the arrays that it began with.
-        trained: the arrays that it ended with.
-        staleness: server steps that were made in between.
+        base: the arrays that it started from.
+        trained: the arrays after training.
+        staleness: server steps between its start and its arrival.
     """
 
     base: Arrays
@@ -28,19 +28,19 @@ class Update:
 
     @property
     def weight(self) -> float:
-        """What it counts: the paper's `1 / sqrt(1 + staleness)`."""
+        """Its weight in a step: the paper's `1 / sqrt(1 + staleness)`."""
         return 1.0 / math.sqrt(1.0 + self.staleness)
 
 
 def step(current: Arrays, updates: Sequence[Update], learning_rate: float) -> Arrays:
-    """The server's step: `current + learning_rate * mean(weight * (trained - base))`.
+    """Compute the server's step: `current + learning_rate * mean(weight * (trained - base))`.
 
-    Each array keeps its kind of number; counters, such as those of batch norm, are rounded.
+    Each array keeps its dtype; integers, such as the counters of batch norm, are rounded.
 
     Args:
-        current: the arrays now.
-        updates: of the buffer, one or more.
-        learning_rate: the server's.
+        current: the arrays before the step.
+        updates: the buffered updates, at least one.
+        learning_rate: the server's learning rate.
 
     Returns:
         The arrays after the step.

@@ -1,4 +1,4 @@
-"""What can go wrong between Flower's server and the coordinator."""
+"""Errors that a ServerApp may see."""
 
 from __future__ import annotations
 
@@ -12,20 +12,25 @@ class PlanningError(WattfleetError):
 
 
 class RefusedError(PlanningError):
-    """The coordinator answered, and refused.
+    """The coordinator answered with an error.
 
     Attributes:
         code: the status of its answer.
     """
 
     def __init__(self, text: str, code: grpc.StatusCode = grpc.StatusCode.UNKNOWN) -> None:
-        """Refuse with a status."""
+        """Refuse with a status.
+
+        Args:
+            text: what is wrong.
+            code: the status of the coordinator's answer.
+        """
         super().__init__(text)
         self.code = code
 
     @property
-    def may_pass(self) -> bool:
-        """Whether the same request may be granted later: devices get ready, budgets rise, a full disk is cleared."""
+    def is_transient(self) -> bool:
+        """Whether the same request may succeed later: devices get ready, budgets rise, a full disk is cleared."""
         return self.code in (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.UNAVAILABLE,
@@ -34,15 +39,15 @@ class RefusedError(PlanningError):
         )
 
 
-class CoordinatorAwayError(PlanningError):
-    """The coordinator does not answer; training goes on without it."""
+class CoordinatorUnreachableError(PlanningError):
+    """The coordinator does not answer; training continues without it."""
 
 
 class NoUpdatesError(WattfleetError):
-    """Nothing that a node sent could be aggregated for as long as was allowed."""
+    """No node sent an update that could be aggregated before the timeout."""
 
 
 class TwoStrategiesError(WattfleetError):
-    """Two power-aware strategies at once would each plan with all of the site's watts."""
+    """Two power-aware strategies run at once: each would plan with all of the site's watts."""
 
     caller_must_correct = True

@@ -1,10 +1,10 @@
-"""FedBuff: asynchronous training, for fleets whose devices differ by more than ten times.
+"""FedBuff: asynchronous training for fleets whose devices differ by more than ten times.
 
     FedBuff(buffer_size=4).start(grid, initial_arrays, num_rounds=100)
     PowerAware(FedBuff(buffer_size=4), coordinator="127.0.0.1:7070").start(...)
 
-No round waits for its slowest device: the server makes a step as soon as enough updates have arrived, whatever they
-began from, and devices that are free then begin from its result.
+No round waits for its slowest device. The server makes a step as soon as enough updates have arrived, whichever version
+of the model they started from. Free devices then start from the result.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.buffer import Arrays, Update, step
-from wattfleet_flower.server.clock import Clock, SystemClock
 from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
-from wattfleet_flower.server.outcome import failure_of
+from wattfleet_flower.server.replies import describe_error
 from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds
+from wattfleet_io.clock import Clock, SystemClock
 
 _POLL_S = 1.0
-# A node whose training failed is tried again after a while, each time after twice as long.
-_TRIED_AGAIN_AFTER_S, _TRIED_AGAIN_AT_LAST_AFTER_S = 10.0, 320.0
+# Backoff of a node whose training failed; it doubles with each failure.
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 320.0
 
 Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
 @dataclass
 class _Dispatch:
-    """Messages that were sent together, by one plan where there is one."""
+    """Messages that were sent together, for one plan if there is one."""
 
     planned: PlannedRound | None
-    waited_s: float
+    timeout_s: float
     unanswered: set[str] = field(default_factory=set)
     replies: list[Message] = field(default_factory=list)
 
 
 @dataclass
-class _Flight:
-    """A training that is under way."""
+class _InFlight:
+    """A training in flight."""
 
     node_id: int
     version: int
@@ -58,7 +58,7 @@ class _Flight:
 class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
     """Buffered asynchronous aggregation; see the module.
 
-    Evaluation on the nodes is left out: a node works on one message at a time, and it would wait behind trainings.
+    Nodes do not evaluate: a node handles one message at a time, so an evaluation would wait behind its training.
     """
 
     def __init__(
@@ -72,26 +72,27 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         configrecord_key: str = "config",
         clock: Clock | None = None,
     ) -> None:
-        """Choose how it aggregates.
+        """Set how updates are aggregated.
 
         Args:
-            buffer_size: updates of one server step; each counts the same, but for its staleness.
-            server_learning_rate: how far a step goes.
-            max_staleness: updates that began more steps ago are dropped; None keeps all.
-            weighted_by_key: the metric by which the others are averaged.
-            arrayrecord_key: where the arrays lie in a message.
-            configrecord_key: where the config lies in a message.
-            clock: to wait by; None for the system's.
+            buffer_size: updates per server step; they differ in weight only by their staleness.
+            server_learning_rate: scales each step.
+            max_staleness: drop updates that started more steps ago; None keeps all.
+            weighted_by_key: the metric that weights the average of the other metrics.
+            arrayrecord_key: key of the arrays in a message.
+            configrecord_key: key of the config in a message.
+            clock: measures the waiting; None for the system's clock.
 
         Raises:
-            InvalidInputError: with these no step is possible.
+            InvalidInputError: a value is out of range.
         """
         if buffer_size < 1 or not 0 < server_learning_rate < float("inf"):
             raise InvalidInputError(
-                f"a step needs one update or more and a rate above 0, not {buffer_size} and {server_learning_rate:g}"
+                f"buffer_size must be 1 or more and server_learning_rate above 0,"
+                f" got {buffer_size} and {server_learning_rate:g}"
             )
         if max_staleness is not None and max_staleness < 0:
-            raise InvalidInputError(f"a staleness of at most {max_staleness} drops every update: allow 0 or more")
+            raise InvalidInputError(f"max_staleness must be 0 or more, got {max_staleness}; None keeps every update")
         self.buffer_size = buffer_size
         self.server_learning_rate = server_learning_rate
         self.max_staleness = max_staleness
@@ -113,16 +114,16 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         """Train on every node, without plans.
 
         Args:
-            grid: Flower's.
-            initial_arrays: to begin with.
+            grid: Flower's grid.
+            initial_arrays: the model to start from.
             num_rounds: server steps.
-            timeout: seconds that a training may take, and that the run may go without any update.
-            train_config: for the nodes.
-            evaluate_config: of no use here.
-            evaluate_fn: evaluates on the server, before the first step and after each.
+            timeout: seconds that a training may take, and that the run may go without an update.
+            train_config: config sent to the nodes.
+            evaluate_config: ignored, since nodes do not evaluate.
+            evaluate_fn: evaluates on the server, before the first step and after each step.
 
         Raises:
-            NoUpdatesError: no update arrived for as long as `timeout`.
+            NoUpdatesError: no update arrived within `timeout`.
         """
         return self.start_planned(None, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
 
@@ -136,10 +137,10 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         train_config: ConfigRecord | None,
         evaluate_fn: Evaluation | None,
     ) -> Result:
-        """Train on the nodes that plans choose among those that are free; see `start`.
+        """Train on the free nodes that plans select; see `start`.
 
         Args:
-            rounds: plans; None for every node that is free.
+            rounds: makes the plans; None to train on every free node.
             grid: see `start`.
             initial_arrays: see `start`.
             num_rounds: see `start`.
@@ -149,7 +150,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
 
         Raises:
             NoUpdatesError: see `start`.
-            PlanningError: nothing trains, and no training can be planned.
+            PlanningError: no training is in flight, and none can be planned.
         """
         self.summary()
         return _Loop(self, self._clock, rounds, grid, initial_arrays, timeout, train_config or ConfigRecord()).run(
@@ -157,41 +158,42 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
         )
 
     def summary(self) -> None:
-        """Log how it aggregates."""
-        log(INFO, "\t├──> FedBuff: a step of %g for every %d updates", self.server_learning_rate, self.buffer_size)
-        log(INFO, "\t└──> Most stale update: %s", "any" if self.max_staleness is None else self.max_staleness)
+        """Log the settings of the aggregation."""
+        log(INFO, "\t├──> FedBuff: learning rate %g, %d updates per step", self.server_learning_rate, self.buffer_size)
+        log(INFO, "\t└──> Maximum staleness: %s", "any" if self.max_staleness is None else self.max_staleness)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """There are no rounds to configure.
+        """Refuse: FedBuff has no rounds.
 
         Raises:
             InvalidInputError: always.
         """
         raise InvalidInputError(
-            "FedBuff has no rounds that another strategy could drive: start it itself, or PowerAware(FedBuff(...))"
+            "FedBuff has no rounds, so no strategy but PowerAware can wrap it:"
+            " start FedBuff or PowerAware(FedBuff(...))"
         )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """No round is configured, so none is aggregated."""
+        """Return nothing, since FedBuff has no rounds."""
         return None, None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nodes evaluate nothing."""
+        """Return nothing, since nodes do not evaluate."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Nodes evaluate nothing."""
+        """Return nothing, since nodes do not evaluate."""
         return None
 
 
 class _Loop:
-    """One run."""
+    """The server loop of one run."""
 
     def __init__(
         self,
@@ -212,7 +214,7 @@ class _Loop:
         self._arrays: Arrays = {key: array.numpy() for key, array in initial_arrays.items()}
         self._version = 0
         self._dispatches = 0
-        self._flights: dict[str, _Flight] = {}
+        self._in_flight: dict[str, _InFlight] = {}
         self._buffer: list[tuple[Update, RecordDict]] = []
         self._failures: dict[int, int] = {}
         self._not_before_s: dict[int, float] = {}
@@ -223,9 +225,9 @@ class _Loop:
         self._evaluate(result, evaluate_fn)
         has_stepped = True
         while self._version < steps:
-            # After a step for the nodes that are free to begin from it; and where the buffer could not fill else.
-            under_way = sum(not flight.is_given_up for flight in self._flights.values())
-            if has_stepped or under_way + len(self._buffer) < self._strategy.buffer_size:
+            # Send after each step, and whenever the trainings in flight are too few to fill the buffer.
+            training = sum(not flight.is_given_up for flight in self._in_flight.values())
+            if has_stepped or training + len(self._buffer) < self._strategy.buffer_size:
                 self._send()
             self._receive()
             has_stepped = len(self._buffer) >= self._strategy.buffer_size
@@ -233,22 +235,20 @@ class _Loop:
                 self._step(result)
                 self._evaluate(result, evaluate_fn)
             elif self._clock.now_s() - self._updated_s > self._timeout_s:
-                raise NoUpdatesError(
-                    f"no node has sent an update for {self._timeout_s:g} s: look at the warnings above"
-                )
+                raise NoUpdatesError(f"no node has sent an update for {self._timeout_s:g} s: see the warnings above")
             else:
                 self._clock.sleep_s(_POLL_S)
-        for dispatch in {id(flight.dispatch): flight.dispatch for flight in self._flights.values()}.values():
+        for dispatch in {id(flight.dispatch): flight.dispatch for flight in self._in_flight.values()}.values():
             if dispatch.planned is not None:
-                # What is under way still did not fail: it is just of no use any more.
+                # A training still in flight has not failed; its update is no longer needed.
                 sent = dispatch.planned.sent
-                dispatch.planned.sent = [one for one in sent if one[0].message_id not in dispatch.unanswered]
-            self._told(dispatch)
+                dispatch.planned.sent = [part for part in sent if part[0].message_id not in dispatch.unanswered]
+            self._report(dispatch)
         return result
 
     def _send(self) -> None:
         now_s = self._clock.now_s()
-        busy = {flight.node_id for flight in self._flights.values()}
+        busy = {flight.node_id for flight in self._in_flight.values()}
         free = [
             node_id
             for node_id in self._grid.get_node_ids()
@@ -259,122 +259,122 @@ class _Loop:
         planned = None
         if self._rounds is not None:
             try:
-                planned = self._rounds.plan(self._grid, self._dispatches + 1, free, waits=not self._flights)
+                planned = self._rounds.plan(self._grid, self._dispatches + 1, free, waits=not self._in_flight)
             except RefusedError as refused:
-                if not (self._flights and refused.may_pass):
+                if not (self._in_flight and refused.is_transient):
                     raise
-                return  # those that train hold the watts: there will be a plan when one of them is done
+                return  # trainings in flight hold the watts; a plan becomes possible when one of them ends
         self._dispatches += 1
         self._config["server-round"] = self._version + 1
         record = ArrayRecord({key: Array(array) for key, array in self._arrays.items()})
         content = RecordDict({self._strategy.arrayrecord_key: record, self._strategy.configrecord_key: self._config})
         to = free if planned is None else planned.node_ids
         messages = [Message(content, dst_node_id=node_id, message_type="train") for node_id in to]
-        waited_s: float | None = self._timeout_s
+        timeout_s: float | None = self._timeout_s
         if planned is not None and self._rounds is not None:
-            messages = self._rounds.assigned(planned, messages)
-            waited_s = self._rounds.limit_s(planned, self._timeout_s)
-        dispatch = _Dispatch(planned, waited_s or self._timeout_s)
-        taken = set(self._grid.push_messages(messages))
+            messages = self._rounds.with_assignments(planned, messages)
+            timeout_s = self._rounds.reply_timeout_s(planned, self._timeout_s)
+        dispatch = _Dispatch(planned, timeout_s or self._timeout_s)
+        accepted = set(self._grid.push_messages(messages))
         for message in messages:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
-            if message_id not in taken:
-                self._failed(node_id, "Flower did not take its message")
+            if message_id not in accepted:
+                self._failed(node_id, "Flower did not accept its message")
                 continue
             dispatch.unanswered.add(message_id)
-            give_up_s = now_s + dispatch.waited_s
-            self._flights[message_id] = _Flight(node_id, self._version, self._arrays, dispatch, give_up_s)
+            give_up_s = now_s + dispatch.timeout_s
+            self._in_flight[message_id] = _InFlight(node_id, self._version, self._arrays, dispatch, give_up_s)
         if not dispatch.unanswered:
-            self._told(dispatch)
+            self._report(dispatch)
 
     def _receive(self) -> None:
-        for reply in self._grid.pull_messages(list(self._flights)) if self._flights else []:
-            flight = self._flights.pop(reply.metadata.reply_to_message_id, None)
+        for reply in self._grid.pull_messages(list(self._in_flight)) if self._in_flight else []:
+            flight = self._in_flight.pop(reply.metadata.reply_to_message_id, None)
             if flight is None:
                 continue
             flight.dispatch.replies.append(reply)
-            self._taken(flight, reply)
+            self._accept(flight, reply)
             self._answered(reply.metadata.reply_to_message_id, flight.dispatch)
         now_s = self._clock.now_s()
-        for message_id, flight in list(self._flights.items()):
+        for message_id, flight in list(self._in_flight.items()):
             if now_s < flight.give_up_s:
                 continue
-            if flight.is_given_up:  # for so long that its message must be lost
-                del self._flights[message_id]
+            if flight.is_given_up:  # for so long that its message must have been lost
+                del self._in_flight[message_id]
                 continue
-            if self._waits_on(flight.dispatch):
+            if self._extend_timeout(flight.dispatch):
                 continue
-            # It may train still, and counts as busy; should its update come after all, it is welcome.
+            # The node may still train and counts as busy. A late update is still used.
             flight.is_given_up = True
             flight.give_up_s = now_s + self._timeout_s
-            self._failed(flight.node_id, f"no reply within {flight.dispatch.waited_s:.0f} s")
+            self._failed(flight.node_id, f"no reply within {flight.dispatch.timeout_s:.0f} s")
             self._answered(message_id, flight.dispatch)
 
-    def _waits_on(self, dispatch: _Dispatch) -> bool:
-        """Whether its trainings may take longer than they were waited for, as their plan was trimmed since."""
+    def _extend_timeout(self, dispatch: _Dispatch) -> bool:
+        """Give the trainings more time if their plan was trimmed since; return whether it was."""
         if dispatch.planned is None or self._rounds is None:
             return False
-        waited_s = self._rounds.renewed_limit_s(dispatch.planned, self._timeout_s) or self._timeout_s
-        more_s = waited_s - dispatch.waited_s
+        extended_s = self._rounds.extended_timeout_s(dispatch.planned, self._timeout_s) or self._timeout_s
+        more_s = extended_s - dispatch.timeout_s
         if more_s <= 0:
             return False
-        dispatch.waited_s = waited_s
-        for flight in self._flights.values():
+        dispatch.timeout_s = extended_s
+        for flight in self._in_flight.values():
             if flight.dispatch is dispatch:
                 flight.give_up_s += more_s
         return True
 
-    def _taken(self, flight: _Flight, reply: Message) -> None:
-        """Take an update into the buffer."""
+    def _accept(self, flight: _InFlight, reply: Message) -> None:
+        """Add an update to the buffer."""
         if reply.has_error():
-            self._failed(flight.node_id, failure_of(reply.error))
+            self._failed(flight.node_id, describe_error(reply.error))
             return
         records = list(reply.content.array_records.values())
         trained = {key: array.numpy() for key, array in records[0].items()} if len(records) == 1 else {}
         if {key: array.shape for key, array in trained.items()} != {k: a.shape for k, a in flight.base.items()}:
-            self._failed(flight.node_id, "its reply does not hold the arrays that it was sent, once")
+            self._failed(flight.node_id, "its reply must hold the arrays that it was sent, exactly once")
             return
         self._failures.pop(flight.node_id, None)
         self._updated_s = self._clock.now_s()
         update = Update(flight.base, trained, self._version - flight.version)
-        most = self._strategy.max_staleness
-        if most is not None and update.staleness > most:
-            log(INFO, "node %d's update is dropped: it began %d steps ago", flight.node_id, update.staleness)
+        max_staleness = self._strategy.max_staleness
+        if max_staleness is not None and update.staleness > max_staleness:
+            log(INFO, "dropped the update of node %d: it started %d steps ago", flight.node_id, update.staleness)
             return
         self._buffer.append((update, reply.content))
 
     def _failed(self, node_id: int, reason: str) -> None:
         failures = self._failures[node_id] = self._failures.get(node_id, 0) + 1
-        again_s = min(_TRIED_AGAIN_AT_LAST_AFTER_S, _TRIED_AGAIN_AFTER_S * 2.0 ** (failures - 1))
-        self._not_before_s[node_id] = self._clock.now_s() + again_s
-        log(WARNING, "node %d failed, and is tried again after %.0f s: %s", node_id, again_s, reason)
+        retry_s = min(_LONGEST_RETRY_S, _FIRST_RETRY_S * 2.0 ** (failures - 1))
+        self._not_before_s[node_id] = self._clock.now_s() + retry_s
+        log(WARNING, "node %d failed, retrying it in %.0f s: %s", node_id, retry_s, reason)
 
     def _answered(self, message_id: str, dispatch: _Dispatch) -> None:
         if message_id in dispatch.unanswered:
             dispatch.unanswered.discard(message_id)
             if not dispatch.unanswered:
-                self._told(dispatch)
+                self._report(dispatch)
 
-    def _told(self, dispatch: _Dispatch) -> None:
-        """Tell the coordinator what came of a plan, once."""
+    def _report(self, dispatch: _Dispatch) -> None:
+        """Report a plan's results to the coordinator, once."""
         planned, dispatch.planned = dispatch.planned, None
         if planned is not None and self._rounds is not None:
             self._rounds.finish(planned, dispatch.replies, self._strategy.weighted_by_key)
 
     def _step(self, result: Result) -> None:
         updates = [update for update, _ in self._buffer]
-        contents = [content for _, content in self._buffer if self._is_weighed(content)]
+        contents = [content for _, content in self._buffer if self._has_weight(content)]
         self._buffer = []
         self._arrays = step(self._arrays, updates, self._strategy.server_learning_rate)
         self._version += 1
         stale = sum(update.staleness > 0 for update in updates)
-        log(INFO, "[STEP %d] of %d updates, %d of them stale", self._version, len(updates), stale)
+        log(INFO, "[STEP %d] from %d updates, %d of them stale", self._version, len(updates), stale)
         result.arrays = ArrayRecord({key: Array(array) for key, array in self._arrays.items()})
         if contents:
             metrics = aggregate_metricrecords(contents, self._strategy.weighted_by_key)
             result.train_metrics_clientapp[self._version] = metrics
 
-    def _is_weighed(self, content: RecordDict) -> bool:
+    def _has_weight(self, content: RecordDict) -> bool:
         records = list(content.metric_records.values())
         return len(records) == 1 and self._strategy.weighted_by_key in records[0]
 

@@ -1,4 +1,4 @@
-"""Flower's grid, as a strategy is shown it."""
+"""Grids that restrict what a strategy sees of Flower's grid."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from wattfleet_flower.server.clock import Clock
+from wattfleet_io.clock import Clock
 
 _POLL_S = 3.0
-"""As often as Flower's own grid."""
+"""The interval of Flower's own grid."""
 
-Limit = Callable[[float | None], float | None]
-"""Given the caller's timeout, the one to use; both in seconds, None for none."""
+Timeout = Callable[[float | None], float | None]
+"""Maps the caller's timeout to the one to use; both in seconds, None for no timeout."""
 
 
-class _PassedOnGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict checking
-    """A grid that is another one in everything."""
+class _ForwardingGrid(Grid):  # type: ignore[misc]  # Flower is not typed for strict checking
+    """A grid that forwards every call to another one."""
 
     def __init__(self, grid: Grid) -> None:
-        """Pass on to a grid."""
+        """Forward to a grid."""
         self._grid = grid
 
     def get_node_ids(self) -> Iterable[int]:
@@ -29,12 +29,12 @@ class _PassedOnGrid(Grid):  # type: ignore[misc]  # Flower is not typed for stri
         return self._grid.get_node_ids()  # type: ignore[no-any-return]
 
     def get_nodes(self) -> Iterable[Any]:
-        """The nodes of the wrapped grid, with what Flower tells of each."""
+        """The nodes of the wrapped grid, with Flower's information about each."""
         return self._grid.get_nodes()  # type: ignore[no-any-return]
 
     @property
     def run(self) -> Any:
-        """The run, as the wrapped grid has it."""
+        """The wrapped grid's run."""
         return self._grid.run
 
     def set_run(self, run: Any) -> None:
@@ -58,69 +58,68 @@ class _PassedOnGrid(Grid):  # type: ignore[misc]  # Flower is not typed for stri
         return self._grid.send_and_receive(messages, timeout=timeout)  # type: ignore[no-any-return]
 
 
-class ShownNodesGrid(_PassedOnGrid):
-    """A grid that shows some of its nodes, and the same ones for as long as it is used.
+class SelectedNodesGrid(_ForwardingGrid):
+    """A grid that lists only the selected nodes, whether or not they are still connected.
 
-    Every strategy samples through what its grid shows, and waits for as many nodes as it wants: here none can vanish
-    between the count and the draw.
+    Strategies count and sample the nodes that their grid lists. With a fixed list no node can vanish between the two.
     """
 
     def __init__(self, grid: Grid, node_ids: Sequence[int]) -> None:
-        """Show these nodes of a grid."""
+        """List only these nodes of a grid."""
         super().__init__(grid)
         self._node_ids = list(node_ids)
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are shown."""
+        """The selected nodes."""
         return list(self._node_ids)
 
     def get_nodes(self) -> Iterable[Any]:
-        """The nodes that are shown, with what Flower tells of each."""
-        shown = set(self._node_ids)
-        return [node for node in self._grid.get_nodes() if node.node_id in shown]
+        """The selected nodes, with Flower's information about each."""
+        selected = set(self._node_ids)
+        return [node for node in self._grid.get_nodes() if node.node_id in selected]
 
 
-class TimedGrid(_PassedOnGrid):
-    """A grid that waits for a training's replies for as long as the round's plan allows."""
+class TimeLimitedGrid(_ForwardingGrid):
+    """A grid that waits for the replies to training messages as long as the round's plan allows."""
 
-    def __init__(self, grid: Grid, limit: Limit, renewed_limit: Limit, clock: Clock) -> None:
-        """Bound the waiting of a grid.
+    def __init__(self, grid: Grid, timeout: Timeout, extended_timeout: Timeout, clock: Clock) -> None:
+        """Limit how long a grid waits.
 
         Args:
             grid: the grid.
-            limit: the timeout of training messages that are to be sent.
-            renewed_limit: the same once it is over and replies lack; where it is longer now, they are waited for.
-            clock: to wait by.
+            timeout: gives the timeout for training messages before they are sent.
+            extended_timeout: gives the timeout once the first has passed and replies are missing.
+            clock: measures the waiting.
         """
         super().__init__(grid)
-        self._limit = limit
-        self._renewed_limit = renewed_limit
+        self._timeout = timeout
+        self._extended_timeout = extended_timeout
         self._clock = clock
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """Send, and wait for as long as is allowed."""
+        """Send messages and wait for their replies until the timeout."""
         messages = list(messages)
         if not any(message.metadata.message_type.startswith("train") for message in messages):
             return super().send_and_receive(messages, timeout=timeout)
         began_s = self._clock.now_s()
-        limit_s = self._limit(timeout)
+        limit_s = self._timeout(timeout)
         replies = list(super().send_and_receive(messages, timeout=limit_s))
         missing = {message.metadata.message_id for message in messages}
         missing -= {reply.metadata.reply_to_message_id for reply in replies}
         while missing and limit_s is not None and limit_s != timeout:
-            renewed_s = self._renewed_limit(timeout)
-            if renewed_s is None or renewed_s <= limit_s:
+            extended_s = self._extended_timeout(timeout)
+            if extended_s is None or extended_s <= limit_s:
                 break
-            limit_s = renewed_s
-            replies += self._pulled(missing, began_s + limit_s)
+            limit_s = extended_s
+            replies += self._pull(missing, began_s + limit_s)
         return replies
 
-    def _pulled(self, missing: set[str], until_s: float) -> list[Message]:
-        """Replies to messages that come until then; the messages are taken out of those missing."""
+    def _pull(self, missing: set[str], until_s: float) -> list[Message]:
+        """Pull replies until all or `until_s` are reached; removes the answered messages from `missing`."""
         replies: list[Message] = []
         while missing and self._clock.now_s() < until_s:
             self._clock.sleep_s(_POLL_S)
-            there = list(self.pull_messages(list(missing)))
-            missing -= {reply.metadata.reply_to_message_id for reply in there}
-            replies += there
+            arrived = list(self.pull_messages(list(missing)))
+            missing -= {reply.metadata.reply_to_message_id for reply in arrived}
+            replies += arrived
         return replies

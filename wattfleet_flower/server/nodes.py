@@ -1,4 +1,4 @@
-"""Flower's nodes: which are connected, and which devices they are."""
+"""Flower's nodes: which are connected, and which device each one is."""
 
 from __future__ import annotations
 
@@ -8,88 +8,93 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from wattfleet_flower.server.clock import Clock
 from wattfleet_flower.server.errors import PlanningError
-from wattfleet_flower.server.outcome import failure_of
-from wattfleet_flower.server.planner import Planner
+from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.replies import describe_error
+from wattfleet_io.clock import Clock
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
 POLL_S = 1.0
 
-# A node that did not say who it is costs a round of messages to ask, which takes seconds even where all answer.
-_ASKED_AGAIN_AFTER_S = 600.0
+# Asking a node for its device id takes a message, which takes seconds even where every node answers.
+_IDENTIFY_INTERVAL_S = 600.0
 
-# So many are a message that a coordinator takes, however long the ids.
-_BOUND_AT_ONCE = 1000
+# A request with so many bindings stays below the coordinator's message limit, however long the ids.
+_BINDINGS_PER_REQUEST = 1000
 
 
 class Nodes:
-    """Waits for nodes, and asks those that no device is known for who they are."""
+    """Waits for nodes to connect, and asks unknown nodes for their device id."""
 
-    def __init__(self, planner: Planner, patience_s: float, clock: Clock) -> None:
-        """Use one coordinator.
+    def __init__(self, planner: PlanningClient, timeout_s: float, clock: Clock) -> None:
+        """Use a coordinator.
 
         Args:
-            planner: knows and keeps which node is which device.
-            patience_s: seconds to wait for nodes, and for their answers.
-            clock: to wait by.
+            planner: the coordinator, which stores which node is which device.
+            timeout_s: seconds to wait for nodes to connect, and for their answers.
+            clock: measures the waiting.
         """
         self._planner = planner
-        self._patience_s = patience_s
+        self._timeout_s = timeout_s
         self._clock = clock
         self._accepted = 0
         self._asked_s: dict[int, float] = {}
-        self._newest: dict[int, int] = {}
+        self._asked_in: dict[int, int] = {}
 
     def connected(self, grid: Grid, least: int) -> list[int]:
-        """The nodes that are there, once there are `least`, or after a while as many as there are.
+        """Wait until `least` nodes are connected, or until the timeout, and return the connected ones.
 
-        The patience is spent once: while no further node is lost, later rounds go on at once.
+        After one timeout, later rounds start at once while no further node is lost.
 
         Raises:
-            PlanningError: there is none.
+            PlanningError: no node is connected.
         """
         began_s = self._clock.now_s()
-        said = False
+        is_logged = False
         while len(node_ids := list(grid.get_node_ids())) < least:
             if node_ids and self._accepted and len(node_ids) >= self._accepted:
                 return node_ids
-            if self._clock.now_s() - began_s >= self._patience_s:
+            if self._clock.now_s() - began_s >= self._timeout_s:
                 break
-            if not said:
+            if not is_logged:
                 log(INFO, "Waiting for nodes to connect: %d of %d", len(node_ids), least)
-                said = True
+                is_logged = True
             self._clock.sleep_s(POLL_S)
         if not node_ids:
             raise PlanningError(
-                f"no node has connected within {self._patience_s:g} s: are the SuperNodes running?"
-                " PowerAware(patience_s=...) waits longer"
+                f"no node has connected within {self._timeout_s:g} s: start the SuperNodes,"
+                " or wait longer with PowerAware(patience_s=...)"
             )
         self._accepted = len(node_ids) if len(node_ids) < least else 0
         if self._accepted:
-            log(WARNING, "going on with %d nodes: the strategy asks for %d, which are not there", len(node_ids), least)
+            log(
+                WARNING,
+                "continuing with %d nodes: the strategy asks for %d, but no more are connected",
+                len(node_ids),
+                least,
+            )
         return node_ids
 
     def identified(self, grid: Grid, node_ids: list[int]) -> list[int]:
-        """The nodes that a round can be planned with, once those have been asked that no device is known for.
+        """Ask unknown nodes for their device id, and return the nodes that a round can be planned with.
 
         Raises:
-            CoordinatorAwayError: the coordinator does not answer.
-            RefusedError: it refused.
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused the request.
         """
-        known = self._planner.ask("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
+        known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
         now_s = self._clock.now_s()
         unknown = [
             node_id
             for node_id in known.unknown_node_ids
-            if node_id not in self._asked_s or now_s - self._asked_s[node_id] >= _ASKED_AGAIN_AFTER_S
+            if node_id not in self._asked_s or now_s - self._asked_s[node_id] >= _IDENTIFY_INTERVAL_S
         ]
         bindings = self._ask(grid, unknown) if unknown else []
-        for begin in range(0, len(bindings), _BOUND_AT_ONCE):
-            some = bindings[begin : begin + _BOUND_AT_ONCE]
-            self._planner.ask("BindNodes", planning_pb2.BindNodesRequest(bindings=some))
-        return self._without_former([*known.bindings, *bindings])
+        for start in range(0, len(bindings), _BINDINGS_PER_REQUEST):
+            batch = bindings[start : start + _BINDINGS_PER_REQUEST]
+            self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
+        return self._without_replaced([*known.bindings, *bindings])
 
     def _ask(self, grid: Grid, node_ids: list[int]) -> list[planning_pb2.NodeBinding]:
         messages = [
@@ -98,14 +103,14 @@ class Nodes:
             )
             for node_id in node_ids
         ]
-        replies = list(grid.send_and_receive(messages, timeout=self._patience_s))
+        replies = list(grid.send_and_receive(messages, timeout=self._timeout_s))
         asked = {message.metadata.message_id: message.metadata.dst_node_id for message in messages}
-        reasons = dict.fromkeys(node_ids, f"no reply within {self._patience_s:g} s")
+        reasons = dict.fromkeys(node_ids, f"no reply within {self._timeout_s:g} s")
         bindings = []
         for reply in replies:
             node_id = asked.get(reply.metadata.reply_to_message_id, reply.metadata.src_node_id)
             if reply.has_error():
-                reasons[node_id] = failure_of(reply.error)
+                reasons[node_id] = describe_error(reply.error)
             elif DEVICE_ID_KEY not in reply.content.get(RECORD_KEY, {}):
                 reasons[node_id] = "its ClientApp has no power_mode_mod"
             else:
@@ -118,23 +123,23 @@ class Nodes:
         for node_id, reason in reasons.items():
             log(
                 WARNING,
-                "node %d is left out for the next %.0f min, it did not say which device it is: %s",
+                "node %d is excluded for the next %.0f min, since its device is unknown: %s",
                 node_id,
-                _ASKED_AGAIN_AFTER_S / 60,
+                _IDENTIFY_INTERVAL_S / 60,
                 reason,
             )
-        batch = 1 + max(self._newest.values(), default=0)
-        self._newest.update({binding.node_id: batch for binding in bindings})
+        latest = 1 + max(self._asked_in.values(), default=0)
+        self._asked_in.update({binding.node_id: latest for binding in bindings})
         return bindings
 
-    def _without_former(self, bindings: list[planning_pb2.NodeBinding]) -> list[int]:
-        """Of several nodes that are one device, the newest: a SuperNode that restarts has a new number.
+    def _without_replaced(self, bindings: list[planning_pb2.NodeBinding]) -> list[int]:
+        """Keep the newest node of each device: a restarted SuperNode has a new node id.
 
-        Flower lists the former one for a while yet. Two that said so at the same time remain two, for the coordinator
-        to refuse.
+        Flower lists the old node for a while. Two nodes that gave the same device id in one batch are both kept, so
+        that the coordinator refuses them.
         """
         newest: dict[str, int] = {}
         for binding in bindings:
-            said = self._newest.get(binding.node_id, 0)
-            newest[binding.device_id] = max(said, newest.get(binding.device_id, 0))
-        return [b.node_id for b in bindings if self._newest.get(b.node_id, 0) == newest[b.device_id]]
+            asked_in = self._asked_in.get(binding.node_id, 0)
+            newest[binding.device_id] = max(asked_in, newest.get(binding.device_id, 0))
+        return [b.node_id for b in bindings if self._asked_in.get(b.node_id, 0) == newest[b.device_id]]

@@ -1,4 +1,4 @@
-"""A wrapper that steers any strategy by the fleet's round plans."""
+"""A wrapper that makes any strategy follow the coordinator's round plans."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from wattfleet_flower.server.clock import Clock, SystemClock
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
-from wattfleet_flower.server.grids import ShownNodesGrid, TimedGrid
-from wattfleet_flower.server.planner import Planner
-from wattfleet_flower.server.rounds import Patience, PlannedRound, PlannedRounds
-from wattfleet_flower.server.sampling import attribute, layers, takes_all, takes_at_most
+from wattfleet_flower.server.grids import SelectedNodesGrid, TimeLimitedGrid
+from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds, WaitLimits
+from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
+from wattfleet_io.clock import Clock, SystemClock
 
 ALLOWANCE_S = 90.0
-"""Of every message Flower starts a Python process, which takes some ten seconds on a Jetson; the model travels twice;
-and that a node is gone or its process was killed is known after a minute only."""
+"""Flower starts a Python process for each message, about ten seconds on a Jetson, and sends the model twice. It reports
+a lost node or a killed process only after a minute."""
 
 PATIENCE_S = 120.0
 LOW_BUDGET_PATIENCE_S = 12 * 3600.0
-"""A night."""
+"""One night."""
 
 
 class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for strict checking
-    """A strategy whose training rounds go to the devices, and in the power modes, that the coordinator plans.
+    """Runs each training round on the devices and in the power modes that the coordinator plans.
 
-    The wrapped strategy writes the messages and aggregates the replies as ever; evaluation is left to it. While the
-    coordinator is away, training is left to it as well, which is said. Failures, and what is done about each, are in
-    `docs/flower.md`.
+    The wrapped strategy writes the messages, aggregates the replies and evaluates as usual. While the coordinator is
+    unreachable, the wrapped strategy also selects the nodes, and a warning is logged. `docs/flower.md` lists every
+    failure and how it is handled.
     """
 
     def __init__(
@@ -50,31 +50,31 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         """Wrap a strategy.
 
         Args:
-            strategy: any of Flower's strategies, or one of your own.
+            strategy: one of Flower's strategies, or one of your own.
             coordinator: host:port of the coordinator, or a stub of its PlanningService.
-            local_epochs: passes over its data that the app's training makes at each node in a round.
-            allowance_s: seconds that a round's replies are waited for beyond the plan's deadline, or beyond twice its
-                predicted duration where it has none; never beyond `start`'s own timeout, which alone counts where this
-                is None.
-            patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify, and for
-                a device to be ready. Then the round goes on with those there are; where there is none, the run ends.
-            low_budget_patience_s: seconds to wait for more watts where the budget, in a run that has trained, carries
-                no device any more.
-            clock: to wait by; None for the system's.
+            local_epochs: passes over its data that each node trains in a round.
+            allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
+                its predicted duration instead. `start`'s own timeout still applies; None leaves it as the only limit.
+            patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify
+                themselves, and for a device to be ready. Then the round starts with those available; without any, the
+                run ends.
+            low_budget_patience_s: seconds to wait for more watts when the budget suffices for no device any more, in a
+                run that has trained before.
+            clock: measures the waiting; None for the system's clock.
 
         Raises:
             TwoStrategiesError: the strategy is, or wraps, a power-aware one.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
-            raise TwoStrategiesError("a power-aware strategy around another: wrap a strategy once, on the outside")
+            raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
         self.strategy = strategy
         self._coordinator = coordinator if isinstance(coordinator, str) else "its stub"
         self._clock = clock or SystemClock()
         self._rounds = PlannedRounds(
-            Planner(coordinator),
+            PlanningClient(coordinator),
             type(strategy).__name__,
             local_epochs,
-            Patience(allowance_s, patience_s, low_budget_patience_s),
+            WaitLimits(allowance_s, patience_s, low_budget_patience_s),
             self._clock,
         )
         self._planned: PlannedRound | None = None
@@ -89,15 +89,15 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Run the rounds as the wrapped strategy would, and tell the coordinator how they went.
+        """Run the rounds as the wrapped strategy would, and report each one to the coordinator.
 
         Raises:
-            PlanningError: a round cannot be planned, and waiting was of no use; the text says why.
+            PlanningError: a round cannot be planned, even after waiting; the text gives the reason.
             TwoStrategiesError: another power-aware strategy runs.
         """
 
-        def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-            assert evaluate_fn is not None, "else this is not called"
+        def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            assert evaluate_fn is not None, "only called with an evaluate_fn"
             metrics = evaluate_fn(server_round, arrays)
             self._rounds.report_metrics(server_round, metrics)
             return metrics
@@ -108,13 +108,13 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
                 )
             return super().start(
-                TimedGrid(grid, self._limit_s, self._renewed_limit_s, self._clock),
+                TimeLimitedGrid(grid, self._reply_timeout_s, self._extended_timeout_s, self._clock),
                 initial_arrays,
                 num_rounds,
                 timeout,
                 train_config,
                 evaluate_config,
-                evaluated if evaluate_fn else None,
+                evaluate_and_report if evaluate_fn else None,
             )
 
     def configure_train(
@@ -127,17 +127,21 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
         planned = self._rounds.plan(grid, server_round, node_ids)
         if planned is None:
-            with takes_at_most(self.strategy, len(node_ids)):
-                return list(self.strategy.configure_train(server_round, arrays, config, ShownNodesGrid(grid, node_ids)))
+            with sampling_at_most(self.strategy, len(node_ids)):
+                return list(
+                    self.strategy.configure_train(server_round, arrays, config, SelectedNodesGrid(grid, node_ids))
+                )
         self._planned = planned
-        with takes_all(self.strategy):
-            shown = ShownNodesGrid(grid, planned.node_ids)
-            return self._rounds.assigned(planned, self.strategy.configure_train(server_round, arrays, config, shown))
+        with sampling_all(self.strategy):
+            selected = SelectedNodesGrid(grid, planned.node_ids)
+            return self._rounds.with_assignments(
+                planned, self.strategy.configure_train(server_round, arrays, config, selected)
+            )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Tell the coordinator what came of the round, and let the wrapped strategy aggregate."""
+        """Report the round's results to the coordinator, and let the wrapped strategy aggregate."""
         planned, self._planned = self._planned, None
         if planned is not None:
             replies = self._rounds.finish(planned, replies, attribute(self.strategy, "weighted_by_key", "num-examples"))
@@ -146,17 +150,17 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Evaluation is left to the wrapped strategy, but it waits for no more nodes than there are."""
+        """Let the wrapped strategy configure evaluation, without waiting for more nodes than are connected."""
         node_ids = list(grid.get_node_ids())
         if not node_ids:
-            log(WARNING, "nothing is evaluated after round %d: no node is connected", server_round)
+            log(WARNING, "no evaluation after round %d: no node is connected", server_round)
             return []
-        with takes_at_most(self.strategy, len(node_ids)):
-            shown = ShownNodesGrid(grid, node_ids)
-            return list(self.strategy.configure_evaluate(server_round, arrays, config, shown))
+        with sampling_at_most(self.strategy, len(node_ids)):
+            selected = SelectedNodesGrid(grid, node_ids)
+            return list(self.strategy.configure_evaluate(server_round, arrays, config, selected))
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Evaluation is left to the wrapped strategy."""
+        """Let the wrapped strategy aggregate the evaluation."""
         return self.strategy.aggregate_evaluate(server_round, replies)
 
     def summary(self) -> None:
@@ -164,10 +168,10 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         log(INFO, "\t├──> Power-aware, planned by %s, around %s:", self._coordinator, type(self.strategy).__name__)
         self.strategy.summary()
 
-    def _limit_s(self, timeout_s: float | None) -> float | None:
-        """How long to wait for a training's replies."""
-        return timeout_s if self._planned is None else self._rounds.limit_s(self._planned, timeout_s)
+    def _reply_timeout_s(self, timeout_s: float | None) -> float | None:
+        """Return how long to wait for a training's replies."""
+        return timeout_s if self._planned is None else self._rounds.reply_timeout_s(self._planned, timeout_s)
 
-    def _renewed_limit_s(self, timeout_s: float | None) -> float | None:
-        """How long to wait for those that lack, once that is over."""
-        return timeout_s if self._planned is None else self._rounds.renewed_limit_s(self._planned, timeout_s)
+    def _extended_timeout_s(self, timeout_s: float | None) -> float | None:
+        """Return the timeout for missing replies once the first has passed."""
+        return timeout_s if self._planned is None else self._rounds.extended_timeout_s(self._planned, timeout_s)

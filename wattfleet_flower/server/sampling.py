@@ -1,7 +1,7 @@
-"""How many nodes a strategy takes: its own attributes, lent for as long as it writes its messages.
+"""Temporary changes of how many nodes a strategy samples, through the strategy's own attributes.
 
-Every sampling strategy of Flower derives from FedAvg and has FedAvg's attributes; those for differential privacy wrap
-one that has them.
+Every sampling strategy of Flower derives from FedAvg and has FedAvg's attributes. Strategies for differential privacy
+wrap one that has them.
 """
 
 from __future__ import annotations
@@ -12,42 +12,42 @@ from typing import Any
 
 from flwr.serverapp.strategy import Strategy
 
-_LEAST = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
+_MINIMUM_ATTRIBUTES = ("min_available_nodes", "min_train_nodes", "min_evaluate_nodes")
 
 
 def layers(strategy: Strategy) -> Iterator[Strategy]:
-    """A strategy, the one that it wraps, and so on."""
+    """Yield a strategy, the strategy that it wraps, and so on."""
     seen: list[Strategy] = []
     layer: Any = strategy
-    while isinstance(layer, Strategy) and not any(layer is one for one in seen):
+    while isinstance(layer, Strategy) and not any(layer is each for each in seen):
         seen.append(layer)
         yield layer
         layer = getattr(layer, "strategy", None)
 
 
 def attribute(strategy: Strategy, name: str, default: Any) -> Any:
-    """An attribute of a strategy, or of the one that it wraps."""
+    """Return an attribute of a strategy or of the one that it wraps."""
     return next((getattr(layer, name) for layer in layers(strategy) if hasattr(layer, name)), default)
 
 
-def takes_all(strategy: Strategy) -> Any:
-    """While this lasts, the strategy trains on all nodes that it is shown: the plan has chosen them."""
-    return _lent(
+def sampling_all(strategy: Strategy) -> Any:
+    """Make the strategy train on all nodes of its grid within this context: the plan has selected them."""
+    return _overridden(
         strategy,
         {
             "fraction_train": lambda own: 1.0,
-            **{name: lambda own: 1 for name in _LEAST if name != "min_evaluate_nodes"},
+            **{name: lambda own: 1 for name in _MINIMUM_ATTRIBUTES if name != "min_evaluate_nodes"},
         },
     )
 
 
-def takes_at_most(strategy: Strategy, nodes: int) -> Any:
-    """While this lasts, the strategy samples as ever, but does not wait for more nodes than there are."""
-    return _lent(strategy, {name: lambda own: min(own, nodes) for name in _LEAST})
+def sampling_at_most(strategy: Strategy, nodes: int) -> Any:
+    """Keep the strategy from waiting for more than so many nodes within this context; it samples as usual."""
+    return _overridden(strategy, {name: lambda own: min(own, nodes) for name in _MINIMUM_ATTRIBUTES})
 
 
 @contextmanager
-def _lent(strategy: Strategy, changes: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+def _overridden(strategy: Strategy, changes: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
     own = [
         (layer, name, getattr(layer, name)) for layer in layers(strategy) for name in changes if hasattr(layer, name)
     ]

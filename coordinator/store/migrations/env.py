@@ -1,10 +1,10 @@
-"""Runs migrations within the transaction that it is given; see `coordinator/store/schema.py`."""
+"""Runs migrations in the transaction of `coordinator/store/schema.py`."""
 
 from alembic import context
 
 from coordinator.store.tables import Base
 
-# SQLite's tables can be changed within a transaction; Alembic does not count on it.
+# SQLite can change tables within a transaction; Alembic assumes that it cannot.
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=Base.metadata, transactional_ddl=True
 )

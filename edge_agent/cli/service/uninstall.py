@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from edge_agent.cli.options import JsonOption
-from edge_agent.runtime.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
 from wattfleet_io.console import print_json
 
 _THIS_MACHINE = Path("/")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edge_agent.devices.device import Clock, PowerTrace
+from edge_agent.devices.device import PowerTrace
+from wattfleet_io.clock import Clock
 
 _log = logging.getLogger(__name__)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
-from edge_agent.devices.device import Clock, Device, PowerMeter
+from edge_agent.devices.device import Device, PowerMeter
 from edge_agent.devices.meters.polled_meter import INTERVAL_S
+from wattfleet_io.clock import Clock
 
 # jtop publishes its first sample after half a second; energy counters need two readings.
 _PATIENCE_S = 1.5

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edge_agent.devices.device import Clock
 from edge_agent.devices.tree import Tree
+from wattfleet_io.clock import Clock
 
 # Packages only: they include their parts, and `psys` would count the packages twice.
 _PACKAGE = re.compile(r"package-\d+")

@@ -7,8 +7,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.devices.device import Clock, PowerTrace
+from edge_agent.devices.device import PowerTrace
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
+from wattfleet_io.clock import Clock
 
 # From the Orin Nano's logs: the first sample is repeated, the second comes 0.7 s later, later ones 1.3 s
 # apart (1.1 to 2.5 s by mode); settled samples scatter by 1.6 %, and one in twenty falls 3 to 20 % short.

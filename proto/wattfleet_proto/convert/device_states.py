@@ -22,6 +22,6 @@ def state_from_message(message: session_pb2.DeviceState.ValueType) -> DeviceStat
         InvalidInputError: the state is unset, or unknown to this version.
     """
     if message not in _FROM_MESSAGE:
-        known = ", ".join(session_pb2.DeviceState.Name(value) for value in _FROM_MESSAGE)
+        known = ", ".join(state.value for state in DeviceState)
         raise InvalidInputError(f"unknown device state {message}: expected one of {known}")
     return _FROM_MESSAGE[message]

@@ -45,10 +45,10 @@ class LocalAgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Train(self, request_iterator, context):
-        """One round's training: Start puts the assigned mode in force and begins to observe, Finish ends it, each answered.
-        In between, an app that measures while it trains reports its minibatches: each such report is answered once the
-        mode to train on in is in force. A stream that ends before its Finish, because the ClientApp was killed, say, parks
-        the device.
+        """One round's training. Start applies the assigned mode and begins observing; Finish ends both. Each is answered.
+        In between, an app that measures modes during training reports its minibatches. Each report is answered once the
+        mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
+        for example, the agent parks the device.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -85,7 +85,7 @@ class OperatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def PreviewPlan(self, request, context):
-        """What the next round of a run would be; nothing is reserved or stored.
+        """Plans the next round of a run without reserving or storing anything.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -98,7 +98,7 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SetBudget(self, request, context):
-        """Watts in place of what a supply's source says, until they are cleared or their time is over.
+        """Overrides the watts of a supply's source, until cleared or expired.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,14 +111,14 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def TagDevices(self, request, context):
-        """Tags beside those of the site file.
+        """Adds and removes tags, in addition to those of the site file.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainDevices(self, request, context):
-        """A drained device is not chosen for new rounds; what it trains it finishes.
+        """Excludes devices from new rounds; a training in flight continues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -131,14 +131,14 @@ class OperatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PublishReference(self, request_iterator, context):
-        """The manifest comes whole in the first message, the weights in chunks; the same again changes nothing.
+        """The first message holds the manifest, the following ones the weights in chunks. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinReference(self, request, context):
-        """From now on agents transfer from this reference; those that are connected come back to be told.
+        """Makes agents transfer from this reference; connected agents reconnect to learn of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

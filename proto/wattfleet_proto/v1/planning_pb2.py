@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/planning.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"C\n\x0fStartRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r\"\x12\n\x10StartRunResponse\"1\n\x0bNodeBinding\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdevice_id\x18\x02 \x01(\t\"\'\n\x13ResolveNodesRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\x04\"]\n\x14ResolveNodesResponse\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.NodeBinding\x12\x18\n\x10unknown_node_ids\x18\x02 \x03(\x04\"?\n\x10\x42indNodesRequest\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.NodeBinding\"\x13\n\x11\x42indNodesResponse\"S\n\x10PlanRoundRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08node_ids\x18\x03 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\"\xa2\x01\n\nAssignment\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x04 \x01(\x01\x12\x0f\n\x07power_w\x18\x05 \x01(\x01\x12\x15\n\rpower_limit_w\x18\x06 \x01(\x01\x12\x10\n\x08warmup_s\x18\x07 \x01(\x01\"?\n\x08\x44\x65\x63ision\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\tSupplyUse\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\x10\n\x08\x62udget_w\x18\x02 \x01(\x01\x12\x11\n\tplanned_w\x18\x03 \x01(\x01\"\xb3\x02\n\x11PlanRoundResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12-\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x18.wattfleet.v1.Assignment\x12)\n\tdecisions\x18\x03 \x03(\x0b\x32\x16.wattfleet.v1.Decision\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x11\n\tplanned_w\x18\x05 \x01(\x01\x12\x15\n\rsite_budget_w\x18\x06 \x01(\x01\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\x12)\n\x08supplies\x18\x08 \x03(\x0b\x32\x17.wattfleet.v1.SupplyUse\x12\x36\n\rfirst_planned\x18\t \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\"\x89\x01\n\x0c\x44\x65viceResult\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x19\n\x0cnum_examples\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05share\x18\x05 \x01(\x01\x42\x0f\n\r_num_examplesB\x07\n\x05_loss\"h\n\x12\x46inishRoundRequest\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0e\n\x06wall_s\x18\x03 \x01(\x01\x12+\n\x07results\x18\x04 \x03(\x0b\x32\x1a.wattfleet.v1.DeviceResultJ\x04\x08\x02\x10\x03\"\x15\n\x13\x46inishRoundResponse\"\xa7\x01\n\x14ReportMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12@\n\x07metrics\x18\x03 \x03(\x0b\x32/.wattfleet.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportMetricsResponse\"1\n\x10\x46inishRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x13\n\x11\x46inishRunResponse2\xcb\x04\n\x0fPlanningService\x12I\n\x08StartRun\x12\x1d.wattfleet.v1.StartRunRequest\x1a\x1e.wattfleet.v1.StartRunResponse\x12U\n\x0cResolveNodes\x12!.wattfleet.v1.ResolveNodesRequest\x1a\".wattfleet.v1.ResolveNodesResponse\x12L\n\tBindNodes\x12\x1e.wattfleet.v1.BindNodesRequest\x1a\x1f.wattfleet.v1.BindNodesResponse\x12L\n\tPlanRound\x12\x1e.wattfleet.v1.PlanRoundRequest\x1a\x1f.wattfleet.v1.PlanRoundResponse\x12R\n\x0b\x46inishRound\x12 .wattfleet.v1.FinishRoundRequest\x1a!.wattfleet.v1.FinishRoundResponse\x12X\n\rReportMetrics\x12\".wattfleet.v1.ReportMetricsRequest\x1a#.wattfleet.v1.ReportMetricsResponse\x12L\n\tFinishRun\x12\x1e.wattfleet.v1.FinishRunRequest\x1a\x1f.wattfleet.v1.FinishRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!wattfleet_proto/v1/planning.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"C\n\x0fStartRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08strategy\x18\x02 \x01(\t\x12\x0e\n\x06rounds\x18\x03 \x01(\r\"\x12\n\x10StartRunResponse\"1\n\x0bNodeBinding\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdevice_id\x18\x02 \x01(\t\"\'\n\x13ResolveNodesRequest\x12\x10\n\x08node_ids\x18\x01 \x03(\x04\"]\n\x14ResolveNodesResponse\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.NodeBinding\x12\x18\n\x10unknown_node_ids\x18\x02 \x03(\x04\"?\n\x10\x42indNodesRequest\x12+\n\x08\x62indings\x18\x01 \x03(\x0b\x32\x19.wattfleet.v1.NodeBinding\"\x13\n\x11\x42indNodesResponse\"S\n\x10PlanRoundRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12\x10\n\x08node_ids\x18\x03 \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x04 \x01(\x01\"\xa2\x01\n\nAssignment\x12\x0f\n\x07node_id\x18\x01 \x01(\x04\x12\x11\n\tdevice_id\x18\x02 \x01(\t\x12%\n\x04mode\x18\x03 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x0f\n\x07\x65poch_s\x18\x04 \x01(\x01\x12\x0f\n\x07power_w\x18\x05 \x01(\x01\x12\x15\n\rpower_limit_w\x18\x06 \x01(\x01\x12\x10\n\x08warmup_s\x18\x07 \x01(\x01\"?\n\x08\x44\x65\x63ision\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x10\n\x08selected\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"@\n\tSupplyUse\x12\x0e\n\x06supply\x18\x01 \x01(\t\x12\x10\n\x08\x62udget_w\x18\x02 \x01(\x01\x12\x11\n\tplanned_w\x18\x03 \x01(\x01\"\xb3\x02\n\x11PlanRoundResponse\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12-\n\x0b\x61ssignments\x18\x02 \x03(\x0b\x32\x18.wattfleet.v1.Assignment\x12)\n\tdecisions\x18\x03 \x03(\x0b\x32\x16.wattfleet.v1.Decision\x12\x12\n\nduration_s\x18\x04 \x01(\x01\x12\x11\n\tplanned_w\x18\x05 \x01(\x01\x12\x15\n\rsite_budget_w\x18\x06 \x01(\x01\x12\x12\n\ndeadline_s\x18\x07 \x01(\x01\x12)\n\x08supplies\x18\x08 \x03(\x0b\x32\x17.wattfleet.v1.SupplyUse\x12\x36\n\rfirst_planned\x18\t \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\"!\n\x0eGetPlanRequest\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\"@\n\x0fGetPlanResponse\x12-\n\x04plan\x18\x01 \x01(\x0b\x32\x1f.wattfleet.v1.PlanRoundResponse\"\x89\x01\n\x0c\x44\x65viceResult\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\x0f\n\x07\x66\x61ilure\x18\x02 \x01(\t\x12\x19\n\x0cnum_examples\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x11\n\x04loss\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\r\n\x05share\x18\x05 \x01(\x01\x42\x0f\n\r_num_examplesB\x07\n\x05_loss\"h\n\x12\x46inishRoundRequest\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0e\n\x06wall_s\x18\x03 \x01(\x01\x12+\n\x07results\x18\x04 \x03(\x0b\x32\x1a.wattfleet.v1.DeviceResultJ\x04\x08\x02\x10\x03\"\x15\n\x13\x46inishRoundResponse\"\xa7\x01\n\x14ReportMetricsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05round\x18\x02 \x01(\r\x12@\n\x07metrics\x18\x03 \x03(\x0b\x32/.wattfleet.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportMetricsResponse\"1\n\x10\x46inishRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x13\n\x11\x46inishRunResponse2\x93\x05\n\x0fPlanningService\x12I\n\x08StartRun\x12\x1d.wattfleet.v1.StartRunRequest\x1a\x1e.wattfleet.v1.StartRunResponse\x12U\n\x0cResolveNodes\x12!.wattfleet.v1.ResolveNodesRequest\x1a\".wattfleet.v1.ResolveNodesResponse\x12L\n\tBindNodes\x12\x1e.wattfleet.v1.BindNodesRequest\x1a\x1f.wattfleet.v1.BindNodesResponse\x12L\n\tPlanRound\x12\x1e.wattfleet.v1.PlanRoundRequest\x1a\x1f.wattfleet.v1.PlanRoundResponse\x12\x46\n\x07GetPlan\x12\x1c.wattfleet.v1.GetPlanRequest\x1a\x1d.wattfleet.v1.GetPlanResponse\x12R\n\x0b\x46inishRound\x12 .wattfleet.v1.FinishRoundRequest\x1a!.wattfleet.v1.FinishRoundResponse\x12X\n\rReportMetrics\x12\".wattfleet.v1.ReportMetricsRequest\x1a#.wattfleet.v1.ReportMetricsResponse\x12L\n\tFinishRun\x12\x1e.wattfleet.v1.FinishRunRequest\x1a\x1f.wattfleet.v1.FinishRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -58,22 +58,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SUPPLYUSE']._serialized_end=824
   _globals['_PLANROUNDRESPONSE']._serialized_start=827
   _globals['_PLANROUNDRESPONSE']._serialized_end=1134
-  _globals['_DEVICERESULT']._serialized_start=1137
-  _globals['_DEVICERESULT']._serialized_end=1274
-  _globals['_FINISHROUNDREQUEST']._serialized_start=1276
-  _globals['_FINISHROUNDREQUEST']._serialized_end=1380
-  _globals['_FINISHROUNDRESPONSE']._serialized_start=1382
-  _globals['_FINISHROUNDRESPONSE']._serialized_end=1403
-  _globals['_REPORTMETRICSREQUEST']._serialized_start=1406
-  _globals['_REPORTMETRICSREQUEST']._serialized_end=1573
-  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_start=1527
-  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_end=1573
-  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1575
-  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1598
-  _globals['_FINISHRUNREQUEST']._serialized_start=1600
-  _globals['_FINISHRUNREQUEST']._serialized_end=1649
-  _globals['_FINISHRUNRESPONSE']._serialized_start=1651
-  _globals['_FINISHRUNRESPONSE']._serialized_end=1670
-  _globals['_PLANNINGSERVICE']._serialized_start=1673
-  _globals['_PLANNINGSERVICE']._serialized_end=2260
+  _globals['_GETPLANREQUEST']._serialized_start=1136
+  _globals['_GETPLANREQUEST']._serialized_end=1169
+  _globals['_GETPLANRESPONSE']._serialized_start=1171
+  _globals['_GETPLANRESPONSE']._serialized_end=1235
+  _globals['_DEVICERESULT']._serialized_start=1238
+  _globals['_DEVICERESULT']._serialized_end=1375
+  _globals['_FINISHROUNDREQUEST']._serialized_start=1377
+  _globals['_FINISHROUNDREQUEST']._serialized_end=1481
+  _globals['_FINISHROUNDRESPONSE']._serialized_start=1483
+  _globals['_FINISHROUNDRESPONSE']._serialized_end=1504
+  _globals['_REPORTMETRICSREQUEST']._serialized_start=1507
+  _globals['_REPORTMETRICSREQUEST']._serialized_end=1674
+  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_start=1628
+  _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_end=1674
+  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1676
+  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1699
+  _globals['_FINISHRUNREQUEST']._serialized_start=1701
+  _globals['_FINISHRUNREQUEST']._serialized_end=1750
+  _globals['_FINISHRUNRESPONSE']._serialized_start=1752
+  _globals['_FINISHRUNRESPONSE']._serialized_end=1771
+  _globals['_PLANNINGSERVICE']._serialized_start=1774
+  _globals['_PLANNINGSERVICE']._serialized_end=2433
 # @@protoc_insertion_point(module_scope)

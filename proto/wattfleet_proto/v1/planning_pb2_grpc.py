@@ -54,6 +54,11 @@ class PlanningServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.FromString,
                 _registered_method=True)
+        self.GetPlan = channel.unary_unary(
+                '/wattfleet.v1.PlanningService/GetPlan',
+                request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanResponse.FromString,
+                _registered_method=True)
         self.FinishRound = channel.unary_unary(
                 '/wattfleet.v1.PlanningService/FinishRound',
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundRequest.SerializeToString,
@@ -81,21 +86,29 @@ class PlanningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ResolveNodes(self, request, context):
-        """Which of Flower's nodes are tied to a device already.
+        """Looks up the devices that Flower's nodes are bound to.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BindNodes(self, request, context):
-        """Tie Flower's nodes to devices, once.
+        """Binds Flower's nodes to devices, once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PlanRound(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Plans a round; a retried request returns the plan that was made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPlan(self, request, context):
+        """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -140,6 +153,11 @@ def add_PlanningServiceServicer_to_server(servicer, server):
                     servicer.PlanRound,
                     request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.SerializeToString,
+            ),
+            'GetPlan': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPlan,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanResponse.SerializeToString,
             ),
             'FinishRound': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishRound,
@@ -265,6 +283,33 @@ class PlanningService:
             '/wattfleet.v1.PlanningService/PlanRound',
             wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_planning__pb2.PlanRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPlan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.PlanningService/GetPlan',
+            wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_planning__pb2.GetPlanResponse.FromString,
             options,
             channel_credentials,
             insecure,

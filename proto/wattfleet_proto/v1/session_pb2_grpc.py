@@ -51,14 +51,14 @@ class SessionServiceServicer:
 
     def Session(self, request_iterator, context):
         """Reports go up, commands come down. The first message is a Hello, answered by a Welcome.
-        Every later message is acknowledged once it is stored; an agent repeats what was not.
+        Every later message is acknowledged once it is stored; the agent resends what was not acknowledged.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchReference(self, request, context):
-        """The reference predictor of a digest, from a byte offset on.
+        """Streams the reference predictor with a digest, from a byte offset on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -53,18 +53,18 @@ class DeviceView(_message.Message):
     idle_w: _builtins.float
     reference_digest: _builtins.str
     fastest_epoch_s: _builtins.float
-    """Predicted for a training of one epoch, its start included, in the fastest mode that its own limit allows; absent
-    where there is none.
+    """Predicted seconds of a one-epoch training, warm-up included, in the fastest mode within the device's own limit;
+    absent if there is none.
     """
     supply: _builtins.str
-    """empty: it cannot be told"""
+    """empty: unknown"""
     limit_w: _builtins.float
-    """watts that it may draw itself"""
+    """the device's own power limit, watts"""
     drained: _builtins.bool
     first_seen_unix_s: _builtins.float
-    """its first report; times are there where they were asked for and are known"""
+    """its first report; times are present if requested and known"""
     last_seen_unix_s: _builtins.float
-    """the latest report that changed something"""
+    """the latest report that changed anything"""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -73,7 +73,7 @@ class DeviceView(_message.Message):
 
     @_builtins.property
     def operator_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """of the operator's commands"""
+        """set by the operator's commands"""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class ListDevicesRequest(_message.Message):
     with_times: _builtins.bool
     @_builtins.property
     def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """none: all"""
+        """empty: all"""
 
     def __init__(
         self,
@@ -244,12 +244,12 @@ class RunView(_message.Message):
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
-    """asked for"""
+    """requested"""
     finished: _builtins.bool
     error: _builtins.str
-    """what ended it early"""
+    """why it ended early"""
     started_unix_s: _builtins.float
-    """times are there where they were asked for and are known"""
+    """times are present if requested and known"""
     finished_unix_s: _builtins.float
     @_builtins.property
     def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
@@ -370,21 +370,21 @@ class RoundView(_message.Message):
     plan_id: _builtins.str
     epochs: _builtins.float
     wall_s: _builtins.float
-    """absent while the round runs"""
+    """absent while the round is running"""
     observed_site_w: _builtins.float
-    """idling devices included; absent until every chosen one reported"""
+    """idle devices included; absent until every selected device reported"""
     observed_duration_s: _builtins.float
     device_count: _builtins.int
-    """chosen devices, as first planned"""
+    """selected devices, as first planned"""
     idle_w: _builtins.float
-    """watts that the devices which were not chosen idle at"""
+    """idle watts of the devices that were not selected"""
     planned_unix_s: _builtins.float
-    """times are there where they were asked for and are known"""
+    """times are present if requested and known"""
     finished_unix_s: _builtins.float
     other_mode_count: _builtins.int
-    """chosen devices that a trim gave another mode"""
+    """selected devices that a trim moved to another mode"""
     stopped_count: _builtins.int
-    """chosen devices that a trim stopped"""
+    """selected devices that a trim stopped"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -480,7 +480,7 @@ class StreamRoundsRequest(_message.Message):
     WITH_TIMES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     without_devices: _builtins.bool
-    """no assignments, decisions, observations and results: they may be many"""
+    """omits assignments, decisions, observations and results"""
     with_times: _builtins.bool
     def __init__(
         self,

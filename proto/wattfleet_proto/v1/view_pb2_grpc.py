@@ -66,7 +66,7 @@ class ViewServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDevices(self, request, context):
-        """Devices by id, some in each message: ten thousand fronts fit in none.
+        """Devices by id, in several messages: ten thousand fronts exceed the size limit of one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +79,7 @@ class ViewServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def StreamRounds(self, request, context):
-        """The rounds of one run, one in each message.
+        """The rounds of one run, one per message.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

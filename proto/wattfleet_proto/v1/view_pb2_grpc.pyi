@@ -33,20 +33,20 @@ class ViewServiceStub:
     def __new__(cls, channel: _aio.Channel) -> ViewServiceAsyncStub: ...
     GetFleet: _grpc.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]
     ListDevices: _grpc.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]
-    """Devices by id, some in each message: ten thousand fronts fit in none."""
+    """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
-    """The rounds of one run, one in each message."""
+    """The rounds of one run, one per message."""
 
 @_typing.type_check_only
 class ViewServiceAsyncStub(ViewServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetFleet: _aio.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]  # type: ignore[assignment]
     ListDevices: _aio.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]  # type: ignore[assignment]
-    """Devices by id, some in each message: ten thousand fronts fit in none."""
+    """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
-    """The rounds of one run, one in each message."""
+    """The rounds of one run, one per message."""
 
 class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -62,7 +62,7 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _view_pb2.ListDevicesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.ListDevicesResponse], _abc.AsyncIterator[_view_pb2.ListDevicesResponse]]:
-        """Devices by id, some in each message: ten thousand fronts fit in none."""
+        """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
 
     @_abc_1.abstractmethod
     def ListRuns(
@@ -77,6 +77,6 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _view_pb2.StreamRoundsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.RoundView], _abc.AsyncIterator[_view_pb2.RoundView]]:
-        """The rounds of one run, one in each message."""
+        """The rounds of one run, one per message."""
 
 def add_ViewServiceServicer_to_server(servicer: ViewServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -97,7 +97,7 @@ def test_the_same_seed_gives_the_same_result(experiment: Experiment, found: dict
 def test_too_few_watts_are_told_in_words(experiment: Experiment) -> None:
     run = run_seed(replace(experiment, methods=("fastest-k", "uniform"), budgets_w=(20.0,)), 0)["runs"]
 
-    assert "cannot carry one training device" in run["fastest-k"]["20"]["infeasible"]
+    assert "is not enough to train one device" in run["fastest-k"]["20"]["infeasible"]
     assert "none trains" in run["uniform"]["20"]["infeasible"]
 
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 
 import pytest
 
-from coordinator.state import round_cache as round_memory
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.writer import Writer
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, StoredRecord
-from coordinator.store import archive
+from coordinator.state.rounds import cache as round_cache
 from coordinator.store.errors import StoreUnavailableError
 from coordinator.store.store import Store
-from coordinator.store.writer import Writer
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from wattfleet.planning import History
 
@@ -36,15 +36,15 @@ class Shaky(Store):
 
 @pytest.fixture(autouse=True)
 def one_round_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(round_memory, "_DECISIONS", 1)
+    monkeypatch.setattr(round_cache, "_DECISIONS", 1)
 
 
 async def soon(_: float) -> None:
     await asyncio.sleep(0.001)
 
 
-async def look(fleet: Fleet, writer: Writer) -> None:
-    """As long as it takes to look a few times for what can be let go of."""
+async def look(repository: FleetRepository) -> None:
+    """Run the eviction a few times."""
     looks = iter(range(3))
 
     async def some(_: float) -> None:
@@ -53,31 +53,32 @@ async def look(fleet: Fleet, writer: Writer) -> None:
         await asyncio.sleep(0)
 
     with pytest.raises(TimeoutError):
-        await archive.archive(fleet, writer, some)
+        await repository.keep_evicting(some)
 
 
 def finish(fleet: Fleet, number: int) -> RoundRecord:
-    plan_id = fleet.plan(RUN, number, NODES, 1.0).plan_id
-    return fleet.finish_round(plan_id, [DeviceResult("orin"), DeviceResult("nano")], 30.0)
+    plan_id = fleet.flower.plan(RUN, number, NODES, 1.0).plan_id
+    return fleet.rounds.finish(plan_id, [DeviceResult("orin"), DeviceResult("nano")], 30.0)
 
 
 async def test_a_round_stays_at_hand_until_all_of_it_is_on_disk(tmp_path: Path) -> None:
 
     store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)
-    await writer.saved(fleet.run(RUN), finish(fleet, 1), finish(fleet, 2))
+    repository = FleetRepository(fleet, writer)
+    await writer.save(fleet.flower.run(RUN), finish(fleet, 1), finish(fleet, 2))
     store.is_locked = True
     with pytest.raises(StoreUnavailableError):
-        await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining("orin", 20.0, 30.0)))
-    await look(fleet, writer)
-    assert set(fleet.rounds) == {f"{RUN}/1", f"{RUN}/2"}
+        await writer.save(fleet.rounds.observe(f"{RUN}/1", ObservedTraining("orin", 20.0, 30.0)))
+    await look(repository)
+    assert set(fleet.rounds.records) == {f"{RUN}/1", f"{RUN}/2"}
     store.is_locked = False
     while writer.unsaved_rounds():
         await asyncio.sleep(0.001)
-    await look(fleet, writer)
-    assert set(fleet.rounds) == {f"{RUN}/2"}
-    await archive.recalled(fleet, writer, f"{RUN}/1")
-    assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin"}
+    await look(repository)
+    assert set(fleet.rounds.records) == {f"{RUN}/2"}
+    await repository.load_round(f"{RUN}/1")
+    assert set(fleet.rounds.records[f"{RUN}/1"].observations) == {"orin"}
     await writer.close()
     store.close()
 
@@ -86,14 +87,15 @@ async def test_what_is_listed_is_what_is_at_hand_where_the_store_is_behind(tmp_p
 
     store, fleet = Shaky(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)
+    repository = FleetRepository(fleet, writer)
     for number in (1, 2):
-        await writer.saved(finish(fleet, number))
-    await look(fleet, writer)
+        await writer.save(finish(fleet, number))
+    await look(repository)
     store.is_locked = True
-    writer.save_soon(fleet.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
-    listed = [record async for record in archive.rounds_of(fleet, writer, RUN)]
+    writer.save_soon(fleet.flower.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
+    listed = [record async for record in repository.rounds_of(RUN)]
     assert [(record.number, record.metrics) for record in listed] == [(1, {}), (2, {"accuracy": 0.5}), (3, {})]
-    assert f"{RUN}/1" not in fleet.rounds, "it was only looked at"
+    assert f"{RUN}/1" not in fleet.rounds.records, "it was only looked at"
     store.is_locked = False
     await writer.close()
     store.close()
@@ -109,18 +111,19 @@ async def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path
 
     store, fleet = Counting(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)
+    repository = FleetRepository(fleet, writer)
     for number in (1, 2):
-        await writer.saved(finish(fleet, number))
-    await look(fleet, writer)
+        await writer.save(finish(fleet, number))
+    await look(repository)
 
     async def report(device_id: str) -> None:
-        await archive.recalled(fleet, writer, f"{RUN}/1")
-        await writer.saved(fleet.observe(f"{RUN}/1", ObservedTraining(device_id, 20.0, 30.0)))
+        await repository.load_round(f"{RUN}/1")
+        await writer.save(fleet.rounds.observe(f"{RUN}/1", ObservedTraining(device_id, 20.0, 30.0)))
 
     await asyncio.gather(report("orin"), report("nano"))
     assert store.read == 1
-    assert set(fleet.rounds[f"{RUN}/1"].observations) == {"orin", "nano"}
-    await archive.recalled(fleet, writer, "unknown/1")
+    assert set(fleet.rounds.records[f"{RUN}/1"].observations) == {"orin", "nano"}
+    await repository.load_round("unknown/1")
     assert store.read == 1, "of a run that nobody knows nothing is read"
     await writer.close()
     store.close()
@@ -155,26 +158,27 @@ class Slow(Store):
         await asyncio.to_thread(self.reading.wait, _WITHIN_S)
 
 
-async def test_what_a_list_was_reading_does_not_come_back_in_place_of_what_changed_meanwhile(tmp_path: Path) -> None:
+async def test_a_list_in_progress_does_not_restore_rounds_that_changed_meanwhile(tmp_path: Path) -> None:
 
     store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)
+    repository = FleetRepository(fleet, writer)
     for number in (1, 2):
-        await writer.saved(finish(fleet, number))
-    await look(fleet, writer)
-    await archive.recalled(fleet, writer, f"{RUN}/1")
+        await writer.save(finish(fleet, number))
+    await look(repository)
+    await repository.load_round(f"{RUN}/1")
     store.hold()
-    listing = asyncio.ensure_future(anext(archive.rounds_of(fleet, writer, RUN)))
+    listing = asyncio.ensure_future(anext(repository.rounds_of(RUN)))
     await store.is_reading()
-    await writer.saved(fleet.report_metrics(RUN, 1, {"accuracy": 0.5}))
-    await writer.saved(finish(fleet, 3))
-    await look(fleet, writer)
-    assert f"{RUN}/1" not in fleet.rounds
-    recalling = asyncio.ensure_future(archive.recalled(fleet, writer, f"{RUN}/1"))
+    await writer.save(fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.5}))
+    await writer.save(finish(fleet, 3))
+    await look(repository)
+    assert f"{RUN}/1" not in fleet.rounds.records
+    recalling = asyncio.ensure_future(repository.load_round(f"{RUN}/1"))
     await asyncio.sleep(0)
     store.go_on.set()
     await asyncio.gather(listing, recalling)
-    assert fleet.rounds[f"{RUN}/1"].metrics == {"accuracy": 0.5}
+    assert fleet.rounds.records[f"{RUN}/1"].metrics == {"accuracy": 0.5}
     await writer.close()
     store.close()
 
@@ -183,24 +187,25 @@ async def test_a_history_is_read_to_its_end_although_who_asked_for_it_has_gone(t
 
     store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)
+    repository = FleetRepository(fleet, writer)
     for number in (1, 2):
-        await writer.saved(finish(fleet, number))
-    await writer.saved(fleet.plan(RUN, 3, NODES, 1.0))
-    await look(fleet, writer)
-    fleet.memory.run_over(RUN)  # its history is let go of
+        await writer.save(finish(fleet, number))
+    await writer.save(fleet.flower.plan(RUN, 3, NODES, 1.0))
+    await look(repository)
+    fleet.rounds.cache.run_finished(RUN)  # its history is let go of
     store.hold()
-    asking = [asyncio.create_task(archive.recalled_history(fleet, writer, RUN)) for _ in range(3)]
+    asking = [asyncio.create_task(repository.load_history(RUN)) for _ in range(3)]
     await store.is_reading()
     for each in asking:
         each.cancel()
     await asyncio.gather(*asking, return_exceptions=True)
-    await writer.saved(finish(fleet, 3))
-    fleet.start_run("next", "FedAvg", 1)
-    await writer.saved(fleet.plan("next", 1, NODES, 1.0))
-    await look(fleet, writer)
+    await writer.save(finish(fleet, 3))
+    fleet.flower.start_run("next", "FedAvg", 1)
+    await writer.save(fleet.flower.plan("next", 1, NODES, 1.0))
+    await look(repository)
     store.go_on.set()
-    await archive.recalled_history(fleet, writer, RUN)
+    await repository.load_history(RUN)
     assert store.reads == 1
-    assert [past.number for past in fleet.memory.history(RUN).rounds] == [1, 2, 3]
+    assert [past.number for past in fleet.rounds.cache.history(RUN).rounds] == [1, 2, 3]
     await writer.close()
     store.close()

@@ -34,6 +34,6 @@ async def test_what_no_fleet_needs_is_refused(config: CoordinatorSettings) -> No
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="x" * 9_000_000))
         assert status(refused)[0] is EXHAUSTED
         parts = [operator_pb2.PublishReferenceRequest(manifest=b"{}", weights_chunk=bytes(2_000_000))]
-        with pytest.raises(grpc.aio.AioRpcError, match="it may have 1,048,576") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="at most 1,048,576") as refused:
             await client.operator.PublishReference(iter(parts))
         assert status(refused)[0] is EXHAUSTED

@@ -69,10 +69,10 @@ def trained_fleet() -> Fleet:
     """One round in which everything was reported that can be, and a device that was never chosen."""
     fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
     make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
-    plan_id = fleet.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
-    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
-    fleet.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
-    fleet.report_metrics(RUN, 1, {"accuracy": 0.75})
+    plan_id = fleet.flower.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
+    fleet.rounds.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.rounds.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.75})
     fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
     return fleet
 
@@ -112,8 +112,8 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
 
 def test_a_device_has_the_state_that_it_is_in_and_all_states_are_counted() -> None:
     fleet = trained_fleet()
-    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
-    fleet.disconnect("slow")
+    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.agents.disconnect("slow")
     samples = scraped(fleet)
     assert of(samples, "wattfleet_device_state") == {
         ("agx-orin", "orin", "training"): 1,
@@ -126,9 +126,9 @@ def test_a_device_has_the_state_that_it_is_in_and_all_states_are_counted() -> No
 
 def test_a_device_keeps_its_figures_while_rounds_go_on_without_it() -> None:
     fleet = trained_fleet()
-    fleet.disconnect("nano")
-    fleet.finish_round(f"{RUN}/1", [], 80.0)
-    fleet.plan(RUN, 2, NODES, 1.0)
+    fleet.agents.disconnect("nano")
+    fleet.rounds.finish(f"{RUN}/1", [], 80.0)
+    fleet.flower.plan(RUN, 2, NODES, 1.0)
     samples = scraped(fleet)
     assert of(samples, "wattfleet_round_number") == {(): 2}
     assert of(samples, "wattfleet_device_budget_watts")[("nano",)] == 15
@@ -145,7 +145,7 @@ def test_before_the_first_device_only_the_budget_is_known() -> None:
 
 def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
     fleet = Fleet(Allowance.of_site(90.0), FastestK())
-    fleet.connect("orin", "agx-orin", "simulated", 18_096)
+    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
     assert {key[0] for key in scraped(fleet)} == {
         "wattfleet_site_power_watts",
         "wattfleet_device_state",
@@ -156,7 +156,7 @@ def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
 
 def test_what_was_not_observed_yet_has_no_sample() -> None:
     fleet = small_fleet()
-    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     planned = scraped(fleet)
     assert not of(planned, "wattfleet_device_observed_epoch_seconds")
     assert not of(planned, "wattfleet_device_observed_power_watts")
@@ -164,7 +164,7 @@ def test_what_was_not_observed_yet_has_no_sample() -> None:
     assert set(of(planned, "wattfleet_site_power_watts")) == {("allowed",), ("planned",)}
     assert set(of(planned, "wattfleet_round_duration_seconds")) == {("predicted",)}
 
-    fleet.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
+    fleet.rounds.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
     half = scraped(fleet)
     assert of(half, "wattfleet_device_observed_power_watts") == {("orin",): 31}
     # Half of the site's watts are not the site's watts.
@@ -174,7 +174,7 @@ def test_what_was_not_observed_yet_has_no_sample() -> None:
 
 def test_a_round_of_which_everybody_was_ended_has_a_plan_and_was_not_observed() -> None:
     fleet = small_fleet()
-    fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
     fleet.set_budget("site", InForce(0.0, "query", False, "the sun has set"))
     samples = scraped(fleet)
     assert of(samples, "wattfleet_round_number") == {(): 1}
@@ -184,9 +184,9 @@ def test_a_round_of_which_everybody_was_ended_has_a_plan_and_was_not_observed() 
 
 def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> None:
     fleet = trained_fleet()
-    fleet.report_front("orin", front((5, 60)), 5.0, 50, "")
-    fleet.report_state("nano", DeviceState.DEGRADED, 50, "")
-    fleet.plan(RUN, 2, [ORIN_NODE, NANO_NODE], 1.0)
+    fleet.agents.report_front("orin", front((5, 60)), 5.0, 50, "")
+    fleet.agents.report_state("nano", DeviceState.DEGRADED, 50, "")
+    fleet.flower.plan(RUN, 2, [ORIN_NODE, NANO_NODE], 1.0)
     samples = scraped(fleet)
     assert of(samples, "wattfleet_round_number") == {(): 2}
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}
@@ -198,7 +198,7 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
 
 def test_names_that_need_escaping_arrive_as_they_are() -> None:
     fleet = Fleet(Allowance.of_site(90.0), FastestK())
-    fleet.connect('a "b"\\c', "agx-orin", "simulated", 1)
+    fleet.agents.connect('a "b"\\c', "agx-orin", "simulated", 1)
     assert of(scraped(fleet), "wattfleet_device_profiled_modes") == {('a "b"\\c',): 0}
 
 
@@ -224,7 +224,7 @@ def test_each_scrape_shows_the_fleet_as_it_is_then(served: tuple[Fleet, str]) ->
             return parsed(response.read().decode())
 
     assert scrape() == scraped(fleet)
-    fleet.disconnect("nano")
+    fleet.agents.disconnect("nano")
     assert scrape()["wattfleet_device_state", "agx-orin", "nano", "offline"] == 1
 
 
@@ -238,21 +238,21 @@ def test_a_port_in_use_is_refused_with_what_to_do() -> None:
 
 
 def test_a_host_that_is_not_here_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="metrics cannot be served on 203.0.113.7:0"):
+    with pytest.raises(InvalidInputError, match="cannot serve metrics on 203.0.113.7:0"):
         serve_metrics(small_fleet(), "203.0.113.7", 0)
 
 
-def test_what_rounds_came_to_stays_when_they_are_let_go_of_and_an_old_one_that_comes_back_is_not_the_newest() -> None:
+def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() -> None:
     fleet = trained_fleet()
-    first = fleet.finish_round(f"{RUN}/1", [], 80.0)
-    fleet.plan(RUN, 2, NODES, 2.0)
+    first = fleet.rounds.finish(f"{RUN}/1", [], 80.0)
+    fleet.flower.plan(RUN, 2, NODES, 2.0)
     for device_id in ("orin", "nano"):
-        fleet.observe(f"{RUN}/2", ObservedTraining(device_id, 20.0, 10.0))
-    fleet.report_metrics(RUN, 2, {"accuracy": 0.8})
-    fleet.plan(RUN, 3, NODES, 2.0)
-    fleet.memory.let_go([f"{RUN}/1", f"{RUN}/2"])
-    fleet.memory.recall(first)
-    fleet.report_metrics(RUN, 1, {"loss": 1.0})
+        fleet.rounds.observe(f"{RUN}/2", ObservedTraining(device_id, 20.0, 10.0))
+    fleet.flower.report_metrics(RUN, 2, {"accuracy": 0.8})
+    fleet.flower.plan(RUN, 3, NODES, 2.0)
+    fleet.rounds.cache.evict([f"{RUN}/1", f"{RUN}/2"])
+    fleet.rounds.cache.restore(first)
+    fleet.flower.report_metrics(RUN, 1, {"loss": 1.0})
     samples = scraped(fleet)
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.8}
     assert of(samples, "wattfleet_site_power_watts")["observed",] == 10 + 10 + 2.5

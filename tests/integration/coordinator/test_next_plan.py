@@ -51,7 +51,7 @@ async def test_a_look_at_the_next_plan_is_what_it_becomes_and_stores_nothing(con
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=run_id))
             assert status(refused)[0] is code
-        assert status(refused)[1].startswith(f"run {RUN} is over: ")
+        assert status(refused)[1].startswith(f"run {RUN} has ended: ")
         assert (await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())).run_id == RUN_AFTER
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN_AFTER))
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
@@ -72,7 +72,7 @@ async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does
                 await asking
             refusals.append((status(refused)[0], status(refused)[1].partition(";")[0]))
         assert refusals[0] == refusals[1]
-        assert "1 of the devices that it had are not back yet" in refusals[0][1]
+        assert "waiting for devices to reconnect: 1 still missing" in refusals[0][1]
         _nano = await back(client, "nano")
         looked = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest())
         planned = await client.plan()
@@ -82,26 +82,26 @@ async def test_right_after_a_restart_a_look_waits_for_the_fleet_as_the_plan_does
 async def test_a_look_at_the_next_plan_gives_every_reason(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
-        with pytest.raises(InvalidInputError, match="only with --dry-run"):
+        with pytest.raises(InvalidInputError, match="pass --dry-run: this command only previews a round"):
             await shell("plan")
         with pytest.raises(RequestFailedError, match="no device is ready to train: none ever connected"):
             await shell("plan", "--dry-run")
         _agents = await client.two_ready()
         await shell("drain", "orin")
         shown = " ".join((await shell("plan", "--dry-run", "--epochs", "2")).stdout.split())
-        assert f"round 1 of run {RUN}, 2 epochs, if it were planned now: 1 of 2 devices" in shown
+        assert f"round 1 of run {RUN}, 2 epochs, if planned now: 1 of 2 devices selected" in shown
         assert "drained by the operator" in shown and "roof 40.0" in shown
         content = await asked(shell, "plan", "--dry-run", "--all-devices")
         nano, orin = content["devices"]
         assert (nano["selected"], nano["epoch_s"], orin["mode"]) == (True, 35.0, None)
         assert content["supplies"][1] == {"supply": "rack", "budget_w": 60.0, "planned_w": 5.0}
         assert not (await client.rounds()).rounds
-        with pytest.raises(InvalidInputError, match="a round needs epochs above zero"):
+        with pytest.raises(InvalidInputError, match="--epochs must be above 0 and finite"):
             await shell("plan", "--dry-run", "--epochs", "-1")
-        with pytest.raises(RequestRefusedError, match="run 'x' never started"):
+        with pytest.raises(RequestRefusedError, match="unknown run 'x': it never started"):
             await shell("plan", "--dry-run", "--run", "x")
         await shell("budget", "set", "site", "9")
-        with pytest.raises(RequestRefusedError, match="cannot carry one training device"):
+        with pytest.raises(RequestRefusedError, match="is not enough to train one device"):
             await shell("plan", "--dry-run")
 
 
@@ -112,14 +112,14 @@ async def test_a_look_names_devices_that_are_not_looked_at(config: CoordinatorSe
         others = [client.agent() for _ in range(14)]
         for k, agent in enumerate(others):
             await agent.hello(f"new-{k:02}")
-        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 not looked at\n")
+        _, _, said = (await shell("plan", "--dry-run")).stdout.partition("14 devices not considered\n")
         assert said.split()[:4] == ["new-00,", "new-01,", "new-02,", "new-03,"]
         assert "enrolled" in said.splitlines()[0] and "new-11 and 2 more" in " ".join(said.split())
         content = await asked(shell, "plan", "--dry-run")
         assert content["not_looked_at"] == [{"device_id": f"new-{k:02}", "reason": "enrolled"} for k in range(14)]
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
         assert "round 1 of a new run, 1 epoch" in (await shell("plan", "--dry-run")).stdout
-        with pytest.raises(RequestRefusedError, match=f"run {RUN} is over"):
+        with pytest.raises(RequestRefusedError, match=f"run {RUN} has ended"):
             await shell("plan", "--dry-run", "--run", RUN)
         for agent in (*agents, *others):
             await agent.goodbye()

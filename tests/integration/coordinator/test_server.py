@@ -166,11 +166,11 @@ async def test_why_there_is_no_plan_is_told(config: CoordinatorSettings) -> None
                 await client.plan(run_id=run_id)
             return status(refused)
 
-        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"run '{RUN}' never started")
+        assert await refusal() == (grpc.StatusCode.NOT_FOUND, f"unknown run '{RUN}': it never started")
         orin, nano = await client.two_ready()
         code, reason = await refusal()
         assert code is grpc.StatusCode.FAILED_PRECONDITION
-        assert reason == "12 W cannot carry one training device beside 8.0 W of idling: allow at least 15.0 W"
+        assert reason == "12 W is not enough to train one device on top of 8.0 W of idle power: allow at least 15.0 W"
         await orin.goodbye()
         await nano.goodbye()
         code, reason = await refusal()
@@ -186,7 +186,7 @@ async def test_where_nobody_who_is_ready_may_be_chosen_it_is_said_to_ask_again(c
             await client.plan()
         code, reason = status(refused)
         assert code is grpc.StatusCode.UNAVAILABLE
-        assert reason == "no device may be chosen: nano: excluded as id:*; orin: excluded as id:*"
+        assert reason == "no device can be selected: nano: excluded: matches id:*; orin: excluded: matches id:*"
 
 
 async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config: CoordinatorSettings) -> None:

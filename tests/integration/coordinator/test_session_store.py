@@ -169,7 +169,7 @@ async def test_no_more_reports_wait_than_fit_and_a_new_session_begins_with_what_
         disk.is_full = True
         for number in range(1, 5):
             await agent.call.write(report(number))
-        with pytest.raises(grpc.aio.AioRpcError, match="3 reports wait to be stored") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="3 reports wait while the store is unavailable") as refused:
             await agent.call.read()
         assert status(refused)[0] is grpc.StatusCode.UNAVAILABLE
         await answered(other)

@@ -70,7 +70,7 @@ def test_a_database_that_does_not_answer_is_named_without_its_password(caplog: p
     with caplog.at_level(logging.DEBUG), pytest.raises(StoreUnavailableError) as refusal:
         Store(url)
     said = str(refusal.value)
-    assert said.startswith("postgresql://127.0.0.1:1/watts: cannot be used as the coordinator's store: ")
+    assert said.startswith("postgresql://127.0.0.1:1/watts cannot be used as the coordinator's store: ")
     assert "refused" in said and "\n" not in said
     assert SECRET not in f"{refusal.value} {caplog.text}"
 

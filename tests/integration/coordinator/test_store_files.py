@@ -78,6 +78,6 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, made: Cal
     before = path.read_bytes() if path.is_file() else None
     with pytest.raises(InvalidInputError) as refusal:
         Store(path)
-    assert str(refusal.value).startswith(f"{path}: cannot be used as the coordinator's store: ")
+    assert str(refusal.value).startswith(f"{path} cannot be used as the coordinator's store: ")
     assert "\n" not in str(refusal.value)
     assert (path.read_bytes() if path.is_file() else None) == before

@@ -17,7 +17,7 @@ from sqlalchemy import URL, Engine, event, text
 
 from coordinator.state.records import DeviceResult, ObservedTraining, RunRecord
 from coordinator.store.database import database_url, open_engine
-from coordinator.store.loading import KeptRecords
+from coordinator.store.loading import StoredState
 from coordinator.store.schema import migration_config, upgrade
 from coordinator.store.store import Store
 from coordinator.store.tables import Base
@@ -57,7 +57,7 @@ def columns(front: Front | None) -> dict[str, list[float]]:
     return {name: values.tolist() for name, values in columns_of(front).items()}
 
 
-def assert_all_is_there(kept: KeptRecords) -> None:
+def assert_all_is_there(kept: StoredState) -> None:
     """What `BEFORE_VERSIONS` was made from."""
     devices = {record.device_id: record for record in kept.devices}
     assert set(devices) == {"orin", "nano", "new"}
@@ -99,8 +99,8 @@ def test_what_ended_at_an_unknown_time_is_kept_as_long_as_what_ends_now(old: Pat
     store = Store(old, now)
     store.close()
     later = Store(old, lambda: NOW + timedelta(days=10))
-    assert later.forget(timedelta(days=11)) == []
-    assert later.forget(timedelta(days=9)) == ["4710"]
+    assert later.delete_old_runs(timedelta(days=11)) == []
+    assert later.delete_old_runs(timedelta(days=9)) == ["4710"]
     later.close()
 
 
@@ -147,7 +147,7 @@ def test_a_database_of_a_newer_version_is_refused(location: Path | URL) -> None:
     Store(location).close()
     with engine_of(location) as engine, engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
-    with pytest.raises(InvalidInputError, match=r"written by a newer version of Wattfleet \(its tables are 0999"):
+    with pytest.raises(InvalidInputError, match=r"written by a newer version of Wattfleet \(tables 0999"):
         Store(location)
     with engine_of(location) as engine, engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": VERSIONS[0]})

@@ -123,7 +123,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(days=st.integers(1, 9))
     def forget(self, days: int) -> None:
         old = [run for run in self.runs if self.now - self.touched(run) > timedelta(days=days)]
-        assert self.store.forget(timedelta(days=days)) == old
+        assert self.store.delete_old_runs(timedelta(days=days)) == old
         for run in old:
             del self.runs[run], self.started[run]
             self.ended.pop(run, None)

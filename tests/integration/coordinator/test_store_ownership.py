@@ -6,18 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import tenacity
 from sqlalchemy import URL, create_engine, text
 
+from coordinator.repository.standby import open_store
 from coordinator.settings import StoreSettings
 from coordinator.state.records import RunRecord
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError, StoreInUseError, StoreUnavailableError
 from coordinator.store.ownership import AdvisoryLock, FileLock
-from coordinator.store.standby import open_store
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import BLANK, assert_devices, planned_round
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
@@ -33,7 +33,7 @@ def lose_the_lock(location: Path | URL, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_second_coordinator_is_refused_and_told_what_to_do(location: Path | URL) -> None:
     first = Store(location)
-    with pytest.raises(StoreInUseError, match=r"another coordinator serves from .*--standby"):
+    with pytest.raises(StoreInUseError, match=r"another coordinator uses .*--standby"):
         Store(location)
     first.save(BLANK)
     first.close()
@@ -63,11 +63,11 @@ def test_of_two_coordinators_that_plan_one_round_the_newest_owner_wins(
 ) -> None:
     lose_the_lock(location, monkeypatch)
     first, first_fleet = Store(location), small_fleet()
-    first.save(*first_fleet.devices.values(), first_fleet.run(RUN))
-    first_plan = first_fleet.plan(RUN, 1, NODES, 1.0)
+    first.save(*first_fleet.agents.devices.values(), first_fleet.flower.run(RUN))
+    first_plan = first_fleet.flower.plan(RUN, 1, NODES, 1.0)
 
     second, second_fleet = Store(location), small_fleet(site_budget_w=40.0)
-    second_plan = second_fleet.plan(RUN, 1, NODES, 1.0)
+    second_plan = second_fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert second_plan.plan_id == first_plan.plan_id and second_plan != first_plan
 
     with pytest.raises(NotOwnerError, match="another coordinator has taken the store over"):
@@ -148,8 +148,8 @@ async def test_standing_by_outlasts_a_database_that_is_away(tmp_path: Path, capl
 
     with caplog.at_level("INFO"):
         (await open_store(tmp_path / "c.db", StoreSettings(standby=True), sleep, opened)).close()
-    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.store.standby"] == [
-        "standing by: refused"
+    assert [record.getMessage() for record in caplog.records if record.name == "coordinator.repository.standby"] == [
+        "standby: refused"
     ]
 
 
@@ -165,18 +165,7 @@ time.sleep(600)
 """
 
 
-def eventually(attempt: Callable[[], Store]) -> Store:
-    """PostgreSQL notices within moments that a client is gone."""
-    give_up_s = time.monotonic() + _WITHIN_S
-    while True:
-        try:
-            return attempt()
-        except StoreInUseError:
-            assert time.monotonic() < give_up_s
-            time.sleep(0.01)
-
-
-def test_the_store_of_a_coordinator_that_is_killed_can_be_taken_over_with_all_that_it_saved(
+def test_the_store_of_a_killed_coordinator_is_taken_over_with_all_its_records(
     location: Path | URL,
 ) -> None:
     url = location if isinstance(location, URL) else database_url(location)
@@ -190,7 +179,13 @@ def test_the_store_of_a_coordinator_that_is_killed_can_be_taken_over_with_all_th
         finally:
             owner.send_signal(signal.SIGKILL)
             owner.wait()
-        store = eventually(lambda: Store(location))
+        # PostgreSQL notices within moments that a client is gone.
+        store = tenacity.retry(
+            retry=tenacity.retry_if_exception_type(StoreInUseError),
+            stop=tenacity.stop_after_delay(_WITHIN_S),
+            wait=tenacity.wait_fixed(0.01),
+            reraise=True,
+        )(Store)(location)
     assert_devices(store.load(), BLANK)
     store.close()
 

@@ -19,13 +19,13 @@ import pytest
 from sqlalchemy import URL, create_engine, event, text
 from sqlalchemy.pool import Pool
 
-from coordinator.errors import STATUS
+from coordinator.repository.standby import open_store
+from coordinator.repository.writer import Writer
+from coordinator.services.status import STATUS
 from coordinator.settings import StoreSettings
 from coordinator.state.records import DeviceRecord, RunRecord
 from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
-from coordinator.store.standby import open_store
 from coordinator.store.store import Store
-from coordinator.store.writer import Writer
 from tests.fakes.fronts import front
 from tests.fakes.postgresql import PostgresServer
 from tests.fakes.records_to_store import BLANK, assert_devices, finished_round, rounds_of
@@ -60,19 +60,19 @@ def through_trouble(
 
     async def story() -> None:
         writer = Writer(store, soon)
-        await writer.saved(device(0))
+        await writer.save(device(0))
         trouble()
         try:
             with pytest.raises(StoreUnavailableError) as refusal:
                 for number in range(1, 1_000):
-                    await writer.saved(device(number, points=64))
+                    await writer.save(device(number, points=64))
             assert type(refusal.value) is kind
             assert status_of(refusal.value, STATUS) is status
             said.append(str(refusal.value))
             refused = number
         finally:
             end()
-        await writer.saved(device(1_000))
+        await writer.save(device(1_000))
         await writer.close()
         assert_devices(store.load(), device(0), *(device(k, 64) for k in range(1, refused + 1)), device(1_000))
 
@@ -111,7 +111,7 @@ def test_a_full_disk_under_a_file(tmp_path: Path) -> None:
             kind=StoreFullError,
             status=grpc.StatusCode.RESOURCE_EXHAUSTED,
         )
-    assert said == f"the coordinator cannot store anything now: {path}: database or disk is full"
+    assert said == f"the coordinator's store is unavailable: {path}: database or disk is full"
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
                 file.write(bytes(4096))
 
     said = through_trouble(Store(path), fill, rest.unlink, StoreFullError, status=grpc.StatusCode.RESOURCE_EXHAUSTED)
-    assert said == f"the coordinator cannot store anything now: {path}: database or disk is full"
+    assert said == f"the coordinator's store is unavailable: {path}: database or disk is full"
 
 
 def test_a_file_that_is_locked_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ async def test_a_file_that_is_locked_for_a_moment_is_waited_for(tmp_path: Path) 
     writer = Writer(store, soon)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
-        saved = asyncio.create_task(writer.saved(BLANK))
+        saved = asyncio.create_task(writer.save(BLANK))
         await asyncio.sleep(0.1)
         assert not saved.done()
         other.execute("ROLLBACK")
@@ -223,7 +223,7 @@ def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL)
     assert said.endswith("canceling statement due to lock timeout")
 
 
-async def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_record_from_being_stored(
+async def test_a_name_too_long_for_a_postgresql_index_blocks_no_other_record(
     postgresql_database: URL,
 ) -> None:
     store = Store(postgresql_database)
@@ -231,11 +231,11 @@ async def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other
 
     writer = Writer(store, soon)
     refused, first = await asyncio.gather(
-        writer.saved(RunRecord(endless, "FedAvg", 1)), writer.saved(device(1)), return_exceptions=True
+        writer.save(RunRecord(endless, "FedAvg", 1)), writer.save(device(1)), return_exceptions=True
     )
-    assert isinstance(refused, UnstorableRecordError) and "takes no such value: index row" in str(refused)
+    assert isinstance(refused, UnstorableRecordError) and "cannot store a value: index row" in str(refused)
     assert first is None
-    await writer.saved(device(2))
+    await writer.save(device(2))
     await writer.close()
     assert_devices(store.load(), device(1), device(2))
     assert store.load().runs == []
@@ -289,4 +289,4 @@ def test_a_server_that_goes_and_comes_back(
         kind=StoreUnavailableError,
         status=grpc.StatusCode.UNAVAILABLE,
     )
-    assert said.startswith(f"the coordinator cannot store anything now: postgresql://127.0.0.1:{postgresql.port}/")
+    assert said.startswith(f"the coordinator's store is unavailable: postgresql://127.0.0.1:{postgresql.port}/")

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import typer
 import yaml
@@ -105,7 +106,8 @@ def test_commands_have_the_options_that_they_are_given(services: dict[str, Servi
     groups = {"coordinator": coordinator.cli.commands.app, "agent": edge_agent.cli.commands.app}
     group, subcommand = services[name]["command"][:2]
     command = typer.main.get_command(groups[group]).commands[subcommand]
-    assert set(options(services[name])) <= {option[2:] for parameter in command.params for option in parameter.opts}
+    parameters = command.get_params(click.Context(command))
+    assert set(options(services[name])) <= {option[2:] for parameter in parameters for option in parameter.opts}
 
 
 def test_the_run_waits_for_the_whole_fleet_and_is_not_restarted(services: dict[str, Service]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,14 @@ import pytest
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import RunSeen
 from wattfleet_simulation.processes import PartFailedError
+from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run
 
 READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
 
 
 @pytest.fixture
 def script() -> dict[str, Any]:
-    path = Path(__file__).parents[3] / "deploy" / "image" / "run_rounds.py"
-    names = runpy.run_path(str(path))
-    # The functions' own globals: without it a test would wait as the service does.
-    names["await_run"].__globals__.update(POLL_S=0.0, STATUS_EVERY_S=1e6)
-    return names
+    return runpy.run_path(str(Path(__file__).parents[3] / "deploy" / "image" / "run_rounds.py"))
 
 
 class RecordedView:
@@ -43,17 +41,29 @@ class RecordedView:
         return self._fleets.pop(0) if len(self._fleets) > 1 else self._fleets[0]
 
 
-def answers(*results: bool | PartFailedError) -> Callable[[], bool]:
-    """What Flower says, one answer after the other."""
+def answers(*results: bool | PartFailedError) -> Callable[[str], bool]:
+    """Flower's answers, one after the other."""
     remaining = list(results)
 
-    def completed() -> bool:
+    def completed(run_id: str) -> bool:
+        assert run_id == "7"
         result = remaining.pop(0)
         if isinstance(result, PartFailedError):
             raise result
         return result
 
     return completed
+
+
+@dataclass
+class Flower:
+    """Flower's command line with recorded answers."""
+
+    completed: Callable[[str], bool]
+
+
+def wait(view: Any, flower: Callable[[str], bool], on_poll: Callable[[RunSeen], None] = lambda _: None) -> None:
+    await_run(view, "7", flower, 60.0, 0.0, on_poll, ask_flower_every_s=1e6)
 
 
 def ended_round(number: int, **more: Any) -> view_pb2.RoundView:
@@ -72,7 +82,7 @@ def run(*rounds: view_pb2.RoundView, run_id: str = "7", **more: Any) -> RunSeen:
 def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     first = ended_round(1, observed_site_w=96.16, observed_duration_s=98.3)
     view = RecordedView([run(), run(first), run(first), run(first, ended_round(2), finished=True)])
-    script["await_run"](view, "7", answers(False, True), 2)
+    wait(view, answers(False, True), script["RoundPrinter"]())
     assert capsys.readouterr().out.splitlines() == [
         "round 1: agx-orin-0, orin-nx-0; 96.2 W of 100 W; 98 s, predicted 96 s; accuracy 44.2%",
         "round 2: agx-orin-0, orin-nx-0; accuracy 44.2%",
@@ -81,45 +91,48 @@ def test_every_round_is_told_once_even_the_last(script: dict[str, Any], capsys: 
 
 def test_an_earlier_run_is_not_taken_for_this_one(script: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     earlier = run(ended_round(1), run_id="6", finished=True, error="an old failure")
-    script["await_run"](RecordedView([earlier, earlier, run(finished=True)]), "7", answers(True), 1)
+    wait(RecordedView([earlier, earlier, run(finished=True)]), answers(True), script["RoundPrinter"]())
     assert capsys.readouterr().out == ""
 
 
 def test_a_failed_run_fails_with_the_coordinators_reason(script: dict[str, Any]) -> None:
     failure = PartFailedError("the Flower run ended as 'finished:failed'")
-    # Flower may know of the end before the coordinator was asked again.
-    script["await_run"].__globals__["STATUS_EVERY_S"] = -1.0
+    # Flower may know of the end before the coordinator is asked again.
     view = RecordedView([run(), run(error="PlanningError: 20 W cannot carry one device")])
+    view.newest_run()
     with pytest.raises(PartFailedError, match="finished:failed'.*20 W cannot carry one device"):
-        script["await_run"](view, "7", answers(failure), 1)
+        script["completed"](Flower(answers(failure)), view, "7")
 
 
 def test_a_run_that_never_reached_the_coordinator_shows_flowers_log(script: dict[str, Any]) -> None:
     shown: list[str] = []
-    script["await_run"].__globals__["STATUS_EVERY_S"] = -1.0
-    script["await_run"].__globals__["print_log"] = shown.append
+    script["explained"].__globals__["print_log"] = shown.append
     failure = PartFailedError("the Flower run ended as 'finished:failed'")
     with pytest.raises(PartFailedError, match="finished:failed'.*log above"):
-        script["await_run"](RecordedView([run(run_id="")]), "7", answers(failure), 1)
+        script["completed"](Flower(answers(failure)), RecordedView([run(run_id="")]), "7")
     assert shown == ["7"]
 
 
-def test_a_completed_run_in_which_nobody_trained_is_a_failure(script: dict[str, Any]) -> None:
+def test_a_completed_run_in_which_nobody_trained_is_a_failure() -> None:
     one_failed = ended_round(1, failed_device_ids=["agx-orin-0"])
     all_failed = ended_round(2, failed_device_ids=["agx-orin-0", "orin-nx-0"])
-    script["await_run"](RecordedView([run(one_failed, finished=True)]), "7", answers(True), 1)
-    with pytest.raises(PartFailedError, match="round 2: the logs of agx-orin-0, orin-nx-0"):
-        script["await_run"](RecordedView([run(one_failed, all_failed, finished=True)]), "7", answers(True), 2)
+    wait(RecordedView([run(one_failed, finished=True)]), answers(True))
+    with pytest.raises(PartFailedError, match="no device trained in round 2: see the logs of agx-orin-0, orin-nx-0"):
+        wait(RecordedView([run(one_failed, all_failed, finished=True)]), answers(True))
 
 
-def test_the_rounds_wait_for_the_whole_fleet(script: dict[str, Any]) -> None:
+def test_the_rounds_wait_for_the_whole_fleet() -> None:
     def fleet(*states: session_pb2.DeviceState.ValueType) -> list[view_pb2.DeviceView]:
         return [view_pb2.DeviceView(device_id=f"orin-nx-{k}", state=state) for k, state in enumerate(states)]
 
     view = RecordedView(fleets=[fleet(), fleet(READY), fleet(READY, PROFILING), fleet(READY, READY)])
-    script["await_fleet"](view, 2)
+    await_ready(view, 2, 60.0, 0.0)  # type: ignore[arg-type]
     assert view.devices() == fleet(READY, READY)
 
-    script["await_fleet"].__globals__["READY_WITHIN_S"] = 0.0
-    with pytest.raises(PartFailedError, match="orin-nx-1 profiling"):
-        script["await_fleet"](RecordedView(fleets=[fleet(READY, PROFILING)]), 2)
+    with pytest.raises(NotInTimeError, match="orin-nx-1 profiling"):
+        await_ready(RecordedView(fleets=[fleet(READY, PROFILING)]), 2, 0.0, 0.0)  # type: ignore[arg-type]
+
+
+def test_a_run_that_does_not_end_is_given_up() -> None:
+    with pytest.raises(NotInTimeError, match="the Flower run did not end within 0 s"):
+        await_run(RecordedView([run()]), "7", answers(), 0.0, 0.0)  # type: ignore[arg-type]

@@ -8,7 +8,6 @@ import logging
 import random
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -17,7 +16,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 from tests.fakes.fleet_in_process import RUN_ID, InProcessGrid
-from wattfleet_flower.server import planner
+from wattfleet_flower.server import planning_client
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -92,13 +91,9 @@ def test_without_a_coordinator_both_learn_the_same(
 ) -> None:
     # Wherever this runs, nobody is to be found at the address that is the default.
     nobody = grpc.insecure_channel("127.0.0.1:1")
-    monkeypatch.setattr(
-        planner,
-        "grpc",
-        SimpleNamespace(**{**vars(grpc), "insecure_channel": lambda *_, **__: nobody}),
-    )
-    monkeypatch.setattr(planner, "_REACHED_WITHIN_S", 0.2)
-    monkeypatch.setattr(planner, "_REACHED_AGAIN_WITHIN_S", 0.2)
+    monkeypatch.setattr(planning_client, "open_channel", lambda address: nobody)
+    monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     plain = accuracies(PLAIN, monkeypatch)
     assert "NO BUDGET IS KEPT" not in caplog.text

@@ -14,8 +14,8 @@ import pytest
 import coordinator
 import edge_agent
 import wattfleet
-from coordinator.errors import STATUS as COORDINATOR_STATUS
-from edge_agent.training.local_socket import STATUS as AGENT_STATUS
+from coordinator.services.status import STATUS as COORDINATOR_STATUS
+from edge_agent.runtime.local_socket import STATUS as AGENT_STATUS
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of
 
@@ -31,7 +31,7 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "wattfleet_flower.server.errors.CoordinatorAwayError",  # in Flower's ServerApp
+    "wattfleet_flower.server.errors.CoordinatorUnreachableError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp

@@ -90,7 +90,7 @@ def _round(number: int, devices: dict[str, Any]) -> dict[str, Any]:
         "decisions": {
             device: {
                 "selected": device in CHOSEN,
-                "reason": "one of the 3 that together finish soonest"
+                "reason": "selected: among the 3 devices with the least makespan"
                 if device in CHOSEN
                 else f"too slow: {2 * view['front'][0]['epoch_s']:.1f} s in its fastest mode",
             }

@@ -26,7 +26,15 @@ from coordinator.errors import (
     UnsuitableQueryError,
     UnusableReadingError,
 )
-from wattfleet.budgets import ConstantBudget, DailySchedule, InForce, Override, Reading, ReadingRule, read_plan
+from wattfleet.budgets import (
+    ConstantBudget,
+    DailySchedule,
+    InForce,
+    Override,
+    Reading,
+    ReadingRule,
+    read_timed_schedule,
+)
 
 NOON = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
 METER = PrometheusBudget("http://127.0.0.1:9090", "meter_watts", 15, ReadingRule(max_age_s=60, fallback_w=40))
@@ -123,7 +131,7 @@ def test_every_supply_has_its_watts_when_start_is_back() -> None:
         "site": ConstantBudget(300),
         "rack": METER,
         "night": DailySchedule.of(ZoneInfo("UTC"), {"06:00-18:00": 200, "18:00-06:00": 80}),
-        "plan": read_plan("from,watts\n2026-06-02T00:00Z,70\n", 50),
+        "plan": read_timed_schedule("from,watts\n2026-06-02T00:00Z,70\n", 50),
     }
 
     async def scenario(w: Watched) -> None:
@@ -148,13 +156,13 @@ def test_a_schedule_changes_within_a_second_and_is_told_once() -> None:
 
 
 def test_a_plan_falls_back_when_it_ends() -> None:
-    plan = read_plan("from,until,watts\n2026-06-01T12:00Z,2026-06-01T12:01Z,70\n", 50)
+    plan = read_timed_schedule("from,until,watts\n2026-06-01T12:00Z,2026-06-01T12:01Z,70\n", 50)
 
     async def scenario(w: Watched) -> None:
         await w.clock.advance(59)
         assert w.watts() == 70
         await w.clock.advance(2)
-        assert w.watch.in_force["rack"] == InForce(50, "csv", True, "the plan ended 2026-06-01T12:01:00+00:00")
+        assert w.watch.in_force["rack"] == InForce(50, "csv", True, "the table ended at 2026-06-01T12:01:00+00:00")
 
     run(scenario, Watched({"rack": plan}))
 
@@ -187,7 +195,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_source_that_fails_leaves_its_reading_until_it_is_stale_and_then_the_fallback(trouble: Answer) -> None:
+def test_a_failing_source_keeps_its_reading_until_stale_then_the_fallback(trouble: Answer) -> None:
     async def scenario(w: Watched) -> None:
         w.meter.answer = trouble
         await w.clock.advance(60)
@@ -196,7 +204,7 @@ def test_a_source_that_fails_leaves_its_reading_until_it_is_stale_and_then_the_f
         assert w.told == [("rack", 120), ("rack", 40)]
         state = w.watch.in_force["rack"]
         assert state.fallback
-        assert state.reason.startswith("nothing was measured for 60 s")
+        assert state.reason.startswith("no reading for 60 s")
         if isinstance(trouble, BudgetSourceError):
             assert state.reason.endswith(str(trouble))
         await w.clock.advance(600)
@@ -247,7 +255,7 @@ def test_a_supply_whose_query_hangs_or_fails_keeps_no_other_from_its_watts() -> 
 def test_a_source_that_gives_nothing_at_the_start_leaves_the_fallback(trouble: BudgetSourceError) -> None:
     async def scenario(w: Watched) -> None:
         assert w.told == [("rack", 40)]
-        assert w.watch.in_force["rack"].reason == f"nothing was measured yet: {trouble}"
+        assert w.watch.in_force["rack"].reason == f"no reading yet: {trouble}"
         w.meter.answer = 90.0
         await w.clock.advance(15)
         assert w.watts() == 90
@@ -281,13 +289,13 @@ def test_the_log_says_each_trouble_once_and_each_change_once(caplog: pytest.LogC
 
     run(scenario, Watched({"rack": METER}))
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
-        ("INFO", "supply rack: 120 W, in force: measured"),
+        ("INFO", "supply rack: 120 W in force: measured"),
         ("WARNING", "supply rack: answers -0"),
-        ("WARNING", "supply rack: 40 W, the fallback, in force: nothing was measured for 60 s: answers -0"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: no reading for 60 s: answers -0"),
         ("WARNING", "supply rack: no route"),
-        ("WARNING", "supply rack: 40 W, the fallback, in force: nothing was measured for 60 s: no route"),
-        ("INFO", "supply rack: its query answers watts again"),
-        ("INFO", "supply rack: 90 W, in force: measured"),
+        ("WARNING", "supply rack: 40 W (fallback) in force: no reading for 60 s: no route"),
+        ("INFO", "supply rack: its query returns watts again"),
+        ("INFO", "supply rack: 90 W in force: measured"),
     ]
 
 
@@ -296,21 +304,21 @@ def test_the_operators_watts_come_before_any_source_until_they_are_over() -> Non
 
     async def scenario(w: Watched) -> None:
         until = NOON + timedelta(seconds=60)
-        standing = w.watch.override("rack", Override(80, until))
-        assert (standing.in_force.watts, standing.in_force.source, standing.since) == (80, "operator", NOON)
-        assert standing.override == Override(80, until)
+        status = w.watch.override("rack", Override(80, until))
+        assert (status.in_force.watts, status.in_force.source, status.since) == (80, "operator", NOON)
+        assert status.override == Override(80, until)
         w.meter.answer = 110.0
         await w.clock.advance(59)
         assert w.watts() == 80, "and the source is asked meanwhile"
         await w.clock.advance(2)
-        standing = w.watch.standing("rack")
-        assert (standing.in_force.watts, standing.in_force.source, standing.override) == (110, "query", None)
-        assert NOON + timedelta(seconds=60) <= standing.since <= NOON + timedelta(seconds=61)
+        status = w.watch.status("rack")
+        assert (status.in_force.watts, status.in_force.source, status.override) == (110, "query", None)
+        assert NOON + timedelta(seconds=60) <= status.since <= NOON + timedelta(seconds=61)
         w.watch.override("site", Override(200))
         assert w.watch.override("site", None).in_force.watts == 300
         assert w.watch.override("site", None).in_force.watts == 300, "there is nothing to clear"
-        for ask in (lambda: w.watch.override("attic", None), lambda: w.watch.standing("attic")):
-            with pytest.raises(UnknownRecordError, match="no supply 'attic' is stated; known are rack, site"):
+        for ask in (lambda: w.watch.override("attic", None), lambda: w.watch.status("attic")):
+            with pytest.raises(UnknownRecordError, match="unknown supply 'attic'; known: rack, site"):
                 ask()
         assert w.told == [("rack", 120), ("site", 300), ("rack", 80), ("rack", 110), ("site", 200), ("site", 300)]
 

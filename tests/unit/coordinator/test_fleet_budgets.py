@@ -21,7 +21,7 @@ from tests.fakes.small_fleet import (
 from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance, Selection
-from wattfleet.planning.policies import Everyone
+from wattfleet.planning.policies import AllDevices
 from wattfleet_proto.device_state import DeviceState
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
@@ -35,10 +35,10 @@ SITE = SiteFile(
 
 def two_circuits(selection: Selection | None = None, rack_w: float = 100.0) -> Fleet:
     allowance = Allowance(SUPPLIES, {"site": 100.0, "rack": rack_w, "roof": 100.0})
-    fleet = Fleet(allowance, Everyone(), placement=SITE, selection=selection)
+    fleet = Fleet(allowance, AllDevices(), placement=SITE, selection=selection)
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
-    fleet.start_run(RUN, "FedAvg", 3)
+    fleet.flower.start_run(RUN, "FedAvg", 3)
     return fleet
 
 
@@ -47,39 +47,39 @@ def watts(amount: float) -> InForce:
 
 
 def modes_of(fleet: Fleet, plan_id: str) -> dict[str, float]:
-    return {a.device_id: a.power_w for a in fleet.rounds[plan_id].plan.assignments}
+    return {a.device_id: a.power_w for a in fleet.rounds.records[plan_id].plan.assignments}
 
 
 def test_a_device_keeps_its_own_limit_and_its_circuit() -> None:
-    record = two_circuits().plan(RUN, 1, NODES, 1.0)
+    record = two_circuits().flower.plan(RUN, 1, NODES, 1.0)
     # The Orin's faster modes are over its own 25 W.
     assert {a.device_id: a.power_w for a in record.plan.assignments} == {"orin": 20, "nano": 15}
     assert {use.supply: use.planned_w for use in record.plan.supplies} == {"site": 35, "rack": 20, "roof": 15}
-    with pytest.raises(InfeasibleBudgetError, match="rack: 12 W cannot carry one training device beside 5.0 W"):
-        two_circuits(Selection(exclude=("site:roof",)), rack_w=12.0).plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(InfeasibleBudgetError, match="rack: 12 W is not enough to train one device on top of 5.0 W"):
+        two_circuits(Selection(exclude=("site:roof",)), rack_w=12.0).flower.plan(RUN, 1, NODES, 1.0)
 
 
 def test_the_operator_chooses_by_tag() -> None:
-    record = two_circuits(Selection(include=("tag:lab",))).plan(RUN, 1, NODES, 1.0)
+    record = two_circuits(Selection(include=("tag:lab",))).flower.plan(RUN, 1, NODES, 1.0)
     assert [a.device_id for a in record.plan.assignments] == ["orin"]
-    assert record.plan.decisions[0].reason == "not included: only tag:lab"
+    assert record.plan.decisions[0].reason == "not included: matches none of tag:lab"
 
 
 def test_a_device_that_hangs_behind_two_supplies_is_refused_alone() -> None:
     fleet = two_circuits()
     with pytest.raises(InvalidInputError, match="x-both"):
-        fleet.connect("x-both", "agx-orin", "simulated", 100)
-    assert fleet.plan(RUN, 1, NODES, 1.0).plan.assignments
+        fleet.agents.connect("x-both", "agx-orin", "simulated", 100)
+    assert fleet.flower.plan(RUN, 1, NODES, 1.0).plan.assignments
 
 
 def test_watts_that_fall_trim_the_round_in_flight_and_a_rise_leaves_it() -> None:
     fleet = small_fleet()
-    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     before = modes_of(fleet, plan_id)
     assert fleet.set_budget("site", watts(200.0)) == ([], [])
     changed, told = fleet.set_budget("site", watts(33.0))
     [record] = changed
-    assert record == fleet.rounds[plan_id]
+    assert record == fleet.rounds.records[plan_id]
     assert record.plan.planned_w <= 33
     assert {each.device_id for each in told} == {"orin", "nano"} - {
         d for d in before if before[d] == modes_of(fleet, plan_id).get(d)
@@ -91,11 +91,11 @@ def test_watts_that_fall_trim_the_round_in_flight_and_a_rise_leaves_it() -> None
 
 def test_a_device_that_is_done_is_not_told_anything() -> None:
     fleet = small_fleet()
-    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     for device_id in ("orin", "nano"):
-        fleet.report_state(device_id, DeviceState.TRAINING, 50, "")
-    fleet.report_state("orin", DeviceState.READY, 50, "parked")
-    fleet.observe(plan_id, ObservedTraining("orin", 12.0, 30.0))
+        fleet.agents.report_state(device_id, DeviceState.TRAINING, 50, "")
+    fleet.agents.report_state("orin", DeviceState.READY, 50, "parked")
+    fleet.rounds.observe(plan_id, ObservedTraining("orin", 12.0, 30.0))
     changed, told = fleet.set_budget("site", watts(17.0))
     assert [(each.device_id, each.assignment is not None) for each in told] == [("nano", True)]
     assert {a.device_id for a in changed[0].plan.assignments} == {"orin", "nano"}
@@ -103,45 +103,45 @@ def test_a_device_that_is_done_is_not_told_anything() -> None:
 
 def test_a_round_that_is_over_is_not_trimmed() -> None:
     fleet = small_fleet()
-    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
-    fleet.finish_round(plan_id, [], 50.0)
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
+    fleet.rounds.finish(plan_id, [], 50.0)
     assert fleet.set_budget("site", watts(10.0)) == ([], [])
 
 
 def test_the_next_round_keeps_the_watts_as_they_are_then() -> None:
     fleet = small_fleet()
     fleet.set_budget("site", watts(0.0))
-    with pytest.raises(InfeasibleBudgetError, match="0 W cannot carry"):
-        fleet.plan(RUN, 1, NODES, 1.0)
+    with pytest.raises(InfeasibleBudgetError, match="0 W is not enough"):
+        fleet.flower.plan(RUN, 1, NODES, 1.0)
     fleet.set_budget("site", watts(100.0))
-    assert len(fleet.plan(RUN, 1, NODES, 1.0).plan.assignments) == 2
+    assert len(fleet.flower.plan(RUN, 1, NODES, 1.0).plan.assignments) == 2
 
 
 def test_a_straggler_counts_with_the_watts_that_were_set_aside_for_it() -> None:
     fleet = small_fleet()
-    first = fleet.plan(RUN, 1, NODES, 1.0)
+    first = fleet.flower.plan(RUN, 1, NODES, 1.0)
     set_aside_w = {a.device_id: a.power_limit_w for a in first.plan.assignments}["orin"]
-    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
-    fleet.finish_round(first.plan_id, [DeviceResult("orin", "no reply within 90 s"), DeviceResult("nano")], 90.0)
-    second = fleet.plan(RUN, 2, NODES, 1.0)
+    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.rounds.finish(first.plan_id, [DeviceResult("orin", "no reply within 90 s"), DeviceResult("nano")], 90.0)
+    second = fleet.flower.plan(RUN, 2, NODES, 1.0)
     assert [a.device_id for a in second.plan.assignments] == ["nano"]
     assert second.plan.planned_w == set_aside_w + second.plan.assignments[0].power_limit_w
 
 
 def test_a_device_whose_training_was_sent_for_counts_before_it_begins() -> None:
     fleet = small_fleet()
-    [assignment] = fleet.plan(RUN, 1, [ORIN_NODE], 1.0).plan.assignments
-    second = fleet.plan(RUN, 2, [NANO_NODE], 1.0)  # as asynchronous aggregation asks, before the first is over
+    [assignment] = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan.assignments
+    second = fleet.flower.plan(RUN, 2, [NANO_NODE], 1.0)  # as asynchronous aggregation asks, before the first is over
     assert second.plan.planned_w == assignment.power_limit_w + second.plan.assignments[0].power_limit_w
 
 
 def test_a_device_that_failed_twice_in_a_row_is_left_out_of_a_round() -> None:
     fleet = small_fleet()
     for number in (1, 2):
-        plan_id = fleet.plan(RUN, number, NODES, 1.0).plan_id
-        fleet.finish_round(plan_id, [DeviceResult("orin", "the app raised: OOM"), DeviceResult("nano")], 50.0)
-    third = fleet.plan(RUN, 3, NODES, 1.0)
+        plan_id = fleet.flower.plan(RUN, number, NODES, 1.0).plan_id
+        fleet.rounds.finish(plan_id, [DeviceResult("orin", "the app raised: OOM"), DeviceResult("nano")], 50.0)
+    third = fleet.flower.plan(RUN, 3, NODES, 1.0)
     assert [a.device_id for a in third.plan.assignments] == ["nano"]
-    assert "failed 2 times in a row: left out until round 4" in [d.reason for d in third.plan.decisions]
-    fleet.finish_round(third.plan_id, [DeviceResult("nano")], 50.0)
-    assert len(fleet.plan(RUN, 4, NODES, 1.0).plan.assignments) == 2
+    assert "failed 2 times in a row: excluded until round 4" in [d.reason for d in third.plan.decisions]
+    fleet.rounds.finish(third.plan_id, [DeviceResult("nano")], 50.0)
+    assert len(fleet.flower.plan(RUN, 4, NODES, 1.0).plan.assignments) == 2

@@ -31,26 +31,26 @@ def set_aside_w(record: RoundRecord, device_id: str) -> float:
 
 def two_runs(site_budget_w: float = 100.0) -> Fleet:
     fleet = small_fleet(site_budget_w)
-    fleet.start_run(OTHER, "FedAdam", 3)
+    fleet.flower.start_run(OTHER, "FedAdam", 3)
     return fleet
 
 
 def restarted(fleet: Fleet, placement: Placement | None = None) -> Fleet:
     """The same with what a store kept; nobody is connected."""
     return Fleet(
-        fleet.allowance,
-        fleet.policy,
-        list(fleet.devices.values()),
-        fleet.nodes,
-        list(fleet.runs.values()),
-        list(fleet.rounds.values()),
+        fleet.operator.allowance,
+        fleet.flower.policy,
+        list(fleet.agents.devices.values()),
+        fleet.flower.nodes,
+        list(fleet.flower.runs.values()),
+        list(fleet.rounds.records.values()),
         placement=placement,
     )
 
 
 def connect(fleet: Fleet, device_id: str, state: DeviceState = DeviceState.READY) -> None:
-    fleet.connect(device_id, "agx-orin", "simulated", 18_096)
-    fleet.report_state(device_id, state, 50, "")
+    fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
+    fleet.agents.report_state(device_id, state, 50, "")
 
 
 # --- in another run -----------------------------------------------------------------------------------------------
@@ -58,71 +58,71 @@ def connect(fleet: Fleet, device_id: str, state: DeviceState = DeviceState.READY
 
 def test_a_device_that_another_run_waits_for_is_not_offered_and_counts_with_its_watts() -> None:
     fleet = two_runs(60.0)
-    first = fleet.plan(RUN, 1, [ORIN_NODE], 1.0)
-    second = fleet.plan(OTHER, 1, NODES, 1.0)
+    first = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    second = fleet.flower.plan(OTHER, 1, NODES, 1.0)
     assert [part.device_id for part in second.plan.assignments] == ["nano"]
     assert second.plan.planned_w == set_aside_w(first, "orin") + set_aside_w(second, "nano") <= 60.0
 
 
 def test_with_all_devices_in_another_runs_round_it_is_said_which() -> None:
     fleet = two_runs()
-    fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
     with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1, nano is ready, and part"):
-        fleet.plan(OTHER, 1, NODES, 1.0)
+        fleet.flower.plan(OTHER, 1, NODES, 1.0)
 
 
 def test_a_node_that_its_own_run_takes_for_free_is_offered_again() -> None:
     fleet = small_fleet()
-    fleet.plan(RUN, 1, NODES, 1.0)
-    second = fleet.plan(RUN, 2, [ORIN_NODE], 1.0)  # its message was lost, and the Nano trains still
+    fleet.flower.plan(RUN, 1, NODES, 1.0)
+    second = fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)  # its message was lost, and the Nano trains still
     assert [part.device_id for part in second.plan.assignments] == ["orin"]
 
 
 def ends_by_finish(fleet: Fleet) -> None:
-    fleet.finish_round(f"{RUN}/1", [DeviceResult("orin", "the node is gone")], 50.0)
+    fleet.rounds.finish(f"{RUN}/1", [DeviceResult("orin", "the node is gone")], 50.0)
 
 
 def ends_with_its_run(fleet: Fleet) -> None:
-    fleet.finish_run(RUN, "KeyboardInterrupt: ")
+    fleet.flower.finish_run(RUN, "KeyboardInterrupt: ")
 
 
 def ends_observed(fleet: Fleet) -> None:
-    fleet.observe(f"{RUN}/1", ObservedTraining("orin", 21.0, 31.0))
+    fleet.rounds.observe(f"{RUN}/1", ObservedTraining("orin", 21.0, 31.0))
 
 
 def ends_seen(fleet: Fleet) -> None:
     for state in (DeviceState.TRAINING, DeviceState.READY):
-        fleet.report_state("orin", state, 50, "")
+        fleet.agents.report_state("orin", state, 50, "")
 
 
 def ends_given_up(fleet: Fleet) -> None:
-    fleet.give_up(f"{RUN}/1")
+    fleet.rounds.abandon(f"{RUN}/1")
 
 
 @pytest.mark.parametrize("ends", [ends_by_finish, ends_with_its_run, ends_observed, ends_seen, ends_given_up])
 def test_a_device_that_is_done_may_be_taken_by_another_run(ends: Callable[[Fleet], None]) -> None:
     fleet = two_runs()
-    fleet.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
     ends(fleet)
-    assert not fleet.awaited_rounds()
-    assert fleet.plan(OTHER, 1, [ORIN_NODE], 1.0).nodes == {"orin": ORIN_NODE}
+    assert not fleet.rounds.in_flight()
+    assert fleet.flower.plan(OTHER, 1, [ORIN_NODE], 1.0).nodes == {"orin": ORIN_NODE}
 
 
 def test_a_device_that_was_ready_all_along_is_waited_for_still() -> None:
     fleet = two_runs()
-    planned = fleet.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.report_state("orin", DeviceState.READY, 50, "parked")
-    assert fleet.awaited_rounds() == [planned]
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet.agents.report_state("orin", DeviceState.READY, 50, "parked")
+    assert fleet.rounds.in_flight() == [planned]
 
 
 def test_a_device_that_trains_when_its_round_is_given_up_counts_as_long_as_it_does() -> None:
     fleet = two_runs()
-    planned = fleet.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
-    fleet.give_up(planned.plan_id)
-    assert fleet.plan(OTHER, 1, NODES, 1.0).idle_w == set_aside_w(planned, "orin")
-    fleet.report_state("orin", DeviceState.READY, 50, "")
-    assert fleet.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 5.0
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.rounds.abandon(planned.plan_id)
+    assert fleet.flower.plan(OTHER, 1, NODES, 1.0).idle_w == set_aside_w(planned, "orin")
+    fleet.agents.report_state("orin", DeviceState.READY, 50, "")
+    assert fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 5.0
 
 
 # --- gone, and back -----------------------------------------------------------------------------------------------
@@ -130,41 +130,41 @@ def test_a_device_that_trains_when_its_round_is_given_up_counts_as_long_as_it_do
 
 def test_a_device_that_is_gone_counts_while_it_is_waited_for() -> None:
     fleet = two_runs(60.0)
-    planned = fleet.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.report_state("orin", DeviceState.TRAINING, 50, "")
-    fleet.disconnect("orin")
-    assert fleet.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
-    fleet.finish_round(planned.plan_id, [DeviceResult("orin", "the node is gone")], 50.0)
-    assert fleet.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 0.0
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    fleet.agents.disconnect("orin")
+    assert fleet.flower.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
+    fleet.rounds.finish(planned.plan_id, [DeviceResult("orin", "the node is gone")], 50.0)
+    assert fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 0.0
 
 
 def test_after_a_restart_what_was_promised_counts_before_anybody_is_back() -> None:
     before = two_runs(60.0)
-    planned = before.plan(RUN, 1, [ORIN_NODE], 1.0)
+    planned = before.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
     fleet = restarted(before)
     connect(fleet, "nano")
-    assert fleet.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
+    assert fleet.flower.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
 
 
 def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
     fleet = small_fleet()
-    planned = fleet.plan(RUN, 1, NODES, 1.0)
-    fleet.disconnect("orin")
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    fleet.agents.disconnect("orin")
     _, told = fleet.set_budget("site", watts(30.0))
     # The Orin cannot be told anything, and its 30 W are all that there are.
     assert told == [Reassignment("nano", planned.plan_id, None)]
     connect(fleet, "orin", DeviceState.TRAINING)
-    assert fleet.may_exceed
+    assert fleet.rounds.is_trim_due
     [record], told = fleet.trim()
-    assert not fleet.may_exceed
+    assert not fleet.rounds.is_trim_due
     assert [each.device_id for each in told] == ["orin"]
     assert record.plan.planned_w == set_aside_w(record, "orin") + 3.0 <= 30.0
     assert fleet.trim() == ([], [])
 
 
-def test_watts_that_fell_while_the_coordinator_was_away_are_kept_when_devices_are_back() -> None:
+def test_a_budget_that_fell_during_an_outage_is_kept_when_devices_return() -> None:
     before = small_fleet()
-    before.plan(RUN, 1, NODES, 1.0)
+    before.flower.plan(RUN, 1, NODES, 1.0)
     fleet = restarted(before)
     assert fleet.set_budget("site", watts(17.0)) == ([], [])
     for device_id in ("orin", "nano"):
@@ -175,31 +175,31 @@ def test_watts_that_fell_while_the_coordinator_was_away_are_kept_when_devices_ar
 
 def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     fleet = small_fleet()
-    planned = fleet.plan(RUN, 1, NODES, 1.0)
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
     _, told = fleet.set_budget("site", watts(20.0))
     assert told == [Reassignment("orin", planned.plan_id, None)]
-    fleet.disconnect("orin")
-    fleet.connect("orin", "agx-orin", "simulated", 18_096)
-    assert fleet.standing_order("orin") == told[0]
-    [kept] = fleet.rounds[planned.plan_id].plan.assignments
-    assert restarted(fleet).standing_order("nano") == Reassignment("nano", planned.plan_id, kept)
-    fleet.finish_round(planned.plan_id, [], 50.0)
-    assert fleet.standing_order("orin") is None
-    assert small_fleet().standing_order("orin") is None
+    fleet.agents.disconnect("orin")
+    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
+    assert fleet.rounds.reassignment_for("orin") == told[0]
+    [kept] = fleet.rounds.records[planned.plan_id].plan.assignments
+    assert restarted(fleet).rounds.reassignment_for("nano") == Reassignment("nano", planned.plan_id, kept)
+    fleet.rounds.finish(planned.plan_id, [], 50.0)
+    assert fleet.rounds.reassignment_for("orin") is None
+    assert small_fleet().rounds.reassignment_for("orin") is None
 
 
-def test_a_device_that_nobody_says_where_it_hangs_any_more_keeps_no_round_from_being_planned() -> None:
+def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> None:
     before = small_fleet()
     make_ready(before, "both", ORIN_FRONT, 5.0, 99)
-    before.plan(RUN, 1, [99], 1.0)
+    before.flower.plan(RUN, 1, [99], 1.0)
     ambiguous = SiteFile(
-        before.allowance.supplies,
+        before.operator.allowance.supplies,
         {"site": ConstantBudget(100.0)},
         attached=(("both", "site"), ("b*", "annexe")),
     )
     fleet = restarted(before, ambiguous)
     connect(fleet, "nano")
-    assert fleet.plan(RUN, 2, [NANO_NODE], 1.0).nodes == {"nano": NANO_NODE}
+    assert fleet.flower.plan(RUN, 2, [NANO_NODE], 1.0).nodes == {"nano": NANO_NODE}
     assert fleet.trim() == ([], [])
 
 
@@ -208,18 +208,18 @@ def test_a_device_that_nobody_says_where_it_hangs_any_more_keeps_no_round_from_b
 
 def test_a_device_that_measures_itself_anew_counts_with_its_hungriest_mode() -> None:
     fleet = small_fleet(60.0)
-    fleet.report_state("orin", DeviceState.PROFILING, 50, "drift")
-    assert fleet.may_exceed
-    record = fleet.plan(RUN, 1, NODES, 1.0)
+    fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
+    assert fleet.rounds.is_trim_due
+    record = fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert (record.idle_w, record.plan.planned_w) == (50.0, 60.0)
 
 
 def test_a_device_that_begins_to_measure_itself_trims_the_others() -> None:
     fleet = small_fleet(65.0)
     make_ready(fleet, "third", front((50, 60)), 4.0, 3)
-    planned = fleet.plan(RUN, 1, NODES, 1.0)
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert fleet.trim() == ([], [])
-    fleet.report_state("third", DeviceState.PROFILING, 50, "drift")
+    fleet.agents.report_state("third", DeviceState.PROFILING, 50, "drift")
     _, told = fleet.trim()
     assert {each.plan_id for each in told} == {planned.plan_id}
 
@@ -229,7 +229,7 @@ def test_a_device_that_begins_to_measure_itself_trims_the_others() -> None:
 
 def test_rounds_in_flight_share_what_the_fall_of_the_watts_costs() -> None:
     fleet = small_fleet()
-    first, second = fleet.plan(RUN, 1, [NANO_NODE], 1.0), fleet.plan(RUN, 2, [ORIN_NODE], 1.0)
+    first, second = fleet.flower.plan(RUN, 1, [NANO_NODE], 1.0), fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
     assert set_aside_w(first, "nano") + set_aside_w(second, "orin") == 65.0
     changed, told = fleet.set_budget("site", watts(50.0))
     # The older one need not end for the newer one's sake.
@@ -243,17 +243,17 @@ def test_rounds_in_flight_share_what_the_fall_of_the_watts_costs() -> None:
 
 def test_what_was_ended_idles_beside_those_that_were_observed() -> None:
     fleet = small_fleet()
-    plan_id = fleet.plan(RUN, 1, NODES, 1.0).plan_id
+    plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     [record], _ = fleet.set_budget("site", watts(20.0))
     assert (record.idle_w, [part.device_id for part in record.plan.assignments]) == (5.0, ["nano"])
-    fleet.observe(plan_id, ObservedTraining("nano", 36.0, 14.5))
-    assert fleet.rounds[plan_id].observed_site_w == 5.0 + 14.5
+    fleet.rounds.observe(plan_id, ObservedTraining("nano", 36.0, 14.5))
+    assert fleet.rounds.records[plan_id].observed_site_w == 5.0 + 14.5
 
 
 def test_a_round_of_which_everybody_was_ended_was_not_observed() -> None:
     fleet = small_fleet(policy=FastestK(1))
-    plan_id = fleet.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
+    plan_id = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
     [record], _ = fleet.set_budget("site", watts(0.0))
     assert not record.plan.assignments
     assert (record.observed_site_w, record.observed_duration_s) == (None, None)
-    assert fleet.finish_round(plan_id, [DeviceResult("orin", share=0.5)], 20.0).failed == ()
+    assert fleet.rounds.finish(plan_id, [DeviceResult("orin", share=0.5)], 20.0).failed == ()

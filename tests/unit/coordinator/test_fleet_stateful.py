@@ -25,7 +25,7 @@ from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
-from wattfleet.planning.policies import Everyone, FastestK, Policy, RandomK
+from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState
 
 BUDGET_W = 45.0
@@ -53,7 +53,7 @@ class FleetMachine(RuleBasedStateMachine):
     """A fleet, a store that keeps only what the fleet hands out, and a plain account of what was done to it."""
 
     @initialize(
-        policy=st.sampled_from([FastestK(2), Everyone(), RandomK(2, seed=3)]),
+        policy=st.sampled_from([FastestK(2), AllDevices(), RandomK(2, seed=3)]),
         ready=st.lists(st.tuples(devices, fronts()), unique_by=lambda pair: pair[0]),
     )
     def begin(self, policy: Policy, ready: list[tuple[str, Front]]) -> None:
@@ -61,7 +61,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.budget_w = BUDGET_W
         self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy)
         self.stored_devices: dict[str, DeviceRecord] = {}
-        self.stored_runs: dict[str, RunRecord] = {run: self.fleet.start_run(run, "FedAvg", 4) for run in RUNS}
+        self.stored_runs: dict[str, RunRecord] = {run: self.fleet.flower.start_run(run, "FedAvg", 4) for run in RUNS}
         self.stored_rounds: dict[str, RoundRecord] = {}
         self.connected: set[str] = set()
         self.nodes: dict[int, str] = {}
@@ -79,20 +79,20 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(device=devices)
     def connect(self, device: str) -> None:
-        self.keep(self.fleet.connect(device, "orin-nx", "simulated", 5_824))
+        self.keep(self.fleet.agents.connect(device, "orin-nx", "simulated", 5_824))
         self.connected.add(device)
 
     @rule(device=devices)
     def disconnect(self, device: str) -> None:
         if device in self.connected:
-            self.keep(self.fleet.disconnect(device))
+            self.keep(self.fleet.agents.disconnect(device))
             self.connected.remove(device)
 
     @rule(device=devices, state=st.sampled_from(REPORTED))
     def report_state(self, device: str, state: DeviceState) -> None:
         if device not in self.connected:
             return
-        self.keep(self.fleet.report_state(device, state, 50, ""))
+        self.keep(self.fleet.agents.report_state(device, state, 50, ""))
         if device in self.sent:
             sent = self.sent[device]
             sent.is_over |= sent.has_begun and state is DeviceState.READY
@@ -101,7 +101,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(device=devices, device_front=fronts(), idle_w=st.integers(0, 5))
     def report_front(self, device: str, device_front: Front, idle_w: int) -> None:
         if device in self.connected:
-            self.keep(self.fleet.report_front(device, device_front, float(idle_w), 50, ""))
+            self.keep(self.fleet.agents.report_front(device, device_front, float(idle_w), 50, ""))
 
     @rule(device=devices, device_front=fronts())
     def become_ready(self, device: str, device_front: Front) -> None:
@@ -114,7 +114,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(node=st.integers(0, 5), device=devices)
     def bind(self, node: int, device: str) -> None:
-        self.fleet.bind_node(node, device)
+        self.fleet.flower.bind_node(node, device)
         self.nodes[node] = device
 
     # --- rounds -------------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class FleetMachine(RuleBasedStateMachine):
             device: self.idle_w(device) if device in ready else self.drawn_w(device) for device in self.stored_devices
         }
         try:
-            record = self.fleet.plan(run, number, nodes, 1.0)
+            record = self.fleet.flower.plan(run, number, nodes, 1.0)
         except NoDevicesError:
             assert known is None and not ready
             return
@@ -178,9 +178,9 @@ class FleetMachine(RuleBasedStateMachine):
         before, seen = self.stored_rounds[plan_id], ObservedTraining(device, 5.0, float(watts))
         if device not in before.nodes:
             with pytest.raises(UnknownRecordError):
-                self.fleet.observe(plan_id, seen)
+                self.fleet.rounds.observe(plan_id, seen)
             return
-        kept = self.fleet.observe(plan_id, seen)
+        kept = self.fleet.rounds.observe(plan_id, seen)
         expected = {**before.observations}
         expected.setdefault(device, seen)
         assert kept == RoundObservation(plan_id, expected[device])
@@ -191,14 +191,14 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish_round(self, data: st.DataObject) -> None:
         plan_id = data.draw(st.sampled_from(sorted(self.stored_rounds)))
-        self.keep_round(self.fleet.finish_round(plan_id, [], 3.0))
+        self.keep_round(self.fleet.rounds.finish(plan_id, [], 3.0))
         self.over(plan_id, *IDS)
 
     @precondition(lambda self: self.stored_rounds)
     @rule(data=st.data())
     def give_up(self, data: st.DataObject) -> None:
         plan_id = data.draw(st.sampled_from(sorted(self.stored_rounds)))
-        self.fleet.give_up(plan_id)
+        self.fleet.rounds.abandon(plan_id)
         self.over(plan_id, *IDS)
 
     # --- watts --------------------------------------------------------------------------------------------------
@@ -292,27 +292,27 @@ class FleetMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_changed_that_was_not_handed_out(self) -> None:
-        assert self.fleet.devices == self.stored_devices
-        assert self.fleet.runs == self.stored_runs
-        assert self.fleet.rounds == self.stored_rounds
-        assert self.fleet.nodes == self.nodes
+        assert self.fleet.agents.devices == self.stored_devices
+        assert self.fleet.flower.runs == self.stored_runs
+        assert self.fleet.rounds.records == self.stored_rounds
+        assert self.fleet.flower.nodes == self.nodes
 
     @invariant()
     def offline_is_who_has_no_session(self) -> None:
-        for device, record in self.fleet.devices.items():
+        for device, record in self.fleet.agents.devices.items():
             assert (record.state is DeviceState.OFFLINE) == (device not in self.connected)
 
     @invariant()
     def a_device_is_told_what_it_is_waited_for(self) -> None:
         for device in IDS:
-            sent, order = self.sent.get(device), self.fleet.standing_order(device)
+            sent, order = self.sent.get(device), self.fleet.rounds.reassignment_for(device)
             assert (order is not None) == (sent is not None and not sent.is_over)
             if order is not None and sent is not None:
                 assert (order.plan_id, order.assignment is None) == (sent.plan_id, sent.is_ended)
 
     @invariant()
     def the_site_was_observed_when_every_chosen_device_was(self) -> None:
-        for record in self.fleet.rounds.values():
+        for record in self.fleet.rounds.records.values():
             chosen = {assignment.device_id for assignment in record.plan.assignments}
             if chosen and chosen <= set(record.observations):
                 assert record.observed_site_w is not None

@@ -42,9 +42,9 @@ def test_a_lease_lapses_after_three_silent_intervals_and_not_before() -> None:
     leases = fleet_of(3)
     lease, _ = leases.begin("late", "x", 100.0)
     leases.renew(lease, 104.0)
-    assert {each.device_id for each in leases.lapsed(104.0)} == {"device-0", "device-1", "device-2"}
-    assert lease not in leases.lapsed(104.0 + 3 * SETTINGS.lease_s - 0.001)
-    assert lease in leases.lapsed(104.0 + 3 * SETTINGS.lease_s)
+    assert {each.device_id for each in leases.expired(104.0)} == {"device-0", "device-1", "device-2"}
+    assert lease not in leases.expired(104.0 + 3 * SETTINGS.lease_s - 0.001)
+    assert lease in leases.expired(104.0 + 3 * SETTINGS.lease_s)
 
 
 def test_an_agent_that_is_back_takes_the_place_of_its_old_session() -> None:
@@ -63,7 +63,7 @@ def test_an_agent_that_is_back_takes_the_place_of_its_old_session() -> None:
 def test_another_agent_of_the_same_id_is_refused_while_the_first_is_there(first: str, second: str) -> None:
     leases = Leases(0.0)
     lease, _ = leases.begin("orin", first, 0.0)
-    with pytest.raises(DuplicateSessionError, match="orin is connected already: give each device an id of its own"):
+    with pytest.raises(DuplicateSessionError, match="orin is already connected from another installation"):
         leases.begin("orin", second, 1.0)
     leases.end(lease)
     leases.begin("orin", second, 2.0)
@@ -73,22 +73,22 @@ def test_devices_that_were_there_before_a_restart_are_waited_for_within_the_grac
     leases = Leases(100.0, expected=["a", "b", "c"])
     leases.begin("a", "x", 101.0)
     fleet = {"a", "b", "c", "never seen"}
-    assert leases.awaited(fleet, 110.0) == (2, SETTINGS.return_grace_s - 10.0)
-    assert leases.awaited({"a", "c"}, 110.0) == (1, SETTINGS.return_grace_s - 10.0)
+    assert leases.expected_back(fleet, 110.0) == (2, SETTINGS.return_grace_s - 10.0)
+    assert leases.expected_back({"a", "c"}, 110.0) == (1, SETTINGS.return_grace_s - 10.0)
     leases.begin("b", "x", 111.0)
     leases.begin("never seen", "x", 111.0)
     leases.begin("c", "x", 112.0)
-    assert leases.awaited(fleet, 113.0) == (0, 0.0)
+    assert leases.expected_back(fleet, 113.0) == (0, 0.0)
 
 
 def test_after_the_grace_nobody_is_waited_for_and_who_is_missing_is_told_once() -> None:
     leases = Leases(100.0, expected=["gone", "lost", "back"])
     leases.begin("back", "x", 101.0)
-    assert leases.missing(100.0 + SETTINGS.return_grace_s - 0.1) == []
-    assert leases.awaited({"gone", "back"}, 100.0 + SETTINGS.return_grace_s - 0.1)[0] == 1
-    assert leases.awaited({"gone", "back"}, 100.0 + SETTINGS.return_grace_s) == (0, 0.0)
-    assert leases.missing(100.0 + SETTINGS.return_grace_s) == ["gone", "lost"]
-    assert leases.missing(100.0 + SETTINGS.return_grace_s) == []
+    assert leases.take_missing(100.0 + SETTINGS.return_grace_s - 0.1) == []
+    assert leases.expected_back({"gone", "back"}, 100.0 + SETTINGS.return_grace_s - 0.1)[0] == 1
+    assert leases.expected_back({"gone", "back"}, 100.0 + SETTINGS.return_grace_s) == (0, 0.0)
+    assert leases.take_missing(100.0 + SETTINGS.return_grace_s) == ["gone", "lost"]
+    assert leases.take_missing(100.0 + SETTINGS.return_grace_s) == []
     assert leases.pace == pace_of(1), "nobody else is to be given time for"
 
 
@@ -97,10 +97,10 @@ def test_devices_that_are_called_back_are_waited_for_from_the_end_of_their_sessi
     called = [leases.begin(device_id, "x", 0.0)[0] for device_id in ("a", "b")]
     other, _ = leases.begin("other", "x", 0.0)
     for lease in called:
-        leases.call_back(lease, 1_000.0)
+        leases.expect_reconnect(lease, 1_000.0)
         leases.end(lease)
     leases.end(other)
-    assert leases.awaited({"a", "b", "other"}, 1_010.0) == (2, SETTINGS.return_grace_s - 10.0)
+    assert leases.expected_back({"a", "b", "other"}, 1_010.0) == (2, SETTINGS.return_grace_s - 10.0)
     leases.begin("a", "x", 1_011.0)
-    assert leases.awaited({"a", "b", "other"}, 1_012.0) == (1, SETTINGS.return_grace_s - 12.0)
-    assert leases.missing(1_000.0 + SETTINGS.return_grace_s) == ["b"]
+    assert leases.expected_back({"a", "b", "other"}, 1_012.0) == (1, SETTINGS.return_grace_s - 12.0)
+    assert leases.take_missing(1_000.0 + SETTINGS.return_grace_s) == ["b"]

@@ -9,16 +9,18 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from coordinator.errors import NoDevicesError
+from coordinator.repository.repository import FleetRepository
+from coordinator.repository.writer import Writer
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
-from coordinator.store.writer import Writer
+from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
-from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning.policies import Everyone, Situation, Wish
+from wattfleet.planning.policies import AllDevices, PlanningContext, SelectionRequest
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
 
@@ -27,66 +29,67 @@ from wattfleet_proto.v1 import planning_pb2
 async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_only(has_restarted: bool) -> None:
 
     now_s = 1_000.0
-    fleet, writer = small_fleet(), Writer(Paper())
-    service = PlanningServicer(fleet, writer, Leases(now_s), lambda: now_s)
+    fleet, writer = small_fleet(), Writer(RecordingStore())
+    repository = FleetRepository(fleet, writer)
+    planning = RoundPlanning(repository, Leases(now_s), lambda: now_s)
 
     async def plan(run_id: str) -> planning_pb2.PlanRoundResponse:
         request = planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=[ORIN_NODE], epochs=1.0)
-        return await service.PlanRound(request, None)
+        return await PlanningServicer(repository, planning).PlanRound(request, None)
 
     duration_s = (await plan(RUN)).duration_s
     if has_restarted:
-        service = PlanningServicer(fleet, writer, Leases(now_s), lambda: now_s)
-    fleet.start_run("next", "FedAvg", 1)
+        planning = RoundPlanning(repository, Leases(now_s), lambda: now_s)
+    fleet.flower.start_run("next", "FedAvg", 1)
     for waited_s in (0.0, 2 * duration_s + 600.0):
         now_s = 1_000.0 + waited_s
         with pytest.raises(NoDevicesError, match=f"orin is ready, and part of round {RUN}/1"):
             await plan("next")
     now_s += 1.0
-    trial = fleet.copy()
-    service.clear_way(trial, [ORIN_NODE])
-    assert (trial.awaited_rounds(), len(fleet.awaited_rounds())) == ([], 1), "only the copy waits no more"
+    preview = await planning.preview("next", False, 1.0)
+    assert (len(preview.record.nodes), len(fleet.rounds.in_flight())) == (2, 1), "only the copy releases it"
     assert [part.device_id for part in (await plan("next")).assignments] == ["orin"]
     await writer.close()
 
 
 def service_of(fleet: Fleet, writer: Writer) -> PlanningServicer:
-    return PlanningServicer(fleet, writer, Leases(0.0), lambda: 0.0)
+    repository = FleetRepository(fleet, writer)
+    return PlanningServicer(repository, RoundPlanning(repository, Leases(0.0), lambda: 0.0))
 
 
 async def test_a_node_that_can_be_no_device_is_no_hindrance_to_the_others(caplog: pytest.LogCaptureFixture) -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     bindings = [
         planning_pb2.NodeBinding(node_id=number, device_id=device_id)
         for number, device_id in enumerate(("", "x" * 300, "a\0b", "late"))
     ]
     await service_of(fleet, writer).BindNodes(planning_pb2.BindNodesRequest(bindings=bindings), None)
     await writer.close()
-    assert {node: fleet.nodes.get(node) for node in range(4)} == {0: None, 1: None, 2: None, 3: "late"}
-    assert caplog.text.count("is left out: a device's id has 1 to 200 printable characters") == 3
+    assert {node: fleet.flower.nodes.get(node) for node in range(4)} == {0: None, 1: None, 2: None, 3: "late"}
+    assert caplog.text.count("is not bound: a device's id must have 1 to 200 printable characters") == 3
 
 
 @pytest.mark.parametrize(("run_id", "strategy"), [("", "FedAvg"), ("x" * 201, "FedAvg"), ("1", "x" * 201)])
 async def test_a_run_without_a_usable_name_is_refused(run_id: str, strategy: str) -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     request = planning_pb2.StartRunRequest(run_id=run_id, strategy=strategy, rounds=1)
     with pytest.raises(InvalidInputError, match="1 to 200 printable characters"):
         await service_of(fleet, writer).StartRun(request, None)
     await writer.close()
-    assert list(fleet.runs) == [RUN]
+    assert list(fleet.flower.runs) == [RUN]
 
 
 async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
-    service, plan_id = service_of(fleet, writer), fleet.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
+    fleet, writer = small_fleet(), Writer(RecordingStore())
+    service, plan_id = service_of(fleet, writer), fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
     results = [planning_pb2.DeviceResult(device_id="orin", failure="x" * 10_000)]
     await service.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), None)
     await service.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN, error="y" * 10_000), None)
-    [result] = fleet.rounds[plan_id].results
-    assert (result.failure, fleet.runs[RUN].error) == ("x" * 500, "y" * 2_000)
+    [result] = fleet.rounds.records[plan_id].results
+    assert (result.failure, fleet.flower.runs[RUN].error) == ("x" * 500, "y" * 2_000)
     with pytest.raises(InvalidInputError, match="a metric's name"):
         metrics = {"z" * 201: 1.0}
         await service.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=metrics), None)
@@ -101,17 +104,17 @@ class SlowPolicy:
     def __init__(self) -> None:
         self.asked, self.go_on = threading.Event(), threading.Event()
 
-    def wish(self, situation: Situation) -> Wish:
+    def request(self, context: PlanningContext) -> SelectionRequest:
         self.asked.set()
         assert self.go_on.wait(10), "nobody lets it go on"
-        return Everyone().wish(situation)
+        return AllDevices().request(context)
 
 
 async def planning(
     fleet: Fleet, policy: SlowPolicy, story: Callable[[PlanningServicer], Awaitable[None]]
 ) -> RoundRecord:
     """A round of two devices, in the midst of whose planning something happens."""
-    writer = Writer(Paper())
+    writer = Writer(RecordingStore())
     service = service_of(fleet, writer)
     asked = asyncio.create_task(service.PlanRound(request(RUN), None))
     await asyncio.to_thread(policy.asked.wait, 10)
@@ -119,7 +122,7 @@ async def planning(
     policy.go_on.set()
     plan = await asked
     await writer.close()
-    return fleet.rounds[plan.plan_id]
+    return fleet.rounds.records[plan.plan_id]
 
 
 def request(run_id: str) -> planning_pb2.PlanRoundRequest:
@@ -131,12 +134,12 @@ async def test_while_a_round_is_planned_devices_report_and_the_plan_is_of_what_w
     fleet = small_fleet(policy=policy)
 
     async def story(service: PlanningServicer) -> None:
-        fleet.disconnect("nano")
-        fleet.report_state("orin", DeviceState.READY, 51, "another mode measured")
+        fleet.agents.disconnect("nano")
+        fleet.agents.report_state("orin", DeviceState.READY, 51, "another mode measured")
 
     record = await planning(fleet, policy, story)
     assert set(record.nodes) == {"orin", "nano"}
-    assert fleet.device("orin").profiled_modes == 51
+    assert fleet.agents.get("orin").profiled_modes == 51
 
 
 async def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is() -> None:
@@ -145,11 +148,11 @@ async def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is
 
     async def story(service: PlanningServicer) -> None:
         assert fleet.set_budget("site", InForce(40.0, "command", False, "set")) == ([], [])
-        assert not fleet.may_exceed
+        assert not fleet.rounds.is_trim_due
 
     record = await planning(fleet, policy, story)
     assert record.plan.planned_w > 40.0, "it was asked for with more"
-    assert fleet.may_exceed
+    assert fleet.rounds.is_trim_due
     [trimmed], _told = fleet.trim()
     assert trimmed.plan.planned_w <= 40.0
 
@@ -157,7 +160,7 @@ async def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is
 async def test_two_runs_that_ask_at_once_are_not_given_the_same_devices() -> None:
     policy = SlowPolicy()
     fleet = small_fleet(policy=policy)
-    fleet.start_run("other", "FedAvg", 1)
+    fleet.flower.start_run("other", "FedAvg", 1)
     others: list[asyncio.Task[planning_pb2.PlanRoundResponse]] = []
 
     async def story(service: PlanningServicer) -> None:
@@ -177,7 +180,7 @@ async def test_a_round_that_is_asked_for_again_while_it_is_planned_is_planned_on
     async def story(service: PlanningServicer) -> None:
         again.append(asyncio.create_task(service.PlanRound(request(RUN), None)))
         await asyncio.sleep(0)
-        fleet.drain(["nano"])
+        fleet.operator.drain(["nano"])
 
     record = await planning(fleet, policy, story)
     assert {part.device_id for part in (await again[0]).assignments} == set(record.nodes) == {"orin", "nano"}

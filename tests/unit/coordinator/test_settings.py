@@ -14,7 +14,7 @@ from coordinator.settings import (
 )
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Selection
-from wattfleet.planning.policies import POLICIES, Deadline, Everyone, FastestK, Policy, Progress
+from wattfleet.planning.policies import POLICIES, AllDevices, Deadline, FastestK, Policy, Progress
 from wattfleet_io.settings.loading import load
 from wattfleet_io.settings.model import keys_of
 from wattfleet_io.settings.toml_text import as_toml
@@ -31,7 +31,7 @@ def test_every_policy_can_be_chosen_and_the_default_is_progress() -> None:
 
 def test_a_policy_gets_its_parameters() -> None:
     assert policy_of(PolicySettings(name="fastest-k", clients=2)) == FastestK(2)
-    with pytest.raises(InvalidInputError, match="policy 'all' takes no tiers"):
+    with pytest.raises(InvalidInputError, match="policy 'all' does not take tiers"):
         policy_of(PolicySettings(name="all", tiers=3))
 
 
@@ -45,7 +45,7 @@ def test_a_site_needs_exactly_one_of_a_budget_and_a_file(tmp_path: Path) -> None
             site_of(settings)
 
 
-@pytest.mark.parametrize("policy", [Progress(), Everyone(), Deadline(60.0)])
+@pytest.mark.parametrize("policy", [Progress(), AllDevices(), Deadline(60.0)])
 def test_over_selection_needs_a_policy_with_a_number_of_devices(policy: Policy) -> None:
     settings = SelectionSettings(over_selection=0.2)
     with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' selects as many devices as it finds best"):

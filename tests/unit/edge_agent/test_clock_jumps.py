@@ -8,7 +8,7 @@ import pytest
 
 import edge_agent
 from edge_agent.devices.meters.polled_meter import PolledMeter
-from edge_agent.devices.system_clock import SystemClock
+from wattfleet_io.clock import SystemClock
 
 WALL_CLOCKS = {("time", "time"), ("time", "time_ns"), ("datetime", "now"), ("datetime", "utcnow"), ("date", "today")}
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from edge_agent.training.knob_backup import KEPT_FILE, KnobBackup, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, KnobBackup, backed_up
 from tests.fakes.faked_nvpmodel import FakedNvpmodel, open_nvpmodel
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, ORIN_NANO, XAVIER_AGX
 from tests.fakes.jetson_tree import CPU, FakedJetson, open_sysfs
@@ -33,7 +33,7 @@ def run(agent, state):
 
 
 def kept(state):
-    return state / "device" / KEPT_FILE
+    return state / "device" / BACKUP_FILE
 
 
 def refused(ended, code, *said):
@@ -110,7 +110,7 @@ def test_a_preset_is_applied_by_its_name(run, jetson):
     assert run("apply", "15W", "--json").content["argument"] == "6,1113600,408000000,204000000"
 
 
-def test_nvpmodel_applies_a_preset_as_nvidia_means_it_and_says_what_a_reboot_would_do(tmp_path, run, as_device, state):
+def test_nvpmodel_applies_a_preset_and_prints_what_a_reboot_would_do(tmp_path, run, as_device, state):
     jetson = FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
     nvpmodel = FakedNvpmodel(jetson)
     as_device(open_nvpmodel(jetson, nvpmodel, state))
@@ -222,9 +222,9 @@ def test_a_signal_while_a_refused_mode_is_undone_does_not_stop_that(run, jetson,
     jetson.deaf.add(f"{jetson.gpu}/max_freq")
     real = KnobBackup.restore
 
-    def restore(safekeeping):
+    def restore(backup):
         os.kill(os.getpid(), number)
-        return real(safekeeping)
+        return real(backup)
 
     monkeypatch.setattr(KnobBackup, "restore", restore)
     refused(run("apply", MODE), 1, "max_freq", "the device was restored")
@@ -258,15 +258,15 @@ def test_a_damaged_restore_file_is_left_alone_and_explained(run, jetson, state, 
     assert jetson.written == [] and kept(state).exists()
 
 
-def test_what_was_kept_from_another_board_is_refused(run, jetson, tmp_path, as_device, state):
+def test_a_backup_of_another_board_is_refused(run, jetson, tmp_path, as_device, state):
     run("apply", MODE)
     as_device(open_sysfs(FakedJetson(tmp_path / "other", XAVIER_AGX)))
-    refused(run("restore"), 2, "was kept from the board agx-orin, and this is xavier-agx")
+    refused(run("restore"), 2, "is the backup of the board agx-orin, but this is xavier-agx")
     assert kept(state).exists()
 
 
 def test_a_device_in_use_is_left_to_its_agent(run, jetson, state):
-    with safekept(open_sysfs(jetson), state / "device"):
+    with backed_up(open_sysfs(jetson), state / "device"):
         written = list(jetson.written)
         for command in (("apply", MODE), ("restore",)):
             refused(run(*command), 1, f"in use by process {os.getpid()}", "stop that agent first")

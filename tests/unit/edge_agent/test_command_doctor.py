@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from edge_agent.devices.host import HostDevice
-from edge_agent.devices.system_clock import SystemClock
 from edge_agent.devices.tree import Tree
 from edge_agent.systemd.ownership import InstalledCode
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import AGX_ORIN_JP5, FAKED_BOARDS, NANO, ORIN_NANO
 from tests.fakes.jetson_tree import BPMP, LOCK, FakedJetson, open_sysfs
+from wattfleet_io.clock import SystemClock
 
 
 @pytest.fixture(autouse=True)
@@ -235,14 +235,14 @@ def test_an_unknown_jetson_is_refused_with_its_part_number(look, tmp_path):
 
 def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
     (tmp_path / "state" / "device").mkdir(parents=True)
-    (tmp_path / "state" / "device" / KEPT_FILE).write_text("{}")
+    (tmp_path / "state" / "device" / BACKUP_FILE).write_text("{}")
     code, found = look("simulated:orin-nx")
     assert code == 0
     assert "wattfleet agent restore" in found["restore file"]["advice"]
 
 
 def test_the_process_that_has_the_device_is_named(look, orin):
-    with safekept(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
+    with backed_up(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
         _, found = look(spec(orin))
         assert f"process {os.getpid()} uses the device" in found["restore file"]["found"]
     _, found = look(spec(orin))

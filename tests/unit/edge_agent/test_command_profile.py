@@ -12,14 +12,14 @@ import reference_models
 from edge_agent.cli.options import DEFAULT_TOLERANCE
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.sysfs import SysfsDevice
-from edge_agent.devices.system_clock import SystemClock
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import write_artefact
+from wattfleet_io.clock import SystemClock
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_signal_keeps_what_was_measured_and_puts_the_device_back(profile, stat
     assert ended.code == 128 + number
     assert "stopped; 3 modes measured and saved, device restored" in ended.err
     assert len(journalled(state)) == 3
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
     assert signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL)
 
 
@@ -155,7 +155,7 @@ def test_a_signal_while_the_device_is_put_back_does_not_stop_that(profile, state
 
     monkeypatch.setattr(board, "restore", restore)
     assert profile("--modes", 5).code == 0
-    assert board.current_mode() == owners and not (state / "device" / KEPT_FILE).exists()
+    assert board.current_mode() == owners and not (state / "device" / BACKUP_FILE).exists()
 
 
 def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
@@ -169,7 +169,7 @@ def test_what_was_stopped_goes_on_with_what_is_missing(profile, state, board):
 
 
 def test_a_device_in_use_is_left_to_its_agent(profile, state, board):
-    with safekept(board, state / "device"):
+    with backed_up(board, state / "device"):
         ended = profile("--modes", 6)
     assert ended.code == 1 and "stop that agent first" in ended.err and not (state / "profile.jsonl").exists()
 
@@ -217,7 +217,7 @@ def test_a_jetson_stopped_in_the_middle_of_a_mode_is_as_its_owner_left_it(profil
     ended = profile("--workload", "resnet18", device="auto")
     assert ended.code == 130 and "stopped; 0 modes measured" in ended.err
     assert len(changed) == 5 and changed[-1] != before, "the fan is held, and the mode is set"
-    assert jetson.everything() == before and not (state / "device" / KEPT_FILE).exists()
+    assert jetson.everything() == before and not (state / "device" / BACKUP_FILE).exists()
 
 
 class Training:
@@ -259,7 +259,7 @@ def test_a_jetson_whose_rail_is_silent_is_not_begun(profile, state, jetson):
         (("--modes", 0), "0 is not in the range"),
         (("--tolerance", 1), "--tolerance must be at least 0 and below 1, not 1"),
         (("--workload", "resnet18"), "needs no workload; omit --workload"),
-        (("--reference", "nowhere"), "give one that ships (agx_orin_resnet18), or the directory of one"),
+        (("--reference", "nowhere"), "choose one of agx_orin_resnet18, or a directory"),
         (("--device", "auto", "--workload", "resnet19"), "unknown workload 'resnet19'"),
         (("--device", "host"), "pass --workload resnet18"),
         (("--device-id", "other", "--modes", 5), "belongs to device_id 'jetson-1', not 'other'"),
@@ -284,4 +284,4 @@ def test_the_daemon_takes_a_tolerance_too(agent, state):
         *("run", "--device", PROFILED, "--device-id", "jetson-1", "--minibatches-per-epoch", 9, "--state-dir", state),
         *("--tolerance", 1),
     )
-    assert ended.code == 2 and "a tolerance is a share from 0 to below 1, not 1" in ended.err
+    assert ended.code == 2 and "--tolerance must be below 1, not 1" in ended.err

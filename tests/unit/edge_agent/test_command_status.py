@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
-from edge_agent.training.knob_backup import KEPT_FILE, safekept
+from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
 from tests.fixtures.edge_agent import PROFILED
@@ -127,8 +127,8 @@ def test_a_profile_that_has_just_begun_is_none_yet(agent, tmp_path):
 
 
 def test_an_agent_at_work_and_a_change_that_was_left_are_told_apart(agent, jetson, tmp_path):
-    with safekept(open_sysfs(jetson), tmp_path / "device"):
+    with backed_up(open_sysfs(jetson), tmp_path / "device"):
         shown = agent("status", "--state-dir", tmp_path).out
         assert f"in use by process {os.getpid()}, which will restore it" in shown
-    (tmp_path / "device" / KEPT_FILE).write_text(json.dumps({}))
+    (tmp_path / "device" / BACKUP_FILE).write_text(json.dumps({}))
     assert "yes; undo with `wattfleet agent restore`" in agent("status", "--state-dir", tmp_path).out

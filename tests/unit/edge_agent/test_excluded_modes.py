@@ -7,12 +7,12 @@ import pytest
 
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
 from edge_agent.profiling.stored_profile import read_fitted
-from edge_agent.runtime.paths import PROFILE_FILE
 from tests.fixtures.edge_agent import PROFILED
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 
@@ -48,7 +48,7 @@ def test_a_board_that_was_never_overloaded_bears_all(journal):
     assert borne(journal) == MODES
 
 
-def test_what_throttles_at_every_attempt_is_left_out_with_all_that_is_higher_in_every_knob(journal):
+def test_a_mode_that_always_throttles_is_excluded_with_all_higher_modes(journal):
     given_up(journal, MODE)
     assert borne(journal) == [LESS_CPU, LOWER]
 

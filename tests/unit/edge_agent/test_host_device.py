@@ -14,9 +14,9 @@ from edge_agent.devices.host import ABSENT_HZ, ABSENT_KHZ, HostDevice
 from edge_agent.devices.meters.nvml import Nvml, open_nvml
 from edge_agent.devices.meters.rapl import Rapl
 from edge_agent.devices.tree import Tree
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode, Profile, array_to_modes, read_profile, write_profile
+from wattfleet_io.clock import VirtualClock
 
 CPUS = "sys/devices/system/cpu"
 RAPL = "sys/class/powercap"

@@ -3,8 +3,8 @@ import pytest
 
 from edge_agent.devices.virtual.deviation import DeviationField
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
-from edge_agent.devices.virtual.virtual_clock import VirtualClock
 from wattfleet.modes import BOARDS
+from wattfleet_io.clock import VirtualClock
 
 
 def test_virtual_time_passes_only_by_sleeping():

@@ -98,7 +98,7 @@ def test_a_front_keeps_its_spread() -> None:
     assert received.planned_w.tolist() == sent.planned_w.tolist()
 
 
-def test_points_without_a_start_are_those_of_an_older_agent_and_start_at_once() -> None:
+def test_points_of_an_older_agent_have_no_warmup() -> None:
     sent = front_to_message(front((10, 30), (12, 20), (40, 10), warmup_s=[5, 4, 0]))
     for point in sent.points:
         point.ClearField("warmup_s")

@@ -29,5 +29,5 @@ def test_the_older_minor_version_is_spoken(
 
 
 def test_another_major_version_is_refused_with_what_to_do() -> None:
-    with pytest.raises(ProtocolVersionError, match=r"protocol 2\.0 and protocol 1\.\d+ .* update the older of"):
+    with pytest.raises(ProtocolVersionError, match=r"2\.0 is incompatible with protocol 1\.\d+: update the older of"):
         common_version(version(2, 0))

@@ -1,4 +1,4 @@
-"""Artefacts: what is stored comes back, and anything else is refused."""
+"""Artefacts are read back unchanged, and damaged or foreign files are refused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from wattfleet.prediction import (
     pack_artefact,
     read_artefact,
     restore_predictor,
-    verify_artefact,
     write_artefact,
 )
+from wattfleet.prediction.artefact import verify_artefact
 
 WORKLOAD = Workload("resnet18-imagenet", 16, 3125)
 MODES = np.array([[4, 1e6 + 1e5 * k, 3e8 + 1e8 * (k % 4), 2.133e9] for k in range(8)])
@@ -42,7 +42,7 @@ def changed(**changes: Any) -> bytes:
     return json.dumps({**json.loads(ARTEFACT.manifest), **changes}).encode()
 
 
-def test_what_was_packed_comes_back(tmp_path: Path) -> None:
+def test_a_written_artefact_is_read_back_unchanged(tmp_path: Path) -> None:
     write_artefact(ARTEFACT, tmp_path / "models" / "nano", card="# nano\n")
     back = read_artefact(tmp_path / "models" / "nano")
     assert back == ARTEFACT
@@ -54,13 +54,13 @@ def test_what_was_packed_comes_back(tmp_path: Path) -> None:
     assert (tmp_path / "models" / "nano" / "MODEL_CARD.md").read_text() == "# nano\n"
 
 
-def test_the_digest_is_of_the_manifest_which_pins_the_weights() -> None:
+def test_the_digest_is_the_manifests_and_the_manifest_pins_the_weights() -> None:
     assert ARTEFACT.digest == hashlib.sha256(ARTEFACT.manifest).hexdigest()
     pinned = json.loads(ARTEFACT.manifest)["files"]["weights.safetensors"]
     assert pinned == {"sha256": hashlib.sha256(ARTEFACT.weights).hexdigest(), "size": len(ARTEFACT.weights)}
 
 
-def test_the_same_predictor_and_details_give_the_same_digest_others_another() -> None:
+def test_the_digest_depends_on_the_predictor_and_its_details() -> None:
     assert made().digest == ARTEFACT.digest
     assert made(1.6).digest != ARTEFACT.digest
 
@@ -71,7 +71,7 @@ def test_figures_that_are_not_numbers_cannot_be_packed() -> None:
 
 
 @given(position=st.integers(0, len(ARTEFACT.weights) - 1), flipped=st.integers(1, 255))
-def test_any_changed_byte_of_the_weights_is_found(position: int, flipped: int) -> None:
+def test_any_changed_byte_of_the_weights_is_detected(position: int, flipped: int) -> None:
     weights = bytearray(ARTEFACT.weights)
     weights[position] ^= flipped
     with pytest.raises(CorruptReferenceError, match=r"has the SHA-256 .* instead of .*: fetch the reference again"):
@@ -128,18 +128,18 @@ def test_damaged_manifests_are_refused(manifest: bytes) -> None:
         ),
     )
 )
-def test_no_manifest_breaks_anything(content: dict[str, Any]) -> None:
+def test_arbitrary_manifests_raise_only_wattfleet_errors(content: dict[str, Any]) -> None:
     with pytest.raises(WattfleetError):
         Artefact(json.dumps({"format_version": 1, "files": {}, **content}).encode(), ARTEFACT.weights)
 
 
 @pytest.mark.parametrize("version", [0, 2, "1.0", None])
-def test_another_format_is_refused_with_what_to_do(version: object) -> None:
-    with pytest.raises(InvalidInputError, match="install the version that wrote it, or train the reference anew"):
+def test_another_format_is_refused_with_a_remedy(version: object) -> None:
+    with pytest.raises(InvalidInputError, match="install the version that wrote it, or train the reference again"):
         Artefact(changed(format_version=version), ARTEFACT.weights)
 
 
-def test_an_unknown_kind_of_predictor_is_refused_with_what_to_do() -> None:
+def test_an_unknown_kind_of_predictor_is_refused_with_a_remedy() -> None:
     with pytest.raises(
         InvalidInputError, match="unknown predictor 'oracle': installed are roofline, .* Install the version of"
     ):
@@ -175,7 +175,7 @@ def test_a_damaged_directory_is_named(tmp_path: Path) -> None:
         read_artefact(tmp_path / "nano")
 
 
-def test_an_older_artefact_is_replaced_whole(tmp_path: Path) -> None:
+def test_an_older_artefact_is_replaced_completely(tmp_path: Path) -> None:
     write_artefact(ARTEFACT, tmp_path / "nano", card="old")
     newer = made(9.0)
     write_artefact(newer, tmp_path / "nano")
@@ -186,14 +186,14 @@ def test_an_older_artefact_is_replaced_whole(tmp_path: Path) -> None:
     ]
 
 
-def test_a_directory_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_a_directory_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(InvalidInputError, match="'thesis.tex', which belongs to no reference"):
+    with pytest.raises(InvalidInputError, match="'thesis.tex', which is not part of a reference"):
         write_artefact(ARTEFACT, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_an_unwritable_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InvalidInputError, match="cannot be written"):
@@ -201,9 +201,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_write_that_fails_leaves_what_was_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
-) -> None:
+def test_a_failed_write_keeps_the_older_artefact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     write_artefact(ARTEFACT, tmp_path / "nano")
     moves = 0
     really = os.replace
@@ -222,7 +220,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     assert [path.name for path in tmp_path.iterdir()] == ["nano"]
 
 
-def test_what_a_manifest_lacks_is_named() -> None:
+def test_a_missing_key_of_a_manifest_is_named() -> None:
     for key in ("format_version", "board"):
         content = {name: value for name, value in json.loads(ARTEFACT.manifest).items() if name != key}
         with pytest.raises(CorruptReferenceError, match=rf"manifest.json is damaged \(it lacks '{key}'\)"):

@@ -1,4 +1,4 @@
-"""The boards, against figures that NVIDIA and PowerTrain publish."""
+"""The known boards, compared with figures published by NVIDIA and PowerTrain."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ MAXN = {
 }
 
 
-def test_these_boards_are_known() -> None:
+def test_the_known_boards() -> None:
     assert set(BOARDS) == set(MODE_COUNTS)
 
 
 @pytest.mark.parametrize("kind", MODE_COUNTS)
-def test_a_board_has_as_many_modes_as_published_and_the_published_top(kind: str) -> None:
+def test_a_board_has_the_published_number_of_modes_and_highest_mode(kind: str) -> None:
     known = board_named(kind)
     assert known.kind == kind
     assert known.title.startswith("Jetson")
@@ -38,7 +38,7 @@ def test_clocks_are_in_the_units_of_their_knobs(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["", "agx_orin", "AGX-ORIN", "nano"])
-def test_an_unknown_kind_is_refused_with_those_there_are(kind: str) -> None:
+def test_an_unknown_kind_is_refused_with_the_known_ones(kind: str) -> None:
     with pytest.raises(InvalidInputError) as refusal:
         board_named(kind)
     assert repr(kind) in str(refusal.value)

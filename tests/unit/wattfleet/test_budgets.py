@@ -21,7 +21,7 @@ from wattfleet.budgets import (
     Span,
     TimedRow,
     TimedSchedule,
-    read_plan,
+    read_timed_schedule,
 )
 from wattfleet.errors import InvalidInputError
 
@@ -44,7 +44,7 @@ def test_stated_watts_have_to_be_finite_and_above_zero(watts: float) -> None:
         lambda w: ReadingRule(60, w),
         Override,
     ):
-        with pytest.raises(InvalidInputError, match=r"must be finite and above zero watts, not"):
+        with pytest.raises(InvalidInputError, match=r"must be finite and above 0 W, not"):
             state(watts)
 
 
@@ -54,12 +54,12 @@ def test_an_override_is_in_force_until_it_is_over() -> None:
     last = until - timedelta(microseconds=1)
     assert Override(40, until).in_force(last) == InForce(40, "operator", False, "set by the operator")
     assert Override(40, until).in_force(until) is None
-    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+    with pytest.raises(InvalidInputError, match="has no UTC offset"):
         Override(40, until.replace(tzinfo=None))
 
 
 def test_a_constant_is_the_same_at_all_times() -> None:
-    assert ConstantBudget(300).in_force(NOW) == InForce(300, "constant", False, "always the same")
+    assert ConstantBudget(300).in_force(NOW) == InForce(300, "constant", False, "constant budget")
 
 
 # --- daily schedules ---------------------------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_a_moment_is_looked_up_on_the_zones_wall_clock_whatever_its_own_offset()
     assert schedule.in_force(at("2026-06-01T20:30:00+10:00")).watts == 2
 
 
-def test_the_hour_that_is_left_out_in_spring_is_never_in_force_and_autumns_comes_twice() -> None:
+def test_the_skipped_hour_in_spring_never_applies_and_autumns_applies_twice() -> None:
     schedule = DailySchedule.of(BERLIN, {"02:00-03:00": 99, "03:00-02:00": 1})
     spring = [schedule.in_force(at("2026-03-29T00:00:00+00:00") + timedelta(minutes=m)).watts for m in range(180)]
     assert 99 not in spring
@@ -127,24 +127,24 @@ def test_a_day_with_a_piece_left_out_is_refused_and_so_is_one_with_a_piece_twice
     start, end, watts = pieces[pick % len(pieces)]
     rest = tuple(Span(s, e or 1440, w) for s, e, w in pieces if s != start)
     missing = f"{clock(start)}-{clock(end or 1440)}" if start < (end or 1440) else f"{clock(start)}-24:00"
-    with pytest.raises(InvalidInputError, match=f"states none for .*{missing}"):
+    with pytest.raises(InvalidInputError, match=f"has no budget for .*{missing}"):
         DailySchedule(BERLIN, rest)
-    with pytest.raises(InvalidInputError, match=f"states several for .*{missing}"):
+    with pytest.raises(InvalidInputError, match=f"several budgets for .*{missing}"):
         DailySchedule(BERLIN, (*rest, Span(start, end or 1440, watts), Span(start, end or 1440, watts + 1)))
 
 
 @pytest.mark.parametrize(
     ("spans", "said"),
     [
-        ({}, "states none for 00:00-24:00"),
-        ({"06:00-18:00": 1, "19:00-05:30": 2}, "states none for 05:30-06:00, 18:00-19:00"),
-        ({"06:00-18:00": 1, "17:00-07:00": 2}, "states several for 06:00-07:00, 17:00-18:00"),
-        ({"6-18": 1}, "'6-18' is no span of the day: write it as 06:00-18:00"),
-        ({"06:00-25:00": 1}, "'25:00' is no time of day"),
-        ({"06:60-18:00": 1}, "'06:60' is no time of day"),
-        ({"24:00-06:00": 1}, "a span starts from 00:00 to 23:59"),
+        ({}, "has no budget for 00:00-24:00"),
+        ({"06:00-18:00": 1, "19:00-05:30": 2}, "has no budget for 05:30-06:00, 18:00-19:00"),
+        ({"06:00-18:00": 1, "17:00-07:00": 2}, "several budgets for 06:00-07:00, 17:00-18:00"),
+        ({"6-18": 1}, "'6-18' is not a time span: write it as 06:00-18:00"),
+        ({"06:00-25:00": 1}, "'25:00' is not a time of day"),
+        ({"06:60-18:00": 1}, "'06:60' is not a time of day"),
+        ({"24:00-06:00": 1}, "a span must start at 00:00 to 23:59"),
         ({"06:00-06:00": 1}, "empty span: write 00:00-24:00"),
-        ({"06:00-18:00": -5}, "06:00-18:00 must be finite and above zero watts, not -5"),
+        ({"06:00-18:00": -5}, "06:00-18:00 must be finite and above 0 W, not -5"),
     ],
 )
 def test_a_schedule_that_is_none_is_refused_and_the_error_names_the_minutes(spans: dict[str, float], said: str) -> None:
@@ -184,18 +184,18 @@ PLAN_WITH_ENDS = """from , until, watts
     ],
 )
 def test_a_row_holds_until_the_next_and_the_last_for_good(moment: str, watts: float, fallback: bool) -> None:
-    state = read_plan(PLAN, 50).in_force(at(moment))
+    state = read_timed_schedule(PLAN, 50).in_force(at(moment))
     assert (state.watts, state.source, state.fallback) == (watts, "csv", fallback)
 
 
 def test_a_plan_that_ends_leaves_the_fallback_and_says_so() -> None:
-    plan = read_plan("\ufeff" + PLAN_WITH_ENDS, 50)
+    plan = read_timed_schedule("\ufeff" + PLAN_WITH_ENDS, 50)
     assert plan.in_force(at("2026-06-01T21:59:59+02:00")).watts == 80
     assert plan.in_force(at("2026-06-01T23:59:59+02:00")).watts == 90
     assert plan.in_force(at("2026-06-02T00:00:00+02:00")) == InForce(
-        50, "csv", True, "the plan ended 2026-06-02T00:00:00+02:00"
+        50, "csv", True, "the table ended at 2026-06-02T00:00:00+02:00"
     )
-    assert plan.in_force(at("2026-06-01T05:00:00+02:00")).reason == "the plan starts 2026-06-01T06:00:00+02:00"
+    assert plan.in_force(at("2026-06-01T05:00:00+02:00")).reason == "the table starts at 2026-06-01T06:00:00+02:00"
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=20), st.integers(-200, 5000))
@@ -209,18 +209,21 @@ def test_any_moment_has_the_watts_of_the_newest_row_before_it(steps: list[int], 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "its first line must be from,watts or from,until,watts"),
+        ("", "the first line must be from,watts or from,until,watts"),
         ("time,watts\n", "not 'time,watts'"),
-        ("from,watts\n", "needs one row or more"),
-        ("from,watts\n2026-06-01T06:00+02:00\n", "line 2: 2 fields are needed"),
-        ("from,watts\n2026-06-01T06:00+02:00,1,2\n", "line 2: 2 fields are needed"),
-        ("from,watts\n2026-06-01T06:00,1\n", "line 2: 2026-06-01T06:00:00 has no offset from UTC"),
-        ("from,watts\ntomorrow,1\n", "line 2: 'tomorrow' is no time: write it as"),
-        ("from,watts\n2026-06-01T06:00Z,many\n", "line 2: 'many' is no number of watts"),
-        ("from,watts\n2026-06-01T06:00Z,nan\n", "line 2: a budget must be finite and above zero watts, not nan"),
-        ("from,watts\n2026-06-01T06:00Z,-3\n", "line 2: a budget must be finite and above zero watts, not -3"),
-        ("from,watts\n2026-06-01T06:00Z,1\n2026-06-01T06:00Z,2\n", "is not after the row before it: sort the rows"),
-        ("from,watts\n2026-06-01T06:00Z,1\n2026-06-01T07:00+02:00,2\n", "is not after the row before it"),
+        ("from,watts\n", "the table has no rows"),
+        ("from,watts\n2026-06-01T06:00+02:00\n", "line 2: the line must have 2 fields"),
+        ("from,watts\n2026-06-01T06:00+02:00,1,2\n", "line 2: the line must have 2 fields"),
+        ("from,watts\n2026-06-01T06:00,1\n", "line 2: 2026-06-01T06:00:00 has no UTC offset"),
+        ("from,watts\ntomorrow,1\n", "line 2: 'tomorrow' is not a time: write it as"),
+        ("from,watts\n2026-06-01T06:00Z,many\n", "line 2: 'many' is not a number of watts"),
+        ("from,watts\n2026-06-01T06:00Z,nan\n", "line 2: a budget must be finite and above 0 W, not nan"),
+        ("from,watts\n2026-06-01T06:00Z,-3\n", "line 2: a budget must be finite and above 0 W, not -3"),
+        (
+            "from,watts\n2026-06-01T06:00Z,1\n2026-06-01T06:00Z,2\n",
+            "later than the row before it: sort the rows",
+        ),
+        ("from,watts\n2026-06-01T06:00Z,1\n2026-06-01T07:00+02:00,2\n", "does not start later than the row before it"),
         ("from,until,watts\n2026-06-01T06:00Z,2026-06-01T06:00Z,1\n", "line 2: until"),
         (
             "from,until,watts\n2026-06-01T06:00Z,2026-06-01T07:00Z,1\n2026-06-01T08:00Z,,2\n",
@@ -234,7 +237,7 @@ def test_any_moment_has_the_watts_of_the_newest_row_before_it(steps: list[int], 
 )
 def test_a_file_that_is_no_plan_is_refused_and_the_error_says_where(text: str, said: str) -> None:
     with pytest.raises(InvalidInputError) as refused:
-        read_plan(text, 50)
+        read_timed_schedule(text, 50)
     assert said in str(refused.value)
 
 
@@ -251,9 +254,9 @@ def test_a_reading_is_in_force_until_it_is_stale() -> None:
 
 def test_the_fallback_says_why_it_is_in_force() -> None:
     late = NOW + timedelta(seconds=61)
-    assert RULE.in_force(NOW, None) == InForce(40, "query", True, "nothing was measured yet")
-    assert RULE.in_force(NOW, None, "no answer").reason == "nothing was measured yet: no answer"
-    assert RULE.in_force(late, Reading(120, NOW), "no answer").reason == "nothing was measured for 60 s: no answer"
+    assert RULE.in_force(NOW, None) == InForce(40, "query", True, "no reading yet")
+    assert RULE.in_force(NOW, None, "no answer").reason == "no reading yet: no answer"
+    assert RULE.in_force(late, Reading(120, NOW), "no answer").reason == "no reading for 60 s: no answer"
     assert RULE.in_force(NOW, Reading(120, NOW), "no answer") == InForce(120, "query", False, "measured")
 
 
@@ -263,23 +266,23 @@ def test_a_measured_zero_is_no_failure() -> None:
 
 @pytest.mark.parametrize("watts", [-0.1, math.nan, math.inf])
 def test_measured_watts_have_to_be_finite_and_not_negative(watts: float) -> None:
-    with pytest.raises(InvalidInputError, match="must be finite and not negative"):
+    with pytest.raises(InvalidInputError, match="must be finite and 0 or more"):
         Reading(watts, NOW)
 
 
 @pytest.mark.parametrize("max_age_s", [0, -1, math.nan, math.inf])
 def test_a_reading_has_to_get_stale_some_time(max_age_s: float) -> None:
-    with pytest.raises(InvalidInputError, match="must be finite and above zero s"):
+    with pytest.raises(InvalidInputError, match="must be finite and above 0 s"):
         ReadingRule(max_age_s, 40)
 
 
 def test_a_time_without_an_offset_is_refused_wherever_the_time_matters() -> None:
     naive = datetime(2026, 6, 1, 12)
-    budgets: list[Budget] = [DailySchedule.of(BERLIN, {"00:00-24:00": 7}), read_plan(PLAN, 50)]
+    budgets: list[Budget] = [DailySchedule.of(BERLIN, {"00:00-24:00": 7}), read_timed_schedule(PLAN, 50)]
     for budget in budgets:
-        with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+        with pytest.raises(InvalidInputError, match="has no UTC offset"):
             budget.in_force(naive)
-    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+    with pytest.raises(InvalidInputError, match="has no UTC offset"):
         RULE.in_force(naive, None)
-    with pytest.raises(InvalidInputError, match="has no offset from UTC"):
+    with pytest.raises(InvalidInputError, match="has no UTC offset"):
         Reading(1, naive)

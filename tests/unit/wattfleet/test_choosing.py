@@ -1,4 +1,4 @@
-"""Which mode is chosen, from measured and predicted values."""
+"""Choosing a mode from measured and predicted values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def profile(row: int, minibatch_ms: float, power_mw: float) -> Profile:
     return Profile(MODES[[row]], np.array([minibatch_ms]), np.array([power_mw]))
 
 
-def test_the_fastest_mode_within_the_budget_is_chosen_by_its_power_at_the_probability() -> None:
+def test_the_fastest_mode_whose_power_quantile_keeps_the_budget_is_chosen() -> None:
     known = KnownModes.of(MODES, PREDICTED)
     assert fastest_within_budget(known, 22e3, 0.5).mode == THREE
     # Its 95 % quantile is 22 W * exp(1.645 * 0.1) = 25.93 W.
@@ -38,17 +38,17 @@ def test_the_fastest_mode_within_the_budget_is_chosen_by_its_power_at_the_probab
     assert fastest_within_budget(known, 26.0e3, 0.95).mode == THREE
 
 
-def test_of_times_that_cannot_be_told_apart_the_surest_to_keep_the_budget_is_chosen() -> None:
+def test_among_equal_times_the_mode_most_certain_to_keep_the_budget_wins() -> None:
     nearly_equal = Prediction(
         np.array([20.1, 20.0, 20.05, 20.3]), np.array([9e3, 10e3, 12e3, 5e3]), np.full(4, 0.02), np.full(4, 0.05)
     )
     # 20.1 ms is within 0.6 % of the fastest, 20.3 ms is not.
     assert fastest_within_budget(KnownModes.of(MODES, nearly_equal), 13e3, 0.9).mode == ONE
-    # Whatever is as sure as can be, such as measured modes, is judged by its time alone.
+    # Modes that certainly keep the budget, such as measured ones, are compared by time alone.
     assert fastest_within_budget(KnownModes.of(MODES, nearly_equal), 40e3, 0.9).mode == TWO
 
 
-def test_a_measured_power_decides_over_a_predicted_one() -> None:
+def test_a_measured_power_replaces_the_predicted_one() -> None:
     cheap = KnownModes.of(MODES, PREDICTED, profile(3, 16.0, 21e3))
     chosen = fastest_within_budget(cheap, 21e3, 0.999)
     assert (chosen.mode, chosen.minibatch_ms, chosen.power_mw, chosen.measured) == (FOUR, 16.0, 21e3, True)
@@ -56,7 +56,7 @@ def test_a_measured_power_decides_over_a_predicted_one() -> None:
     assert fastest_within_budget(hungry, 22e3, 0.5).mode == TWO
 
 
-def test_deadlines() -> None:
+def test_deadlines_are_kept_with_least_energy_or_lowest_power() -> None:
     known = KnownModes.of(MODES, PREDICTED)
     assert least_energy_by_deadline(known, 40.0, 0.5).mode == ONE
     assert least_energy_by_deadline(known, 39.0, 0.5).mode == THREE
@@ -65,7 +65,7 @@ def test_deadlines() -> None:
     assert lowest_power_by_deadline(known, 29.4, 0.95).mode == THREE
 
 
-def test_what_nothing_meets_is_refused_with_the_least_there_is() -> None:
+def test_an_infeasible_limit_is_refused_with_the_lowest_feasible_one() -> None:
     known = KnownModes.of(MODES, PREDICTED, profile(0, 40.0, 9e3))
     with pytest.raises(InfeasibleBudgetError, match=r"give a budget of at least 9\.0 W"):
         fastest_within_budget(known, 8e3)
@@ -76,18 +76,18 @@ def test_what_nothing_meets_is_refused_with_the_least_there_is() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0, -1.0, float("nan")])
-def test_probabilities_that_are_none_are_refused(probability: float) -> None:
+def test_probabilities_outside_0_to_1_are_refused(probability: float) -> None:
     with pytest.raises(InvalidInputError, match="between 0 and 1"):
         fastest_within_budget(KnownModes.of(MODES, PREDICTED), 20e3, probability)
 
 
-def test_measured_modes_outside_the_space_are_left_out() -> None:
+def test_measured_modes_outside_the_space_are_ignored() -> None:
     foreign = Profile(MODES[:1] * 2, np.array([1.0]), np.array([1.0]))
     assert not KnownModes.of(MODES, PREDICTED, foreign).measured.any()
 
 
 @given(seed=st.integers(0, 10_000), budget=st.floats(5e3, 5e4), probability=st.floats(0.01, 0.99))
-def test_a_chosen_measured_mode_never_exceeds_the_budget_and_no_faster_one_was_passed_over(
+def test_a_choice_keeps_the_budget_and_no_measured_mode_would_be_faster(
     seed: int, budget: float, probability: float
 ) -> None:
     rng = np.random.default_rng(seed)

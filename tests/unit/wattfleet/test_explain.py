@@ -1,4 +1,4 @@
-"""What bounds a step, in shares and in words."""
+"""Explaining what bounds a step, as shares and as text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import reference_models
 from wattfleet.modes import PowerMode, board_named
 from wattfleet.prediction import RooflinePredictor, restore_predictor
-from wattfleet.prediction.roofline import TimeParameters, explain, step_shares, step_time_ms
+from wattfleet.prediction.roofline import TimeParameters, explain, step_time_ms
+from wattfleet.prediction.roofline.physics import step_shares
 
 SPACE = board_named("agx-orin").space.array()
 BALANCED = TimeParameters(
@@ -45,7 +46,7 @@ def test_shares_are_positive_and_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize("resource", WORK)
-def test_a_share_is_what_less_work_would_save(resource: str) -> None:
+def test_a_share_is_the_time_saved_by_less_work(resource: str) -> None:
     less = 1 - 1e-6
     changed = replace(BALANCED, **{name: less * getattr(BALANCED, name) for name in WORK[resource]})
     saved = 1 - step_time_ms(changed, SPACE[::50]) / step_time_ms(BALANCED, SPACE[::50])
@@ -53,31 +54,31 @@ def test_a_share_is_what_less_work_would_save(resource: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "said"),
+    ("resource", "expected"),
     [
         ("loading", "more cores or a higher CPU clock"),
         ("launch", "more cores do not help"),
         ("compute", "a higher GPU clock"),
         ("memory", "a higher memory clock"),
-        ("fixed", "no knob"),
+        ("fixed", "No knob makes it faster"),
     ],
 )
-def test_names_the_resource_with_the_most_work(resource: str, said: str) -> None:
+def test_the_resource_with_the_most_work_is_named(resource: str, expected: str) -> None:
     theta = replace(BALANCED, **{name: 200 * getattr(BALANCED, name) for name in WORK[resource]})
     (found,) = explain(theta, np.array([MODE], dtype=np.float64))
     assert found.mode == MODE
     assert found.bound == resource
     assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
-    assert said in found.words()
+    assert expected in found.words()
 
 
-def test_names_a_second_resource_that_matters() -> None:
+def test_a_second_important_resource_is_named() -> None:
     theta = replace(BALANCED, gpu_overlap=1e-6, compute_mcycles=1e4, traffic_mcycles=2e4)
     (found,) = explain(theta, np.array([MODE], dtype=np.float64))
     assert ", then by " in found.words()
 
 
-def test_the_reference_loads_at_two_slow_cores_and_moves_data_at_a_slow_memory() -> None:
+def test_the_shipped_reference_is_bound_by_the_slowed_resource() -> None:
     reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
     assert isinstance(reference, RooflinePredictor)
     assert reference.explain(MODE._replace(cores=2, cpu_khz=268_800)).bound == "loading"

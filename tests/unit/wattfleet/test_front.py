@@ -1,4 +1,4 @@
-"""Fronts, against the definition of Pareto optimality."""
+"""Fronts compared with the definition of Pareto optimality."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ANY = st.floats(0, 1e9)
 
 
 def optimal(points: list[tuple[float, float]]) -> list[int]:
-    """Every pair compared: what no other point beats in one measure and matches in the other."""
+    """Indices of the points that no other point dominates, by comparing every pair."""
     kept = [
         k
         for k, (time, power) in enumerate(points)
@@ -38,7 +38,7 @@ def optimal(points: list[tuple[float, float]]) -> list[int]:
 
 
 @given(st.lists(st.tuples(FEW, FEW), max_size=20) | st.lists(st.tuples(ANY, ANY), max_size=20))
-def test_the_front_is_what_comparing_all_pairs_leaves(points: list[tuple[float, float]]) -> None:
+def test_a_front_equals_the_comparison_of_all_pairs(points: list[tuple[float, float]]) -> None:
     time, power = (np.array([point[axis] for point in points], dtype=np.float64) for axis in (0, 1))
     found = pareto_front(time, power)
     assert found.tolist() == optimal(points)
@@ -51,7 +51,7 @@ def prediction(ms: list[float], mw: list[float], power_log_sd: float | list[floa
 
 
 def numbered(n: int) -> ModeArray:
-    """Modes that tell by their cores which they are."""
+    """Modes that are numbered by their cores."""
     return np.array([[1 + k, 1e6, 1e9, 2e9] for k in range(n)], dtype=np.float64)
 
 
@@ -67,8 +67,8 @@ def test_a_predicted_front_is_in_seconds_per_epoch_and_watts() -> None:
     ]
 
 
-def test_a_mode_that_may_draw_more_loses_to_a_surer_one() -> None:
-    # By its median the slower mode saves 1 W; by what it may draw, it saves nothing.
+def test_a_mode_with_uncertain_power_loses_to_a_more_certain_one() -> None:
+    # The slower mode saves 1 W by its median, but nothing by its planned watts.
     ms, mw, unsure = [50.0, 60.0], [20_000.0, 19_000.0], [0.01, 0.2]
     assert predicted_front(numbered(2), prediction(ms, mw, unsure), 100).modes[:, 0].tolist() == [1]
     assert predicted_front(numbered(2), prediction(ms, mw, 0.01), 100).modes[:, 0].tolist() == [1, 2]
@@ -95,7 +95,7 @@ def test_thinning_keeps_the_ends_and_only_optimal_points(optimal_points: int, ra
 
 
 def test_thinning_spreads_points_evenly_over_the_watts() -> None:
-    # Most of the modes crowd at the thrifty end, where one watt more or less hardly matters.
+    # Most modes have nearly the lowest power, where a watt more or less hardly matters.
     watts = np.concatenate([np.linspace(50, 10.2, 200), np.linspace(10.1, 10, 2_000)])
     predicted = predicted_front(
         numbered(len(watts)), prediction(list(range(1, len(watts) + 1)), (watts * 1e3).tolist()), 1_000
@@ -106,12 +106,12 @@ def test_thinning_spreads_points_evenly_over_the_watts() -> None:
     assert predicted.power_w[[0, -1]] == pytest.approx([50, 10])
 
 
-def test_a_front_of_one_point_is_a_front() -> None:
+def test_a_front_may_have_one_to_max_points() -> None:
     assert len(front((10, 20))) == 1
     assert len(front(*((1.0 + k, 100.0 - k) for k in range(MAX_FRONT_POINTS)))) == MAX_FRONT_POINTS
 
 
-def test_planned_watts_grow_with_the_spread() -> None:
+def test_planned_watts_grow_with_the_standard_deviation() -> None:
     assert front((1, 20)).planned_w.tolist() == [20]
     # Of 100,000 draws of such a power, 5 % exceed the planned watts.
     draws = 20 * np.exp(0.15 * np.random.default_rng(3).standard_normal(100_000))
@@ -121,7 +121,7 @@ def test_planned_watts_grow_with_the_spread() -> None:
 GOOD = front((10, 30), (20, 20), (30, 10))
 
 
-def test_a_slower_epoch_after_a_shorter_start_is_no_slower() -> None:
+def test_points_are_ordered_by_epoch_time_including_warmup() -> None:
     shown = front((10, 30), (8, 20), warmup_s=[1, 4])
     assert shown.one_epoch_s.tolist() == [11, 12]
 
@@ -133,7 +133,7 @@ def test_a_slower_epoch_after_a_shorter_start_is_no_slower() -> None:
         ({"epoch_s": np.array([10.0, 30.0, 20.0])}, "times must rise"),
         ({"power_w": np.array([30.0, 30.0, 10.0])}, "planned watts fall"),
         ({"power_w": np.array([10.0, 20.0, 30.0])}, "planned watts fall"),
-        # The medians fall, but not what has to be set aside.
+        # The medians fall, but the planned watts do not.
         ({"power_log_sd": np.array([0.0, 0.4, 0.9])}, "planned watts fall"),
         ({"epoch_s": np.array([0.0, 20.0, 30.0])}, "finite and above zero"),
         ({"epoch_s": np.array([10.0, np.nan, 30.0])}, "finite and above zero"),
@@ -146,14 +146,14 @@ def test_a_slower_epoch_after_a_shorter_start_is_no_slower() -> None:
         ({"warmup_s": np.array([0.0, -1.0, 0.0])}, "not negative"),
         ({"warmup_s": np.array([0.0, np.inf, 0.0])}, "not negative"),
         ({"warmup_s": np.array([0.0, 0.0])}, r"\[k, 4\] modes"),
-        # The epochs rise, but not the trainings.
+        # The epochs rise, but not including warm-up.
         ({"warmup_s": np.array([15.0, 0.0, 0.0])}, "times must rise"),
         ({"epoch_s": np.array([10.0, 20.0])}, r"\[k, 4\] modes"),
         ({"power_log_sd": np.zeros((3, 1))}, r"\[k, 4\] modes"),
         ({"modes": np.ones((3, 5))}, r"\[k, 4\] modes"),
     ],
 )
-def test_what_is_no_front_is_refused(changes: dict[str, Any], reason: str) -> None:
+def test_invalid_columns_are_refused(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason):
         Front(**(columns_of(GOOD) | changes))
 

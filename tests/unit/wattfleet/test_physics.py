@@ -1,4 +1,4 @@
-"""The physics against cases computed by hand, and what must hold for any parameters."""
+"""The physical model compared with hand-computed cases, and its invariants."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from wattfleet.modes import BOARDS, ModeArray
 from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
-    loader_cores,
     power_mw,
     step_parts,
     step_time_ms,
 )
+from wattfleet.prediction.roofline.physics import loader_cores
 
 NOTHING = 1e-12
 IDLE = TimeParameters(*[NOTHING] * len(fields(TimeParameters)))
@@ -26,7 +26,7 @@ NO_POWER = PowerParameters(*[NOTHING] * len(fields(PowerParameters)))
 ALONE = replace(IDLE, gpu_overlap=50, launch_overlap=50, loading_overlap=50, workers=1e6)
 SOME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
 
-# Orders of magnitude around what any workload or board needs.
+# Orders of magnitude around the values of any workload or board.
 TIMES = st.builds(TimeParameters, *[st.floats(1e-3, 1e4)] * 7, *[st.floats(0.05, 50)] * 6)
 POWERS = st.builds(PowerParameters, *[st.floats(1e-2, 1e5)] * 9, *[st.floats(0.05, 5)] * 4)
 
@@ -55,13 +55,13 @@ def test_fixed_time_adds_to_everything() -> None:
 
 
 @pytest.mark.parametrize(("overlap", "together"), [(1e-9, 7.0), (1.0, 5.0), (200.0, 4.0)])
-def test_overlap_goes_from_the_sum_over_the_root_of_squares_to_the_longer(overlap: float, together: float) -> None:
+def test_overlap_ranges_from_the_sum_to_the_longer_time(overlap: float, together: float) -> None:
     theta = replace(ALONE, compute_mcycles=3, traffic_mcycles=4, gpu_overlap=overlap)
     assert time_of(theta, 4, 1, 1, 1) == pytest.approx(together, rel=1e-3)
 
 
 def test_loading_waits_for_its_core_and_for_the_memory() -> None:
-    # 100 cores but for the main one: one worker has a core of its own, and nothing else limits it.
+    # With 100 cores, the single worker has a core of its own, and nothing else limits it.
     theta = replace(ALONE, loading_mcycles=30, loading_stall_mcycles=20, workers=1)
     assert time_of(theta, 100, 1, 1, 2) == pytest.approx(30 + 10, rel=1e-3)
 
@@ -79,7 +79,7 @@ def test_loading_gains_nothing_from_cores_beyond_its_workers() -> None:
     assert time_of(theta, 12, 1, 1, 1) == pytest.approx(100 / 4, rel=0.02)
 
 
-def test_the_system_around_takes_a_larger_share_of_slow_cores() -> None:
+def test_background_load_takes_a_larger_share_of_slow_cores() -> None:
     theta = replace(ALONE, main_cores=NOTHING, background_ghz=0.4)
     slow, fast = loader_cores(theta, np.array([6.0, 6.0]), np.array([0.2, 2.0]))
     assert slow == pytest.approx(6 - 2, abs=0.1)
@@ -90,14 +90,14 @@ def test_one_core_at_the_lowest_clock_still_loads() -> None:
     assert 0 < loader_cores(replace(SOME, background_ghz=1), np.array([1.0]), np.array([0.1152]))[0] < 0.1
 
 
-def test_power_is_a_floor_and_what_each_clock_draws() -> None:
+def test_power_is_a_floor_plus_the_power_of_each_clock() -> None:
     theta = replace(ALONE, fixed_ms=1)
     drawn = replace(NO_POWER, floor_mw=5000, core_clock_mw=100, gpu_clock_mw=1000, mem_clock_mw=300)
     knobs = mode(4, 2.0, 0.5, 3.0)
     assert power_mw(drawn, theta, knobs)[0] == pytest.approx(5000 + 4 * 2 * 100 + 0.5 * 1000 + 3 * 300)
 
 
-def test_a_resource_draws_its_busy_power_for_the_share_of_the_step_that_it_works() -> None:
+def test_a_resource_draws_busy_power_for_its_share_of_the_step() -> None:
     half_busy = replace(ALONE, compute_mcycles=10, fixed_ms=10)
     assert power_mw(replace(NO_POWER, gpu_busy_mw=8000), half_busy, mode(4, 1, 1, 1))[0] == pytest.approx(4000)
     assert power_mw(replace(NO_POWER, mem_compute_mw=800), half_busy, mode(4, 1, 1, 2))[0] == pytest.approx(800)
@@ -106,7 +106,7 @@ def test_a_resource_draws_its_busy_power_for_the_share_of_the_step_that_it_works
     assert power_mw(replace(NO_POWER, gpu_stall_mw=600), half_moving, mode(4, 1, 0.5, 2))[0] == pytest.approx(150)
 
 
-def test_busy_cores_are_those_that_load_and_the_one_that_launches() -> None:
+def test_busy_cores_are_the_loading_ones_and_the_launching_one() -> None:
     draws = replace(NO_POWER, core_busy_mw=100)
     launching = replace(ALONE, launch_mcycles=10)
     assert power_mw(draws, launching, mode(8, 1, 1, 1))[0] == pytest.approx(100)
@@ -122,7 +122,7 @@ def test_voltage_raises_power_above_the_knee_only() -> None:
 
 
 @given(theta=TIMES, board=st.sampled_from(sorted(BOARDS)), scale=st.floats(0.1, 10))
-def test_a_step_takes_no_less_than_any_of_its_parts_and_scales_with_the_work(
+def test_a_step_is_no_shorter_than_its_parts_and_scales_with_the_work(
     theta: TimeParameters, board: str, scale: float
 ) -> None:
     modes = BOARDS[board].space.array()[::97]
@@ -160,5 +160,5 @@ def test_a_whole_mode_space_is_positive_and_finite(kind: str) -> None:
     assert (times > 0).all()
 
 
-def test_logarithms_are_another_way_to_write_the_parameters() -> None:
+def test_parameters_survive_conversion_to_logarithms_and_back() -> None:
     np.testing.assert_allclose(astuple(TimeParameters.from_log(SOME.log())), astuple(SOME))

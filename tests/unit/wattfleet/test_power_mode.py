@@ -1,4 +1,4 @@
-"""Power modes and the spaces they come from."""
+"""Power modes and mode spaces."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ KNOB = st.integers(1, 20_000_000_000)
 
 
 @given(st.lists(st.builds(PowerMode, KNOB, KNOB, KNOB, KNOB), max_size=20))
-def test_modes_survive_the_way_into_an_array_and_back(modes: list[PowerMode]) -> None:
+def test_modes_survive_conversion_to_an_array_and_back(modes: list[PowerMode]) -> None:
     array = modes_to_array(modes)
     assert array.shape == (len(modes), 4)
     assert array_to_modes(array) == modes
 
 
-def test_a_mode_reads_as_cores_and_gigahertz() -> None:
+def test_a_label_has_cores_and_gigahertz() -> None:
     assert PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000).label() == "12c 2.20/1.30/3.20"
 
 
@@ -37,7 +37,7 @@ def test_a_space_holds_every_combination_once_the_last_knob_fastest() -> None:
     assert array_to_modes(SMALL.array()) == [PowerMode(*values) for values in expected]
 
 
-def test_a_space_knows_its_own_modes_and_no_others() -> None:
+def test_a_space_contains_its_own_modes_only() -> None:
     modes = array_to_modes(SMALL.array())
     assert all(mode in SMALL for mode in modes)
     for knob in PowerMode._fields:
@@ -52,7 +52,7 @@ def test_the_highest_and_the_lowest_mode_bound_all_others() -> None:
     assert SMALL.highest in SMALL and SMALL.lowest in SMALL
 
 
-def test_the_order_in_which_values_are_given_does_not_matter() -> None:
+def test_the_order_of_a_knobs_values_does_not_matter() -> None:
     shuffled = ModeSpace(SMALL.cores[::-1], SMALL.cpu_khz[::-1], SMALL.gpu_hz, SMALL.mem_hz[::-1])
     assert shuffled == SMALL
     assert np.array_equal(shuffled.array(), SMALL.array())

@@ -32,7 +32,7 @@ def test_this_installation_provides_the_default_and_the_baselines() -> None:
     assert DEFAULT_PREDICTOR == "roofline"
 
 
-def test_everyregistered_kinds_class_has_the_name_of_its_entry_point() -> None:
+def test_every_registered_class_has_the_name_of_its_entry_point() -> None:
     for name in predictor_names():
         assert predictor_class(name).name == name
 
@@ -56,7 +56,7 @@ def test_the_package_that_provides_the_baselines_is_named(monkeypatch: pytest.Mo
         predictor_class("powertrain")
 
 
-def test_aregistered_kinds_kind_whose_package_is_absent_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_registered_kind_whose_package_is_absent_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ROOFLINE, ("oracle", "wattfleet_delphi.oracle:Oracle"))
     with pytest.raises(InvalidInputError, match="predictor 'oracle' needs the package 'wattfleet_delphi': install it"):
         predictor_class("oracle")

@@ -1,4 +1,4 @@
-"""Profiles, and what is refused of the CSV files that hold them."""
+"""Profiles, and errors in their CSV files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_file_is_read_row_by_row(tmp_path: Path) -> None:
     ]
 
 
-def test_columns_may_stand_in_any_order_beside_others(tmp_path: Path) -> None:
+def test_columns_may_be_in_any_order_among_others(tmp_path: Path) -> None:
     path = csv(
         tmp_path,
         "power_mw,note,mem_hz,gpu_hz,cpu_khz,cores,minibatch_ms",
@@ -69,7 +69,7 @@ def test_columns_may_stand_in_any_order_beside_others(tmp_path: Path) -> None:
         max_size=8,
     )
 )
-def test_what_is_written_is_read_back(
+def test_a_written_profile_is_read_back_unchanged(
     tmp_path_factory: pytest.TempPathFactory, measured: dict[PowerMode, tuple[float, float]]
 ) -> None:
     profile = Profile.of(Measurement(mode, *values) for mode, values in measured.items())
@@ -107,7 +107,7 @@ def test_a_missing_column_is_named(tmp_path: Path, missing: str) -> None:
         ("power_mw", "inf", "milliwatts"),
     ],
 )
-def test_a_value_out_of_its_units_range_is_refused_with_its_line(
+def test_a_value_outside_its_units_range_is_refused_with_its_line(
     tmp_path: Path, column: str, value: str, unit: str
 ) -> None:
     cells = ROWS[1].split(",")
@@ -121,37 +121,37 @@ def test_a_value_out_of_its_units_range_is_refused_with_its_line(
     ("column", "value"),
     [("cores", "2.5"), ("cpu_khz", "1420800.5"), ("gpu_hz", "828750000.25"), ("mem_hz", "2133000000.5")],
 )
-def test_a_mode_that_is_not_in_whole_numbers_is_refused_with_its_line(tmp_path: Path, column: str, value: str) -> None:
+def test_a_mode_with_fractions_is_refused_with_its_line(tmp_path: Path, column: str, value: str) -> None:
     cells = ROWS[1].split(",")
     cells[PROFILE_COLUMNS.index(column)] = value
     text = refusal(csv(tmp_path, HEADER, ROWS[0], ",".join(cells), ROWS[2]))
     assert f", line 3: {column} is {value}, expected a whole number (1 such rows)" in text
 
 
-def test_whole_numbers_may_be_written_with_a_point(tmp_path: Path) -> None:
+def test_whole_numbers_may_have_a_decimal_point(tmp_path: Path) -> None:
     assert read_profile(csv(tmp_path, HEADER, ROWS[0].replace("12,", "12.0,", 1))).modes[0, 0] == 12
 
 
 @pytest.mark.parametrize("column", PROFILE_COLUMNS)
-@pytest.mark.parametrize(("cell", "shown"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
-def test_a_cell_that_is_no_number_is_refused_as_it_stands(tmp_path: Path, column: str, cell: str, shown: str) -> None:
+@pytest.mark.parametrize(("cell", "quoted"), [("", "nan"), ("NaN", "nan"), ("fast", "fast"), ("9,5", "9,5")])
+def test_a_non_numeric_cell_is_quoted_in_the_error(tmp_path: Path, column: str, cell: str, quoted: str) -> None:
     cells = ROWS[2].split(",")
     cells[PROFILE_COLUMNS.index(column)] = f'"{cell}"'
     text = refusal(csv(tmp_path, HEADER, *ROWS[:2], ",".join(cells)))
-    assert f", line 4: {column} is {shown}, expected " in text
+    assert f", line 4: {column} is {quoted}, expected " in text
 
 
-def test_lines_are_counted_as_an_editor_counts_them(tmp_path: Path) -> None:
+def test_line_numbers_match_an_editors(tmp_path: Path) -> None:
     text = refusal(csv(tmp_path, HEADER, "", ROWS[0], "", "", ROWS[1].replace("24750", "24.75"), ""))
     assert ", line 6: power_mw is 24.75" in text
 
 
-def test_how_many_rows_are_wrong_is_said(tmp_path: Path) -> None:
+def test_the_error_states_how_many_rows_are_wrong(tmp_path: Path) -> None:
     watts = [row.rsplit(",", 1)[0] + ",30.5" for row in ROWS]
     assert "(3 such rows)" in refusal(csv(tmp_path, HEADER, *watts))
 
 
-def test_a_mode_that_stands_twice_is_refused_at_its_second_line(tmp_path: Path) -> None:
+def test_a_repeated_mode_is_refused_at_its_second_line(tmp_path: Path) -> None:
     again = ROWS[0].replace("57.25", "58.5")
     text = refusal(csv(tmp_path, HEADER, *ROWS, again))
     assert ", line 5: this mode is repeated" in text
@@ -170,7 +170,7 @@ def test_a_file_without_rows_is_refused(tmp_path: Path) -> None:
         pytest.param(f"{HEADER}\n{ROWS[0]},1,2\n{ROWS[1]},1,2,3,4\n".encode(), id="ragged"),
     ],
 )
-def test_what_is_no_csv_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_csv_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "profile.csv"
     path.write_bytes(content)
     assert "cannot be read as CSV" in refusal(path)
@@ -179,7 +179,7 @@ def test_what_is_no_csv_is_refused(tmp_path: Path, content: bytes) -> None:
 @pytest.mark.parametrize(
     "rows", [[f"{row}," for row in ROWS], [row.replace(".", ",") for row in ROWS]], ids=["comma at the end", "decimals"]
 )
-def test_rows_longer_than_the_header_are_not_read_one_column_off(tmp_path: Path, rows: list[str]) -> None:
+def test_rows_longer_than_the_header_are_refused(tmp_path: Path, rows: list[str]) -> None:
     assert "more values than the header has columns" in refusal(csv(tmp_path, HEADER, *rows))
 
 
@@ -209,12 +209,12 @@ def profile_of(**changes: np.ndarray) -> Profile:
         ({"power_mw": np.array([-5.0, 1.0])}, "power_mw: every value"),
     ],
 )
-def test_a_profile_that_cannot_have_been_measured_is_refused(changes: dict[str, np.ndarray], reason: str) -> None:
+def test_impossible_profiles_are_refused(changes: dict[str, np.ndarray], reason: str) -> None:
     with pytest.raises(InvalidInputError, match=reason):
         profile_of(**changes)
 
 
-def test_the_sha256_is_of_the_rows_and_not_of_the_file(tmp_path: Path) -> None:
+def test_the_sha256_depends_on_the_rows_and_not_on_the_file(tmp_path: Path) -> None:
     profile = read_profile(csv(tmp_path, HEADER, *ROWS))
     turned = read_profile(csv(tmp_path, "note," + HEADER, *(f"x,{row.replace('12,', '12.0,')}" for row in ROWS[::-1])))
     assert turned.sha256() == profile.sha256()
@@ -226,7 +226,7 @@ def test_the_sha256_is_of_the_rows_and_not_of_the_file(tmp_path: Path) -> None:
     )
 
 
-def test_some_rows_of_a_profile_are_a_profile() -> None:
+def test_selected_rows_make_a_profile() -> None:
     profile = profile_of()
     assert profile.rows(np.array([False, True])).measurements() == profile.measurements()[1:]
     assert len(Profile.of([])) == 0

@@ -1,4 +1,4 @@
-"""The processes on the residual, against one-point cases by hand and surfaces that are known."""
+"""Gaussian processes on residuals, compared with hand-computed cases and known surfaces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bump(modes: ModeArray) -> Values:
     return np.asarray(0.1 * np.sin(np.log(modes[:, 1] / 1e6)) * np.tanh(np.log(modes[:, 2] / 5e8)))
 
 
-def test_a_measured_mode_takes_its_residual_but_for_the_measurement_noise() -> None:
+def test_a_measured_mode_is_corrected_by_its_residual_less_noise() -> None:
     correction = one_measurement(0.1, MEASUREMENT_SD**2)
     # 0.05^2 + 0.03^2 = 0.0034, and 0.01^2 = 0.0001.
     assert correction.at(HERE, NO_SLOPE)[0][0] == pytest.approx(0.1 * 0.0034 / 0.0035)
@@ -48,20 +48,20 @@ def test_a_measured_mode_takes_its_residual_but_for_the_measurement_noise() -> N
     assert correction.at(HERE, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(variance))
 
 
-def test_a_far_mode_takes_nothing_and_keeps_the_whole_uncertainty() -> None:
+def test_a_distant_mode_is_not_corrected_and_stays_uncertain() -> None:
     correction = one_measurement(0.1, MEASUREMENT_SD**2)
     assert correction.at(FAR, NO_SLOPE)[0][0] == pytest.approx(0.0, abs=1e-6)
     assert correction.at(FAR, NO_SLOPE)[1][0] == pytest.approx(np.sqrt(0.0034 + 0.0001))
 
 
-def test_a_measurement_that_is_not_trusted_moves_nothing() -> None:
+def test_a_measurement_with_a_small_weight_corrects_little() -> None:
     assert PROCESS.measurement_var(np.array([1.0]))[0] == pytest.approx(0.0001)
     doubtful = PROCESS.measurement_var(np.array([0.01]))
     assert doubtful[0] == pytest.approx(0.0001 + 0.0009 * 99)
     assert one_measurement(0.1, doubtful[0]).at(HERE, NO_SLOPE)[0][0] < 0.005
 
 
-def test_uncertain_parameters_widen_the_prediction_by_what_they_do_to_it() -> None:
+def test_uncertain_parameters_widen_the_prediction_by_their_effect() -> None:
     nothing = Correction.none(2, 0.02)
     assert nothing.at(FAR, np.ones((1, 2)))[1][0] == pytest.approx(np.hypot(0.02, MEASUREMENT_SD))
     uncertain = Correction(
@@ -70,7 +70,7 @@ def test_uncertain_parameters_widen_the_prediction_by_what_they_do_to_it() -> No
     assert uncertain.at(FAR, np.array([[1.0, 0.5]]))[1][0] == pytest.approx(np.sqrt(0.09 + 0.04 + 0.0004 + 0.0001))
 
 
-def test_covariances_are_those_of_a_real_process() -> None:
+def test_covariances_are_symmetric_and_positive_definite() -> None:
     some = SPACE[:: len(SPACE) // 60]
     covariance = PROCESS.covariance(some, some)
     np.testing.assert_allclose(np.diag(covariance), 0.0034)
@@ -78,13 +78,13 @@ def test_covariances_are_those_of_a_real_process() -> None:
     assert np.linalg.eigvalsh(covariance).min() > 0.0008
 
 
-def test_neighbouring_modes_are_not_taken_for_the_same() -> None:
+def test_neighbouring_modes_are_distinguished() -> None:
     # 2,188,800 and 2,201,600 kHz are the closest steps that a board has.
     pair = np.array([[12, 2_188_800, 1.3005e9, 3.199e9], [12, 2_201_600, 1.3005e9, 3.199e9]])
     assert PROCESS.covariance(pair, pair)[0, 1] < PROCESS.amplitude**2
 
 
-def test_a_surface_follows_a_smooth_residual_and_passes_by_rows_that_are_not_trusted() -> None:
+def test_a_surface_follows_a_smooth_residual_and_ignores_low_weights() -> None:
     rng = np.random.default_rng(0)
     modes = SPACE[rng.permutation(len(SPACE))[:1500]]
     seen, trusted = bump(modes) + rng.normal(0, 0.01, len(modes)), np.ones(len(modes))
@@ -95,7 +95,7 @@ def test_a_surface_follows_a_smooth_residual_and_passes_by_rows_that_are_not_tru
     assert np.abs(surface.at(elsewhere) - bump(elsewhere)).mean() < 0.01
 
 
-def test_two_surfaces_at_once_are_each_as_alone() -> None:
+def test_two_surfaces_together_equal_each_alone() -> None:
     rng = np.random.default_rng(0)
     modes, elsewhere = SPACE[:: len(SPACE) // 50], SPACE[::99]
     one, same, other = (Surface(where, rng.normal(size=len(where))) for where in (modes, modes, modes[:7]))
@@ -108,7 +108,7 @@ def test_the_zero_surface_is_zero() -> None:
     assert Surface.zero().at(SPACE[:5]).tolist() == [0.0] * 5
 
 
-def test_large_residuals_give_an_uncertain_process_and_no_residuals_a_sure_one() -> None:
+def test_larger_residuals_give_a_more_uncertain_process() -> None:
     rng = np.random.default_rng(0)
     modes = SPACE[rng.permutation(len(SPACE))[:30]]
     calm, none = np.ones(30), np.zeros((30, 30))

@@ -1,4 +1,4 @@
-"""The default predictor where little can be measured: few modes, none, and knobs that a device lacks."""
+"""The default predictor with few or no measurements, and with missing knobs."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def reference() -> RooflinePredictor:
     return found
 
 
-def measured(modes: np.ndarray, slower: float = 1.0, thirstier: float = 1.0) -> Profile:
+def measured(modes: np.ndarray, time_factor: float = 1.0, power_factor: float = 1.0) -> Profile:
     truth = reference().predict(modes)
-    return Profile(modes, slower * truth.minibatch_ms, thirstier * truth.power_mw)
+    return Profile(modes, time_factor * truth.minibatch_ms, power_factor * truth.power_mw)
 
 
 def drawn(count: int, seed: int) -> np.ndarray:
@@ -50,7 +50,7 @@ def held(prediction: Prediction, truth: Profile) -> tuple[float, float]:
     return float(time.mean()), float(power.mean())
 
 
-def test_from_nothing_measured_the_reference_speaks_with_wide_intervals() -> None:
+def test_without_measurements_the_reference_predicts_wide_intervals() -> None:
     fitted = RooflinePredictor.fit(NOTHING, reference())
     found, known = fitted.predict(SPACE), reference().predict(SPACE)
     assert_sound(found)
@@ -58,10 +58,10 @@ def test_from_nothing_measured_the_reference_speaks_with_wide_intervals() -> Non
     assert (found.time_log_sd > 10 * known.time_log_sd).all()
     assert RooflinePredictor.load(fitted.save()).save() == fitted.save()
     # Another workload and board: half of the power, three times the time.
-    assert min(held(found, measured(SPACE, slower=3, thirstier=0.5))) > 0.9
+    assert min(held(found, measured(SPACE, time_factor=3, power_factor=0.5))) > 0.9
 
 
-def test_nothing_at_all_cannot_be_fitted() -> None:
+def test_too_few_modes_without_a_reference_are_refused() -> None:
     with pytest.raises(InvalidInputError, match="at least 5, or give a reference"):
         RooflinePredictor.fit(NOTHING)
     with pytest.raises(InvalidInputError, match="at least 5"):
@@ -70,14 +70,14 @@ def test_nothing_at_all_cannot_be_fitted() -> None:
 
 @pytest.mark.data
 @pytest.mark.parametrize("target", ["agx_orin_mobilenetv3", "orin_nano_resnet18"])
-def test_intervals_from_nothing_measured_are_honest(corpora: Path, target: str) -> None:
+def test_intervals_without_measurements_hold_on_measured_corpora(corpora: Path, target: str) -> None:
     profile = read_profile(corpora / f"{target}.csv")
     assert min(held(RooflinePredictor.fit(NOTHING, reference()).predict(profile.modes), profile)) > 0.9
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_each_measured_mode_narrows_the_intervals(count: int) -> None:
-    truth = measured(drawn(count + 1, 7), slower=2.5, thirstier=0.6)
+    truth = measured(drawn(count + 1, 7), time_factor=2.5, power_factor=0.6)
     fewer = RooflinePredictor.fit(truth.rows(np.arange(count - 1)), reference()).predict(SPACE)
     more = RooflinePredictor.fit(truth.rows(np.arange(count)), reference()).predict(SPACE)
     assert_sound(more)
@@ -86,17 +86,17 @@ def test_each_measured_mode_narrows_the_intervals(count: int) -> None:
 
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("knob", range(4))
-def test_a_knob_that_never_varies_is_no_obstacle(knob: int, known: bool) -> None:
+def test_a_knob_that_never_varies_does_not_prevent_a_fit(knob: int, known: bool) -> None:
     held_at = SPACE[-1, knob]
     space = SPACE[SPACE[:, knob] == held_at]
     modes = space[np.random.default_rng(knob).choice(len(space), 30, replace=False)]
-    profile = measured(modes, slower=1.5)
+    profile = measured(modes, time_factor=1.5)
     fitted = RooflinePredictor.fit(profile, reference() if known else None)
-    truth = measured(space, slower=1.5)
+    truth = measured(space, time_factor=1.5)
     found = fitted.predict(space)
     assert_sound(found)
     assert np.median(np.abs(found.minibatch_ms / truth.minibatch_ms - 1)) < (0.05 if known else 0.3)
-    # Where the knob was never moved the model may be wrong, but says something that can be used.
+    # At other values of the knob the model may be wrong, but its predictions are finite and positive.
     assert_sound(fitted.predict(SPACE))
 
 
@@ -105,7 +105,7 @@ def test_a_knob_that_never_varies_is_no_obstacle(knob: int, known: bool) -> None
     [[4.0, 2.4e6, 1e9, 1e9], [16.0, 4.5e6, 2.5e9, 1.05e10]],
     ids=["raspberry-pi", "workstation"],
 )
-def test_a_device_of_one_mode_is_known_by_measuring_it(mode: list[float]) -> None:
+def test_a_device_with_one_mode_is_predicted_as_measured(mode: list[float]) -> None:
     only = np.array([mode])
     fitted = RooflinePredictor.fit(Profile(only, np.array([150.0]), np.array([7_000.0])), reference())
     found = fitted.predict(only)

@@ -1,4 +1,4 @@
-"""Which modes are chosen to be measured."""
+"""Selecting the modes to measure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rows(modes: ModeArray) -> set[tuple[float, ...]]:
 
 
 @given(count=st.integers(1, 80), seed=st.integers(0, 2**32 - 1))
-def test_spread_modes_are_distinct_modes_of_the_space_with_the_highest(count: int, seed: int) -> None:
+def test_spread_modes_are_distinct_and_include_the_highest(count: int, seed: int) -> None:
     chosen = spread_modes(MODES, count, seed)
     assert chosen.shape == (count, 4)
     assert len(rows(chosen)) == count
@@ -40,38 +40,38 @@ def test_spread_modes_are_distinct_modes_of_the_space_with_the_highest(count: in
     assert tuple(SPACE.highest) in rows(chosen)
 
 
-def test_the_same_seed_chooses_the_same_modes_another_seed_others() -> None:
+def test_spread_modes_depend_on_the_seed() -> None:
     np.testing.assert_array_equal(spread_modes(MODES, 20, 3), spread_modes(MODES, 20, 3))
     assert rows(spread_modes(MODES, 20, 3)) != rows(spread_modes(MODES, 20, 4))
 
 
-def test_all_modes_can_be_chosen() -> None:
+def test_all_modes_can_be_spread() -> None:
     assert rows(spread_modes(MODES, len(MODES), 0)) == rows(MODES)
 
 
-def test_modes_that_differ_in_one_knob_only_are_spread_too() -> None:
+def test_modes_that_differ_in_one_knob_are_spread_evenly() -> None:
     line = MODES[(MODES[:, 0] == 4) & (MODES[:, 2] == MODES[0, 2]) & (MODES[:, 3] == MODES[0, 3])]
     clocks = np.sort(np.log(spread_modes(line, 6, 0)[:, 1]))
     assert clocks[-1] - clocks[0] > 0.6 * np.ptp(np.log(line[:, 1]))
 
 
-def largest_hole(chosen: ModeArray) -> float:
-    """Distance from the mode that is farthest from every chosen one, in shares of each knob's log range."""
+def largest_gap(chosen: ModeArray) -> float:
+    """Largest distance of a mode to the nearest chosen one, in shares of each knob's log range."""
     unit = (np.log(MODES) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
     taken = (np.log(chosen) - np.log(MODES).min(0)) / np.ptp(np.log(MODES), axis=0)
     return float(np.linalg.norm(unit[:, None] - taken[None], axis=2).min(axis=1).max())
 
 
 @pytest.mark.parametrize("count", [10, 30])
-def test_spread_modes_leave_smaller_holes_than_modes_drawn_at_random(count: int) -> None:
-    spread = np.mean([largest_hole(spread_modes(MODES, count, seed)) for seed in range(8)])
+def test_spread_modes_leave_smaller_gaps_than_random_ones(count: int) -> None:
+    spread = np.mean([largest_gap(spread_modes(MODES, count, seed)) for seed in range(8)])
     rng = np.random.default_rng(0)
-    drawn = np.mean([largest_hole(MODES[rng.choice(len(MODES), count, replace=False)]) for _ in range(8)])
+    drawn = np.mean([largest_gap(MODES[rng.choice(len(MODES), count, replace=False)]) for _ in range(8)])
     assert spread < drawn
 
 
 @pytest.mark.parametrize("count", [0, -1, len(MODES) + 1])
-def test_numbers_of_modes_that_cannot_be_are_refused(count: int) -> None:
+def test_counts_out_of_range_are_refused(count: int) -> None:
     with pytest.raises(InvalidInputError, match="cannot choose"):
         spread_modes(MODES, count, 0)
 
@@ -85,12 +85,12 @@ def in_descending_order(modes: ModeArray) -> bool:
     return keys == sorted(keys, reverse=True)
 
 
-def test_descending_keeps_the_modes() -> None:
+def test_descending_modes_are_the_same_modes() -> None:
     some = MODES[::7]
     assert rows(descending_modes(some)) == rows(some)
 
 
-# A board on which every knob buys time with power, and no two modes are alike.
+# A board on which every knob trades power for time, and no two modes are equal.
 TRUE_MS = 1e3 / (MODES / MODES.max(0) @ np.array([1.0, 2.0, 3.0, 1.5]))
 TRUE_MW = 1e3 * (4 + (MODES / MODES.max(0)) ** 2 @ np.array([2.0, 5.0, 6.0, 2.0]))
 
@@ -101,7 +101,7 @@ def measured(modes: ModeArray) -> Profile:
 
 
 def vague(profile: Profile) -> Prediction:
-    """The truth, but uncertain."""
+    """The true values, with uncertainty."""
     return Prediction(TRUE_MS, TRUE_MW, np.full(len(MODES), 0.05), np.full(len(MODES), 0.03))
 
 
@@ -110,7 +110,7 @@ def certain(profile: Profile) -> Prediction:
 
 
 def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction], **more: Any) -> list[ModeArray]:
-    """All batches up to the end."""
+    """Select batches of modes until the profile is complete."""
     batches: list[ModeArray] = []
     while True:
         profile = measured(np.concatenate([np.empty((0, 4)), *batches]))
@@ -122,7 +122,7 @@ def profiled(settings: SamplingSettings, predict: Callable[[Profile], Prediction
 
 @settings(max_examples=15)
 @given(limit=st.integers(1, 30), spread=st.integers(1, 10), batch=st.integers(1, 7), seed=st.integers(0, 99))
-def test_a_profile_ends_at_its_limit_with_distinct_modes_in_descending_batches(
+def test_a_profile_ends_at_its_limit_in_distinct_descending_batches(
     limit: int, spread: int, batch: int, seed: int
 ) -> None:
     wanted = SamplingSettings(limit, spread, batch, tolerance=0, seed=seed)
@@ -133,7 +133,7 @@ def test_a_profile_ends_at_its_limit_with_distinct_modes_in_descending_batches(
     np.testing.assert_array_equal(batches[0], spread_modes(MODES, min(limit, spread), seed))
 
 
-def test_an_interrupted_spread_is_made_up_for() -> None:
+def test_an_interrupted_spread_is_completed() -> None:
     wanted = SamplingSettings(spread=8)
     spread = spread_modes(MODES, 8, 0)
     left = next_modes(measured(spread[[1, 4, 6]]), MODES, vague, wanted)
@@ -147,7 +147,7 @@ def test_excluded_modes_are_never_measured() -> None:
     assert not rows(chosen) & rows(excluded)
 
 
-def test_measurements_go_where_the_budgets_are() -> None:
+def test_modes_near_the_budgets_are_measured() -> None:
     budget_mw = 9e3
     chosen = profiled(SamplingSettings(limit=25, tolerance=0), vague, budgets_mw=np.array([budget_mw]))
     power = measured(np.concatenate(chosen[1:])).power_mw
@@ -157,7 +157,7 @@ def test_measurements_go_where_the_budgets_are() -> None:
     assert found.minibatch_ms[found.power_mw <= budget_mw].min() == best
 
 
-def test_nothing_more_is_measured_where_the_choice_cannot_change() -> None:
+def test_measuring_stops_when_the_choice_cannot_change() -> None:
     batches = profiled(SamplingSettings(limit=50), certain, budgets_mw=np.array([9e3, 14e3]))
     assert len(batches) == 1, "the spread modes and no more"
     found = measured(np.concatenate(batches))
@@ -174,7 +174,7 @@ def test_a_wider_tolerance_stops_earlier() -> None:
     assert wide < narrow == 40
 
 
-def test_all_modes_of_a_small_device_are_enough() -> None:
+def test_a_small_device_is_measured_completely() -> None:
     few = MODES[:4]
     profile = measured(few)
     assert not len(next_modes(profile, few, vague, SamplingSettings()))
@@ -186,6 +186,6 @@ def test_settings_out_of_range_are_refused(field: str) -> None:
         SamplingSettings(**{field: 0})
 
 
-def test_budgets_that_are_none_are_refused() -> None:
+def test_budgets_must_be_finite_and_positive() -> None:
     with pytest.raises(InvalidInputError, match="budgets"):
         next_modes(measured(MODES[:5]), MODES, vague, SamplingSettings(), budgets_mw=np.array([-1.0]))

@@ -41,11 +41,11 @@ def test_any_tree_is_accepted_in_any_order_and_its_paths_follow_the_parents(pick
 @pytest.mark.parametrize(
     ("parents", "said"),
     [
-        ({}, "no supply is stated"),
-        ({" ": None}, "no name"),
-        ({"rack": "site"}, "its parent 'site' is not stated"),
-        ({"site": None, "rack": "rack"}, "circle (rack <- rack)"),
-        ({"site": None, "a": "b", "b": "c", "c": "b"}, "circle (b <- c <- b)"),
+        ({}, "no supplies: give at least one"),
+        ({" ": None}, "empty name"),
+        ({"rack": "site"}, "has the unknown parent 'site'"),
+        ({"site": None, "rack": "rack"}, "cycle (rack <- rack)"),
+        ({"site": None, "a": "b", "b": "c", "c": "b"}, "cycle (b <- c <- b)"),
     ],
 )
 def test_what_is_no_tree_is_refused_and_the_error_names_it(parents: dict[str, str | None], said: str) -> None:
@@ -55,10 +55,10 @@ def test_what_is_no_tree_is_refused_and_the_error_names_it(parents: dict[str, st
 
 
 def test_a_name_twice_is_refused() -> None:
-    with pytest.raises(InvalidInputError, match="'site' is stated twice"):
+    with pytest.raises(InvalidInputError, match="'site' is defined twice"):
         Supplies((Supply("site"), Supply("site")))
 
 
 def test_a_supply_that_is_not_stated_has_no_path() -> None:
-    with pytest.raises(InvalidInputError, match="no supply 'rack' is stated; known are site"):
+    with pytest.raises(InvalidInputError, match="unknown supply 'rack': use one of site"):
         supplies(site=None).path("rack")

@@ -1,4 +1,4 @@
-"""Weights that were damaged are refused, whatever is wrong with them."""
+"""Stored weights are read back, and damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def few() -> RooflinePredictor:
 
 
 @pytest.mark.parametrize("count", [8, 450])
-def test_what_was_saved_predicts_to_the_last_bit_alike(count: int) -> None:
+def test_a_saved_predictor_predicts_bit_identically(count: int) -> None:
     predictor = fitted(count)
     restored = RooflinePredictor.load(predictor.save())
     before, after = predictor.predict(SPACE), restored.predict(SPACE)
@@ -65,7 +65,7 @@ def test_truncated_weights_are_refused(few: RooflinePredictor) -> None:
 
 
 def quantity() -> Quantity:
-    """A network as it is before any training."""
+    """An untrained network."""
     rng, sizes = np.random.default_rng(0), (4, *NEURONS)
     weights = tuple(rng.normal(0, 0.1, (n, m)) for m, n in itertools.pairwise(sizes))
     network = DenseNetwork(SPACE.mean(0), SPACE.std(0), weights, tuple(np.zeros(n) for n in NEURONS))
@@ -109,7 +109,7 @@ def test_every_array_is_needed_and_of_one_shape_and_type(kind: str, name: str) -
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 1e14])
 @pytest.mark.parametrize(("kind", "name"), [pair for pair in ARRAYS if load(stored(pair[0]))[pair[1]].size])
-def test_absurdly_large_numbers_are_refused(kind: str, name: str, value: float) -> None:
+def test_extreme_numbers_are_refused(kind: str, name: str, value: float) -> None:
     tensors = load(stored(kind))
     tensors[name].flat[0] = value
     with pytest.raises(CorruptReferenceError):
@@ -129,7 +129,7 @@ def test_absurdly_large_numbers_are_refused(kind: str, name: str, value: float) 
         ("scratch", "power.floor_and_log_sd"),
     ],
 )
-def test_what_has_to_be_positive_is(kind: str, name: str, value: float) -> None:
+def test_parameters_that_are_not_positive_are_refused(kind: str, name: str, value: float) -> None:
     tensors = load(stored(kind))
     tensors[name].flat[0] = value
     with pytest.raises(CorruptReferenceError):

@@ -1,4 +1,4 @@
-"""A training's start, on soft boards that know theirs and on logged runs, and what of a front it decides."""
+"""Warm-up: from its CPU cycles, on simulated boards, and its effect on fronts."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def modes_at(*cpu_ghz: float) -> np.ndarray:
     return np.array([[4, ghz * 1e6, 6e8, 2e9] for ghz in cpu_ghz])
 
 
-def test_a_first_minibatch_of_seven_gcycles_takes_as_long_as_its_clock_has_it() -> None:
+def test_warmup_follows_from_the_cycles_and_the_clock() -> None:
     seconds = warmup_s(modes_at(0.5, 1.0, 2.0), np.array([1_000.0, 500.0, 250.0]), 7.0)
     assert seconds.tolist() == [14 - 1, 7 - 0.5, 3.5 - 0.25]
 
 
-def test_what_is_learnt_is_the_median_of_the_modes_and_one_that_stalled_does_not_count() -> None:
+def test_the_cycles_are_the_median_over_modes() -> None:
     modes = modes_at(0.5, 1.0, 2.0)
     assert first_minibatch_gcycles(modes, np.array([14_000.0, 7_100.0, 90_000.0])) == pytest.approx(7.1)
 
 
-def test_where_no_first_minibatch_is_known_a_training_starts_at_once() -> None:
+def test_without_a_known_first_minibatch_there_is_no_warmup() -> None:
     assert first_minibatch_gcycles(modes_at(), np.array([])) == 0
     assert warmup_s(modes_at(0.5), np.array([300.0]), 0.0).tolist() == [0]
 
 
-def test_a_first_minibatch_that_is_none_slower_than_the_others_makes_no_start() -> None:
+def test_a_first_minibatch_that_is_not_slower_is_no_warmup() -> None:
     assert warmup_s(modes_at(2.0), np.array([5_000.0]), 7.0).tolist() == [0]
 
 
 @given(st.floats(0.05, 20), st.integers(1, 3000), st.floats(0, 9), st.sampled_from([0.4, 0.9, 2.0]))
-def test_a_steady_minibatch_and_its_start_make_the_whole_training(
+def test_the_steady_minibatch_is_recovered_from_the_whole_training(
     minibatch_s: float, minibatches: int, first_gcycles: float, cpu_ghz: float
 ) -> None:
     (mode,) = array_to_modes(modes_at(cpu_ghz))
@@ -53,7 +53,7 @@ def test_a_steady_minibatch_and_its_start_make_the_whole_training(
 
 
 @pytest.mark.parametrize("kind", ["agx-orin", "orin-nano", "orin-nx", "xavier-agx"])
-def test_what_profiles_of_simulated_boards_tell_is_the_boards_own(kind: str) -> None:
+def test_profiles_of_simulated_boards_recover_their_warmup(kind: str) -> None:
     found = []
     for seed in range(4):
         board = SimulatedDevice(kind, seed)
@@ -65,7 +65,7 @@ def test_what_profiles_of_simulated_boards_tell_is_the_boards_own(kind: str) -> 
 
 
 @given(st.integers(0, 999), st.sampled_from([1, 10, 300]), st.sampled_from([0.0, 2.0, 9.0]))
-def test_a_predicted_front_is_what_comparing_whole_trainings_of_all_modes_leaves(
+def test_a_predicted_front_equals_the_comparison_of_whole_trainings(
     seed: int, minibatches: int, first_gcycles: float
 ) -> None:
     draw = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""`wattfleet evaluate choice`: which strategies need a reference, and what is said where one is missing."""
+"""`wattfleet evaluate choice`: which methods need a reference, and the error if it is missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from wattfleet.errors import InvalidInputError
@@ -26,39 +27,39 @@ def target(tmp_path: Path) -> Path:
     return path
 
 
-def run(target: Path, *arguments: object):
+def run(target: Path, *arguments: object) -> Result:
     common = ("choice", "--target", target, "--budgets", "12:16", "--runs", 1)
     return CliRunner().invoke(app, [*map(str, common), *map(str, arguments)])
 
 
-@pytest.mark.parametrize("strategy", ["maxn", "random", "binary-search", "brute-force", "presets"])
-def test_baselines_need_no_reference(target: Path, strategy: str) -> None:
-    result = run(target, "--strategy", strategy, "--modes", 60, "--json")
+@pytest.mark.parametrize("method", ["maxn", "random", "binary-search", "brute-force", "presets"])
+def test_baselines_need_no_reference(target: Path, method: str) -> None:
+    result = run(target, "--method", method, "--modes", 60, "--json")
     assert result.exit_code == 0, result.output
     assert "time_penalty_pct" in json.loads(result.stdout)
 
 
-@pytest.mark.parametrize("strategy", ["wattfleet", "roofline", "powertrain"])
-def test_strategies_that_transfer_say_that_they_need_a_reference(target: Path, strategy: str) -> None:
-    result = run(target, "--strategy", strategy)
+@pytest.mark.parametrize("method", ["wattfleet", "roofline", "powertrain"])
+def test_methods_that_transfer_require_a_reference(target: Path, method: str) -> None:
+    result = run(target, "--method", method)
     assert isinstance(result.exception, InvalidInputError)
     assert "give --reference, the CSV of a corpus or one of agx_orin_resnet18" in str(result.exception)
 
 
-@pytest.mark.parametrize("strategy", ["wattfleet", "maxn", "scratch"])
-def test_a_reference_is_checked_whether_it_is_needed_or_not(target: Path, strategy: str) -> None:
-    result = run(target, "--strategy", strategy, "--reference", "nonsense")
+@pytest.mark.parametrize("method", ["wattfleet", "maxn", "scratch"])
+def test_a_reference_is_checked_even_if_it_is_not_needed(target: Path, method: str) -> None:
+    result = run(target, "--method", method, "--reference", "nonsense")
     assert isinstance(result.exception, InvalidInputError)
-    assert "'nonsense' is neither a file nor a reference that ships" in str(result.exception)
+    assert "'nonsense' is neither a file nor a shipped reference" in str(result.exception)
 
 
-def test_the_default_chooses_from_a_shipped_reference(target: Path) -> None:
+def test_the_default_method_transfers_from_a_shipped_reference(target: Path) -> None:
     result = run(target, "--reference", "agx_orin_resnet18", "--modes", 5)
     assert result.exit_code == 0, result.output
-    assert "Choice by wattfleet" in result.stdout
+    assert "Choices of the method wattfleet" in result.stdout
 
 
-def test_choosing_by_no_measurement_is_refused_in_words_of_the_command(target: Path) -> None:
+def test_the_default_method_refuses_zero_modes(target: Path) -> None:
     result = run(target, "--reference", "agx_orin_resnet18", "--modes", 0)
     assert isinstance(result.exception, InvalidInputError)
-    assert str(result.exception) == "the strategy 'wattfleet' chooses by what it measures: give --modes 1 or more"
+    assert str(result.exception) == "the choice method 'wattfleet' needs measurements: give --modes 1 or more"

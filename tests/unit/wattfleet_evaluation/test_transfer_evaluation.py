@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
-from reference_models.training import ensure_apart
+from reference_models.scoring import require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile
-from wattfleet.prediction import Prediction
-from wattfleet_evaluation.transfer import evaluate_transfer, quartiles
+from wattfleet.modes import ModeArray, Profile
+from wattfleet.prediction import Prediction, Predictor
+from wattfleet_evaluation.judging.transfer import TransferScores, evaluate_transfer, quartiles
 
 MODES = np.array([[1 + k, 1e6, 1e9, 2e9] for k in range(10)])
 TARGET = Profile(MODES, np.full(10, 100.0), np.full(10, 10_000.0))
@@ -24,23 +26,27 @@ class TenPercentOff:
     seen: list[Profile] = []
 
     @classmethod
-    def fit(cls, profile, reference=None):
+    def fit(cls, profile: Profile, reference: object = None) -> TenPercentOff:
         cls.seen.append(profile)
         return cls()
 
-    def predict(self, modes):
+    def predict(self, modes: ModeArray) -> Prediction:
         n = len(modes)
         return Prediction(np.full(n, 110.0), np.full(n, 9500.0), np.full(n, 0.2), np.full(n, 0.01))
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
+def forget_profiles() -> None:
     TenPercentOff.seen.clear()
 
 
-def evaluate(target=TARGET, modes=4, runs=3, seed=7, **options):
+def evaluate(
+    target: Profile = TARGET, modes: int = 4, runs: int = 3, seed: int = 7, trusted: NDArray[np.bool_] | None = None
+) -> TransferScores:
     ticks = count(step=2.5)
-    return evaluate_transfer(TenPercentOff, None, target, modes, runs, seed, lambda: next(ticks), **options)
+    return evaluate_transfer(
+        cast(type[Predictor], TenPercentOff), None, target, modes, runs, seed, lambda: next(ticks), trusted
+    )
 
 
 def test_errors_coverage_and_seconds() -> None:
@@ -66,8 +72,8 @@ def test_each_run_draws_with_its_own_seed() -> None:
         np.testing.assert_array_equal(profile.modes, MODES[drawn])
 
 
-def test_only_modes_that_were_not_drawn_are_judged() -> None:
-    # The one row that is not predicted exactly is judged only where it was not drawn.
+def test_only_modes_that_were_not_drawn_are_scored() -> None:
+    # One row is not predicted exactly. It counts only in the runs that did not draw it.
     power = np.full(10, 9500.0)
     time = np.full(10, 110.0)
     time[3] = 55.0
@@ -77,7 +83,7 @@ def test_only_modes_that_were_not_drawn_are_judged() -> None:
     assert 0 < sum(held_out) < 20
 
 
-def test_rows_that_fail_the_audit_are_told_beside() -> None:
+def test_errors_over_the_passing_rows_are_scored_separately() -> None:
     time = np.full(10, 110.0)
     time[3] = 55.0
     scores = evaluate(Profile(MODES, time, TARGET.power_mw), trusted=np.arange(10) != 3)
@@ -86,28 +92,28 @@ def test_rows_that_fail_the_audit_are_told_beside() -> None:
     assert scores.time_mape.max() > 1
 
 
-def test_without_passing_rows_to_judge_by_only_the_others_are_told() -> None:
+def test_without_passing_rows_there_are_no_passing_errors() -> None:
     scores = evaluate(trusted=np.zeros(10, dtype=bool))
     assert scores.time_mape_passing is None and scores.power_mape_passing is None
     np.testing.assert_allclose(scores.time_mape, 10)
 
 
-def test_a_target_that_the_reference_was_trained_on_is_refused() -> None:
-    time = 100.0 + np.arange(10)
+def test_a_target_that_shares_rows_with_the_corpus_is_refused() -> None:
+    time = np.arange(100.0, 110.0)
     corpus = Profile(MODES, time, TARGET.power_mw)
 
     def sharing(rows: int) -> Profile:
         return Profile(MODES, np.append(time[:rows], time[rows:] + 0.5), TARGET.power_mw)
 
-    ensure_apart(corpus, sharing(3))
-    with pytest.raises(InvalidInputError, match="4 of the target's 10 rows stand in the reference's corpus"):
-        ensure_apart(corpus, sharing(4))
+    require_disjoint(corpus, sharing(3))
+    with pytest.raises(InvalidInputError, match="4 of the target's 10 rows are also in the reference's corpus"):
+        require_disjoint(corpus, sharing(4))
     with pytest.raises(InvalidInputError, match="2 of the target's 2 rows"):
-        ensure_apart(TARGET, TARGET.rows(np.arange(2)))
+        require_disjoint(TARGET, TARGET.rows(np.arange(2)))
 
 
 @pytest.mark.parametrize("wrong", [{"runs": 0}, {"modes": 10}, {"modes": -1}, {"seed": -1}])
-def test_what_cannot_be_evaluated_is_refused(wrong: dict[str, int]) -> None:
+def test_bad_numbers_of_runs_modes_and_seeds_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError):
         evaluate(**wrong)
 

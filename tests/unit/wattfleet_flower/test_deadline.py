@@ -91,7 +91,7 @@ def test_a_loader_without_a_length_has_one_once_an_epoch_has_ended() -> None:
     assert (app.deadline.share, app.deadline.epochs_done) == (0.75, 1.5)
 
 
-def test_of_a_first_epoch_without_a_length_it_is_only_known_that_it_was_cut() -> None:
+def test_the_share_of_a_first_epoch_of_unknown_length_is_unknown() -> None:
     app = App(deadline_s=5.0)
     app.trains(without_length(range(8)))
     assert (app.deadline.cut, app.deadline.share, app.deadline.epochs_done) == (True, None, 0.0)

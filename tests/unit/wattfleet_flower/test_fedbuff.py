@@ -12,8 +12,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, FedAvg
 
-from coordinator.errors import STATUS
-from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, SetClock, StatusError, gone, raised
+from coordinator.services.status import STATUS
+from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, StatusError, gone, raised
 from wattfleet.errors import InvalidInputError, NoCandidatesError
 from wattfleet_flower import FedBuff, NoUpdatesError, PlanningError, PowerAware
 from wattfleet_flower.server.buffer import Update, step
@@ -43,15 +43,15 @@ def grid_of(*nodes: Node) -> GridOfNodes:
 class Watched:
     """The weights after every step, and when it was made."""
 
-    def __init__(self, clock: SetClock) -> None:
-        self._clock, self._began_s = clock, clock.at_s
+    def __init__(self, clock: RecordingClock) -> None:
+        self._clock, self._began_s = clock, clock.now_s()
         self.weights: list[float] = []
         self.at_s: list[float] = []
 
     def __call__(self, server_round: int, arrays: ArrayRecord) -> MetricRecord:
         assert server_round == len(self.weights)
         self.weights.append(float(arrays["w"].numpy()[0]))
-        self.at_s.append(self._clock.at_s - self._began_s)
+        self.at_s.append(self._clock.now_s() - self._began_s)
         return MetricRecord({"weight": self.weights[-1]})
 
 
@@ -72,7 +72,7 @@ def planned(grid: GridOfNodes, planner: PlannerStub, steps: int, buffer_size: in
 # --- what an update counts ----------------------------------------------------------------------------------------
 
 
-def test_a_stale_update_counts_one_over_the_root_of_one_more_than_its_steps() -> None:
+def test_an_update_is_weighted_by_its_staleness() -> None:
     # The quick node steps at 10 and 20 s. The slow one began from 0 and arrives at 25 s, two steps late.
     grid = grid_of(Node("quick", adds(1.0), 10.0), Node("slow", adds(10.0), 25.0))
     watched = run(grid, steps=4, buffer_size=1)
@@ -119,7 +119,7 @@ def test_a_device_ten_times_slower_does_not_hold_the_steps_back() -> None:
     assert watched.at_s[-1] <= 130.0
     waiting = fleet()
     FedAvg(fraction_evaluate=0.0).start(waiting, ZERO, num_rounds=12)
-    assert waiting.clock.at_s - 1000.0 == 1200.0, "where rounds wait for all"
+    assert waiting.clock.now_s() - 1000.0 == 1200.0, "where rounds wait for all"
 
 
 def test_a_buffer_larger_than_the_fleet_fills_from_its_quick_devices() -> None:
@@ -191,7 +191,7 @@ def test_plans_are_over_the_nodes_that_are_free_and_each_is_reported() -> None:
     assert [request.round for request in planner.asked("ReportMetrics")] == [0, 1, 2, 3, 4]
 
 
-def test_where_those_that_train_hold_all_watts_the_others_wait_for_them_and_nothing_stalls() -> None:
+def test_free_nodes_wait_while_trainings_in_flight_hold_all_watts() -> None:
     grid = grid_of(Node("a", adds(1.0), 10.0), Node("b", adds(1.0), 40.0))
     planner = PlannerStub(nodes=dict(KNOWN))
     none_left = StatusError(grpc.StatusCode.FAILED_PRECONDITION, "no watts are left")
@@ -215,7 +215,7 @@ def test_a_node_that_may_not_be_chosen_is_always_free_and_ends_nothing() -> None
 
     def plan(request: Any) -> Any:
         if A not in request.node_ids:
-            raise StatusError(STATUS[NoCandidatesError], "no device may be chosen: b: excluded as id:b")
+            raise StatusError(STATUS[NoCandidatesError], "no device can be selected: b: excluded: matches id:b")
         return given(request)
 
     planner._plan = plan  # type: ignore[method-assign]  # noqa: SLF001
@@ -232,7 +232,7 @@ def test_a_device_that_does_not_answer_is_told_after_its_plans_time() -> None:
 
 
 @pytest.mark.parametrize(("trimmed_s", "failure"), [(60.0, ""), (40.0, "no reply within 90 s")])
-def test_a_training_whose_plan_is_trimmed_meanwhile_is_given_the_longer_time(trimmed_s: float, failure: str) -> None:
+def test_a_training_gets_more_time_when_its_plan_is_trimmed(trimmed_s: float, failure: str) -> None:
     planner = PlannerStub(nodes=dict(KNOWN), duration_s=20.0)
 
     def train(message: Message) -> Message:
@@ -264,10 +264,10 @@ def test_where_nothing_can_be_planned_at_all_the_run_ends_with_the_reason() -> N
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((0,), "one update or more"),
-        ((2, 0.0), "a rate above 0"),
-        ((2, math.nan), "a rate above 0"),
-        ((2, 1.0, -1), "allow 0 or more"),
+        ((0,), "buffer_size must be 1 or more"),
+        ((2, 0.0), "server_learning_rate above 0"),
+        ((2, math.nan), "server_learning_rate above 0"),
+        ((2, 1.0, -1), "max_staleness must be 0 or more"),
     ],
 )
 def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: str) -> None:
@@ -277,5 +277,5 @@ def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: st
 
 def test_a_strategy_of_rounds_cannot_drive_it() -> None:
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedBuff(1), 0.0, 1.0, 1)
-    with pytest.raises(InvalidInputError, match="start it itself, or PowerAware"):
+    with pytest.raises(InvalidInputError, match="no strategy but PowerAware can wrap it"):
         wrapped.start(grid_of(Node("a")), ZERO, num_rounds=1)

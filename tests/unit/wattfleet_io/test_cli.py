@@ -96,7 +96,7 @@ def test_errors_end_with_their_code_and_one_line(
         for arguments, named in (
             (["50", "--policy", "luck"], "--policy must be 'fastest-k', 'all', "),
             (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
-            (["-1"], "a budget must be finite and above zero"),
+            (["-1"], "a budget must be finite and above 0 W"),
             (["50", "--address", "7070"], "'7070' is no address"),
         )
     ]
@@ -104,15 +104,15 @@ def test_errors_end_with_their_code_and_one_line(
         pytest.param(["coordinator", *arguments], named, marks=needs_coordinator)
         for arguments, named in (
             (["devices", "--coordinator", "7070"], "'7070' is no address"),
-            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is no span of time"),
+            (["budget", "set", "site", "5", "--for", "ever"], "'ever' is not a duration"),
             (["reference", "publish", "/nowhere"], "/nowhere: no such directory"),
-            (["plan"], "only with --dry-run"),
+            (["plan"], "pass --dry-run: "),
         )
     ]
     + [
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
-            "unknown device 'simulated:tx2': choose one of auto, sysfs,",
+            "unknown device 'simulated:tx2'; choose one of auto, sysfs,",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""Policies: which devices a round should take, and how many."""
+"""Client-selection policies: which devices a round should select, and how many."""
 
 import lazy_loader
 

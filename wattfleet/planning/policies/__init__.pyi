@@ -1,11 +1,11 @@
 from .deadline import Deadline as Deadline
 from .fair import Fair as Fair
-from .fastest_k import Everyone as Everyone
+from .fastest_k import AllDevices as AllDevices
 from .fastest_k import FastestK as FastestK
 from .oort import Oort as Oort
+from .policy import PlanningContext as PlanningContext
 from .policy import Policy as Policy
-from .policy import Situation as Situation
-from .policy import Wish as Wish
+from .policy import SelectionRequest as SelectionRequest
 from .progress import Progress as Progress
 from .random_k import RandomK as RandomK
 from .registry import POLICIES as POLICIES

@@ -1,40 +1,40 @@
-"""The devices that together finish soonest."""
+"""The policies `fastest-k` and `all`: the devices with the least makespan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, require_count
+from wattfleet.planning.policies.policy import PlanningContext, SelectionRequest, any_devices, require_count
 
 
 @dataclass(frozen=True)
 class FastestK:
-    """The `count` devices that together finish soonest under the watts.
+    """Selects the `count` devices with the least makespan within the budgets.
 
     Attributes:
-        count: devices in a round; None takes half the fleet, rounded up.
+        count: number of devices in a round; None for half the fleet, rounded up.
     """
 
     count: int | None = None
     name: str = "fastest-k"
-    counts: ClassVar[bool] = True
+    has_count: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)
 
-    def wish(self, situation: Situation) -> Wish:
-        """Any devices."""
-        return everyone_of(situation, self.count)
+    def request(self, context: PlanningContext) -> SelectionRequest:
+        """Request any `count` devices."""
+        return any_devices(context, self.count)
 
 
 @dataclass(frozen=True)
-class Everyone:
-    """As many devices as the watts can carry."""
+class AllDevices:
+    """Selects as many devices as the budgets allow."""
 
     name: str = "all"
-    counts: ClassVar[bool] = False
+    has_count: ClassVar[bool] = False
 
-    def wish(self, situation: Situation) -> Wish:
-        """All devices."""
-        return everyone_of(situation, len(situation.offers))
+    def request(self, context: PlanningContext) -> SelectionRequest:
+        """Request all devices."""
+        return any_devices(context, len(context.offers))

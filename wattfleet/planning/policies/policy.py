@@ -1,4 +1,4 @@
-"""What a policy is asked, and what it answers."""
+"""The interface of client-selection policies: the planning context and the policy's request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from wattfleet.planning.offers import Offer
 
 
 @dataclass(frozen=True)
-class Situation:
-    """What a policy knows of the round it is asked for.
+class PlanningContext:
+    """What a policy knows about the round to plan.
 
     Attributes:
-        server_round: its number, from 1.
-        offers: the `n` devices that can be taken, by id.
-        curves: of these devices, for the epochs that each chosen one trains.
-        headroom: of the supplies behind them.
-        history: of the run.
-        over_selection: share by which more devices are to be taken than a policy wants, so that some may fail.
+        server_round: number of the round, from 1.
+        offers: the `n` candidates, by id.
+        curves: power curves of the candidates, for the round's epochs.
+        headroom: headroom of the supplies that feed them.
+        history: earlier rounds of the run.
+        over_selection: share of devices to select beyond the policy's number, so that some may fail.
     """
 
     server_round: int
@@ -36,94 +36,97 @@ class Situation:
     history: History
     over_selection: float = 0.0
 
-    def seats(self, count: int | None, among: int) -> int:
-        """How many of some devices a round takes: `count` or, if None, half of them, and more by over-selection."""
-        wanted = (among + 1) // 2 if count is None else count
-        # 20 % more than 5 is 6, though 5 * 1.2 may be a little more than that in binary.
-        return min(among, math.ceil(round(wanted * (1 + self.over_selection), 9)))
+    def places(self, count: int | None, among: int) -> int:
+        """The number of devices to select among some: `count` or, if None, half of them, plus over-selection."""
+        base = (among + 1) // 2 if count is None else count
+        # 20 % more than 5 is 6, although 5 * 1.2 may be slightly more in binary.
+        return min(among, math.ceil(round(base * (1 + self.over_selection), 9)))
 
 
 @dataclass(frozen=True)
-class Wish:
-    """Whom a policy wants; the plan takes those among them that are done soonest.
+class SelectionRequest:
+    """What a policy requests. The plan selects the eligible devices with the least makespan.
 
     Attributes:
-        count: devices in the round.
-        eligible: `[n]` devices that may be taken.
-        first: `[n]` devices that are to be taken before any other.
-        aside: why a device may not be taken, in words, by its index.
-        because: why a device is wanted, in words, by its index; where nothing is said, because it is done soonest.
-        deadline_s: seconds of training after which a device stops; None where it trains to its end.
+        count: number of devices to select.
+        eligible: `[n]` devices that may be selected.
+        priority: `[n]` devices to select before all others.
+        exclusion_reasons: why a device is not eligible, by its index.
+        selection_reasons: why the policy requests a device, by its index. Devices without an entry are selected for
+            their makespan.
+        deadline_s: seconds of training after which a device stops; None without a deadline.
     """
 
     count: int
     eligible: Mask
-    first: Mask
-    aside: Mapping[int, str] = field(default_factory=dict)
-    because: Mapping[int, str] = field(default_factory=dict)
+    priority: Mask
+    exclusion_reasons: Mapping[int, str] = field(default_factory=dict)
+    selection_reasons: Mapping[int, str] = field(default_factory=dict)
     deadline_s: float | None = None
 
 
 class Policy(Protocol):
-    """Which devices a round takes: a pure function of the situation, so that a plan can be repeated."""
+    """A client-selection policy: a pure function of the context, so that plans are reproducible."""
 
     @property
     def name(self) -> str:
-        """As it is written on command lines."""
+        """Name on command lines."""
         ...
 
     @property
-    def counts(self) -> bool:
-        """Whether it wants a number of devices, to which over-selection adds; else it takes what it finds best."""
+    def has_count(self) -> bool:
+        """Whether it selects a given number of devices, to which over-selection applies."""
         ...
 
-    def wish(self, situation: Situation) -> Wish:
-        """Whom to take."""
+    def request(self, context: PlanningContext) -> SelectionRequest:
+        """Request devices for a round."""
         ...
 
 
-def everyone_of(situation: Situation, count: int | None) -> Wish:
-    """Any devices, `count` of them; None for half of them, rounded up."""
-    n = len(situation.offers)
-    return Wish(situation.seats(count, n), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+def any_devices(context: PlanningContext, count: int | None) -> SelectionRequest:
+    """Request any `count` devices; None for half of all devices, rounded up."""
+    n = len(context.offers)
+    return SelectionRequest(context.places(count, n), np.ones(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
 
 
-def only(chosen: Mask, because: str | Mapping[int, str], aside: str | Mapping[int, str]) -> Wish:
-    """All of some devices.
+def only_devices(
+    chosen: Mask, selection_reasons: str | Mapping[int, str], exclusion_reasons: str | Mapping[int, str]
+) -> SelectionRequest:
+    """Request exactly some devices.
 
     Args:
         chosen: `[n]` the devices, one or more.
-        because: why these, in words; for all of them or by index.
-        aside: why not the others, likewise.
+        selection_reasons: why these devices, one text for all or by index.
+        exclusion_reasons: why not the others, likewise.
     """
 
-    def said(words: str | Mapping[int, str], devices: Mask) -> Mapping[int, str]:
-        return dict.fromkeys(map(int, np.flatnonzero(devices)), words) if isinstance(words, str) else words
+    def by_index(reasons: str | Mapping[int, str], devices: Mask) -> Mapping[int, str]:
+        return dict.fromkeys(map(int, np.flatnonzero(devices)), reasons) if isinstance(reasons, str) else reasons
 
-    return Wish(
+    return SelectionRequest(
         int(chosen.sum()),
         chosen,
         np.zeros(len(chosen), dtype=np.bool_),
-        aside=said(aside, ~chosen),
-        because=said(because, chosen),
+        exclusion_reasons=by_index(exclusion_reasons, ~chosen),
+        selection_reasons=by_index(selection_reasons, chosen),
     )
 
 
 def require_count(count: int | None) -> None:
-    """Make sure that a number of devices is one.
+    """Check a policy's number of devices.
 
     Raises:
         InvalidInputError: it is below 1.
     """
     if count is not None and count < 1:
-        raise InvalidInputError(f"a round takes 1 device or more, not {count}")
+        raise InvalidInputError(f"the number of devices must be 1 or more, not {count}")
 
 
 def require_seed(seed: int) -> None:
-    """Make sure that a seed is one.
+    """Check a seed.
 
     Raises:
         InvalidInputError: it is negative.
     """
     if seed < 0:
-        raise InvalidInputError(f"a seed is 0 or more, not {seed}")
+        raise InvalidInputError(f"the seed must be 0 or more, not {seed}")

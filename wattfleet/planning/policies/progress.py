@@ -1,4 +1,4 @@
-"""As much progress per second as the watts allow: whom, how many and how long at once."""
+"""The policy `progress`: the set of devices, its size and the round's duration with the most progress per second."""
 
 from __future__ import annotations
 
@@ -11,30 +11,36 @@ import numpy as np
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.curves import Mask, Values
 from wattfleet.planning.headroom import Headroom
-from wattfleet.planning.policies.policy import Situation, Wish, everyone_of, only, require_count
-from wattfleet.planning.utility import by_utility, by_utility_per_watt
+from wattfleet.planning.policies.policy import (
+    PlanningContext,
+    SelectionRequest,
+    any_devices,
+    only_devices,
+    require_count,
+)
+from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_watt
 
 _LIMITS = 32
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The devices that bring a run forward the most per second, and no more of them than that takes.
+    """Selects the devices that give the run the most progress per second, and no more than that needs.
 
-    Federated averaging over `k` of many unlike devices needs rounds in proportion to `1 + h / k` (Li et al., arXiv
-    1907.02189, theorem 2), so that a round makes `k / (k + h)` of the progress that one with all devices makes. It
-    takes its training and what messages take beside it. The quotient of the two is the most at some number of devices
-    and some duration, which depend on the watts (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
+    Federated averaging over `k` of many heterogeneous devices needs a number of rounds in proportion to `1 + h / k`
+    (Li et al., arXiv 1907.02189, theorem 2). So a round makes `k / (k + h)` of the progress of a round with all
+    devices. Its duration is that of its training plus an overhead. Progress over duration has a maximum at some `k`
+    and some duration, which depend on the budgets (Luo et al., arXiv 2012.08336, choose `k` from the same bound).
 
-    A device counts in `k` by its samples and by how long its data has been left out, each relative to the mean, so
-    that small and fast devices do not train alone. Nor does one that was left out for very long, as a newcomer is to a
-    long run: a set counts for as many devices as it has at most.
+    A device counts in `k` by its samples and by the number of rounds since it last took part, each relative to the
+    mean. So small and fast devices do not always train alone. A set never counts for more devices than it has, so a
+    device that was absent for very long, such as one that joins a long run, does not train alone either.
 
     Attributes:
-        count: devices in a round at most; None for as many as are of use.
-        half_devices: number of devices `h` with which a round makes half the progress of one with all; the more alike
-            the devices' data, the smaller.
-        overhead_s: seconds of a round beside its training.
+        count: maximum number of devices in a round; None for as many as are useful.
+        half_devices: number of devices `h` with which a round makes half the progress of a round with all devices. The
+            more alike the devices' data, the smaller.
+        overhead_s: seconds of a round besides its training.
     """
 
     count: int | None = None
@@ -46,73 +52,74 @@ class Progress:
         require_count(self.count)
         if not (math.isfinite(self.half_devices) and self.half_devices > 0):
             raise InvalidInputError(
-                f"half the progress of a round with all devices takes more than 0 devices, not {self.half_devices}"
+                f"the number of devices for half the progress must be above 0, not {self.half_devices}"
             )
         if not 0 <= self.overhead_s < math.inf:
-            raise InvalidInputError(f"a round takes 0 or more seconds beside its training, not {self.overhead_s}")
+            raise InvalidInputError(f"the overhead of a round must be 0 s or more, not {self.overhead_s}")
 
     @property
-    def counts(self) -> bool:
-        """Only where a number is given: else it takes as many as are of use, and more of them are of less use."""
+    def has_count(self) -> bool:
+        """Only if a number is given. Otherwise the policy selects as many devices as are useful."""
         return self.count is not None
 
-    def wish(self, situation: Situation) -> Wish:
-        """The set that makes the most progress per second, among those of 32 durations."""
-        curves, worth = situation.curves, _worth(situation)
-        seats = len(worth) if self.count is None else situation.seats(self.count, len(worth))
+    def request(self, context: PlanningContext) -> SelectionRequest:
+        """Request the set with the most progress per second among sets for 32 durations."""
+        curves, worth = context.curves, _worth(context)
+        places = len(worth) if self.count is None else context.places(self.count, len(worth))
         most, best = 0.0, np.zeros(len(worth), dtype=np.bool_)
         for limit_s in _limits_s(curves.time_s):
             extra_w = curves.extra_at(curves.steps_within(limit_s))
-            for chosen in _sets(extra_w, worth, situation.headroom, seats):
-                # The plan may find this set done sooner; it is judged by the time that all of it needs.
+            for chosen in _sets(extra_w, worth, context.headroom, places):
+                # The plan may find a shorter duration for this set. Here it counts with the duration that was tried.
                 gain = min(float(worth[chosen].sum()), float(np.count_nonzero(chosen)))
                 progress = gain / (gain + self.half_devices) / (limit_s + self.overhead_s)
                 if progress > most:
                     most, best = progress, chosen
         if not best.any():
-            return everyone_of(situation, 1)  # the plan says what the watts lack
-        return only(best, "among those that make the most progress per second", "others make more progress per second")
+            return any_devices(context, 1)  # planning then fails with an error that states the missing watts
+        return only_devices(
+            best, "in the set with the most progress per second", "other devices make more progress per second"
+        )
 
 
-def _worth(situation: Situation) -> Values:
-    """`[n]` what each device counts for: 1 in the mean, more with more samples and the longer it was left out."""
-    history = situation.history
-    latest = [history.latest.get(offer.device_id) for offer in situation.offers]
-    # What was tried in vain was not left out: else whoever always fails would be worth the more the longer it does.
-    tried = [history.last_tried.get(offer.device_id, 0) for offer in situation.offers]
-    rounds = situation.server_round - np.array(tried, dtype=float)
-    samples = np.array([np.nan if known is None else known[1].num_examples or np.nan for known in latest], dtype=float)
-    told = np.isfinite(samples)
-    samples = np.where(told, samples, samples[told].mean() if told.any() else 1.0)
+def _worth(context: PlanningContext) -> Values:
+    """`[n]` weight of each device: 1 on average, more with more samples and with more rounds since its last one."""
+    history = context.history
+    latest = [history.latest.get(offer.device_id) for offer in context.offers]
+    # Failed rounds count too. Otherwise the weight of a device that always fails would grow.
+    last_selected = [history.last_selected.get(offer.device_id, 0) for offer in context.offers]
+    rounds = context.server_round - np.array(last_selected, dtype=float)
+    samples = np.array([np.nan if each is None else each[1].num_examples or np.nan for each in latest], dtype=float)
+    known = np.isfinite(samples)
+    samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     worth = rounds / rounds.mean() * samples / samples.mean()
     return np.asarray(worth, dtype=np.float64)
 
 
 def _limits_s(times_s: Values) -> Values:
-    """Durations of the training to try, from the fastest device's fastest mode to the slowest one's slowest."""
+    """Durations of the training to try, from that of the fastest device's fastest mode to the longest of all."""
     if not len(times_s):
         return times_s
     return np.geomspace(times_s.min() * (1 + 1e-9), times_s.max(), _LIMITS)
 
 
-def _sets(extra_w: Values, worth: Values, headroom: Headroom, seats: int) -> Iterator[Mask]:
-    """Sets that the supplies carry and of which one is about the best, most often the first.
+def _sets(extra_w: Values, worth: Values, headroom: Headroom, places: int) -> Iterator[Mask]:
+    """Sets that the supplies can power. One of them is close to the best, most often the first.
 
-    By worth per watt, small devices can leave no room for one that is worth more than all of them, and can hold the
-    seats of larger ones.
+    Taken by worth per watt, small devices can use the power or the places of a device that is worth more.
     """
-    carried = by_utility_per_watt(extra_w, worth, headroom).chosen
-    yield _of_most_worth(carried, worth, seats)
-    yield _of_most_worth(extra_w <= headroom.alone_w, worth, 1)
-    if np.count_nonzero(carried) > seats:
-        yield _of_most_worth(by_utility(extra_w, worth, headroom), worth, seats)
+    carried = greedy_by_utility_per_watt(extra_w, worth, headroom).chosen
+    yield _of_most_worth(carried, worth, places)
+    yield _of_most_worth(extra_w <= headroom.single_device_w, worth, 1)
+    if np.count_nonzero(carried) > places:
+        yield _of_most_worth(greedy_by_utility(extra_w, worth, headroom), worth, places)
 
 
-def _of_most_worth(devices: Mask, worth: Values, seats: int) -> Mask:
-    """As many of some devices as there are seats for."""
-    if np.count_nonzero(devices) <= seats:
+def _of_most_worth(devices: Mask, worth: Values, places: int) -> Mask:
+    """The most worthwhile of some devices, as many as there are places."""
+    if np.count_nonzero(devices) <= places:
         return devices
     able = np.flatnonzero(devices)
     kept = np.zeros_like(devices)
-    kept[able[np.argsort(-worth[able], kind="stable")[:seats]]] = True
+    kept[able[np.argsort(-worth[able], kind="stable")[:places]]] = True
     return kept

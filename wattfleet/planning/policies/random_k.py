@@ -1,4 +1,4 @@
-"""A uniform draw, as plain federated averaging makes it."""
+"""The policy `random`: a uniform random draw, as in plain federated averaging."""
 
 from __future__ import annotations
 
@@ -8,31 +8,37 @@ from typing import ClassVar
 
 import numpy as np
 
-from wattfleet.planning.policies.policy import Situation, Wish, only, require_count, require_seed
+from wattfleet.planning.policies.policy import (
+    PlanningContext,
+    SelectionRequest,
+    only_devices,
+    require_count,
+    require_seed,
+)
 
 
 @dataclass(frozen=True)
 class RandomK:
-    """A uniform draw of `count` devices; the watts still hold.
+    """Draws `count` devices uniformly at random. The budgets still apply.
 
     Attributes:
-        count: devices in a round; None takes half the fleet, rounded up.
-        seed: of the draw.
+        count: number of devices in a round; None for half the fleet, rounded up.
+        seed: seed of the draws.
     """
 
     count: int | None = None
     seed: int = 0
     name: str = "random"
-    counts: ClassVar[bool] = True
+    has_count: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_count(self.count)
         require_seed(self.seed)
 
-    def wish(self, situation: Situation) -> Wish:
-        """Only the drawn devices."""
-        n = len(situation.offers)
-        count = situation.seats(self.count, n)
+    def request(self, context: PlanningContext) -> SelectionRequest:
+        """Request the drawn devices only."""
+        n = len(context.offers)
+        count = context.places(self.count, n)
         drawn = np.zeros(n, dtype=np.bool_)
-        drawn[random.Random(f"{self.seed}/{situation.server_round}").sample(range(n), count)] = True
-        return only(drawn, "drawn", "not drawn")
+        drawn[random.Random(f"{self.seed}/{context.server_round}").sample(range(n), count)] = True
+        return only_devices(drawn, "drawn at random", "not drawn")

@@ -1,4 +1,4 @@
-"""Policies by name."""
+"""Client-selection policies by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import fields
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.policies.deadline import Deadline
 from wattfleet.planning.policies.fair import Fair
-from wattfleet.planning.policies.fastest_k import Everyone, FastestK
+from wattfleet.planning.policies.fastest_k import AllDevices, FastestK
 from wattfleet.planning.policies.oort import Oort
 from wattfleet.planning.policies.policy import Policy
 from wattfleet.planning.policies.progress import Progress
@@ -17,7 +17,7 @@ from wattfleet.planning.policies.tiers import Tiers
 
 _POLICIES: Mapping[str, Callable[..., Policy]] = {
     "fastest-k": FastestK,
-    "all": Everyone,
+    "all": AllDevices,
     "random": RandomK,
     "deadline": Deadline,
     "tiers": Tiers,
@@ -33,11 +33,11 @@ def policy_named(name: str, **options: object) -> Policy:
 
     Args:
         name: one of `POLICIES`.
-        options: of the policy (see its attributes); None leaves one to the policy. A seed is ignored by policies that
-            draw nothing.
+        options: options of the policy (see its attributes); None for the policy's default. Policies that draw nothing
+            ignore a seed.
 
     Raises:
-        InvalidInputError: no such policy, or an option that it does not take, lacks, or cannot use.
+        InvalidInputError: the policy is unknown, or an option is unknown, missing or invalid.
     """
     if name not in _POLICIES:
         raise InvalidInputError(f"unknown policy {name!r}: choose one of {', '.join(POLICIES)}")
@@ -48,8 +48,9 @@ def policy_named(name: str, **options: object) -> Policy:
         given.pop("seed", None)
     if stray := sorted(set(given) - takes):
         raise InvalidInputError(
-            f"policy {name!r} takes no {', '.join(stray)}" + (f", only {', '.join(sorted(takes))}" if takes else "")
+            f"policy {name!r} does not take {', '.join(stray)}: "
+            + (f"its options are {', '.join(sorted(takes))}" if takes else "it has no options")
         )
     if name == "deadline" and "deadline_s" not in given:
-        raise InvalidInputError("policy 'deadline' needs a deadline in seconds")
+        raise InvalidInputError("policy 'deadline' needs a deadline: set deadline_s, in seconds")
     return chosen(**given)

@@ -4,9 +4,7 @@ from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .physics import PowerParameters as PowerParameters
 from .physics import TimeParameters as TimeParameters
-from .physics import loader_cores as loader_cores
 from .physics import power_mw as power_mw
 from .physics import step_parts as step_parts
-from .physics import step_shares as step_shares
 from .physics import step_time_ms as step_time_ms
 from .predictor import RooflinePredictor as RooflinePredictor

@@ -1,6 +1,6 @@
-"""What bounds a training step, in words an operator reads.
+"""Explaining which resources bound a training step, in plain text for operators.
 
-The resources are those of the physics behind the predictor (`wattfleet.prediction.roofline.physics`).
+The resources are those of the model in `wattfleet.prediction.roofline.physics`.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import numpy as np
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet.prediction.roofline.physics import StepShares, TimeParameters, step_shares
 
-_WHAT: Mapping[str, tuple[str, str]] = {
-    "loading": ("loading the data", "more cores or a higher CPU clock"),
-    "launch": ("launching the GPU's work from the CPU", "a higher CPU clock; more cores do not help"),
-    "compute": ("computing on the GPU", "a higher GPU clock"),
-    "memory": ("moving data between GPU and memory", "a higher memory clock"),
-    "fixed": ("what no clock changes", "no knob"),
+_RESOURCES: Mapping[str, tuple[str, str]] = {
+    "loading": ("loading the data", "Faster with more cores or a higher CPU clock."),
+    "launch": ("launching the GPU's work from the CPU", "Faster with a higher CPU clock; more cores do not help."),
+    "compute": ("computing on the GPU", "Faster with a higher GPU clock."),
+    "memory": ("moving data between GPU and memory", "Faster with a higher memory clock."),
+    "fixed": ("work that no clock changes", "No knob makes it faster."),
 }
-# A share from which a second resource is worth naming.
-_WORTH_NAMING = 0.2
+# Smallest share of a further resource that is mentioned.
+_MIN_MENTIONED = 0.2
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Which resources a step waits for at one mode.
+    """The resources that bound a step at one mode.
 
     Attributes:
         mode: the mode.
-        shares: `loading`, `launch`, `compute`, `memory` and `fixed`, the largest first; they sum to 1. Making a
-            resource 1 % faster makes the step its share of 1 % faster.
+        shares: shares of `loading`, `launch`, `compute`, `memory` and `fixed`, the largest first; they sum to 1.
+            Speeding a resource up by 1 % shortens the step by its share of 1 %.
     """
 
     mode: PowerMode
@@ -39,17 +39,17 @@ class Explanation:
 
     @property
     def bound(self) -> str:
-        """The resource of the largest share."""
+        """The resource with the largest share."""
         return next(iter(self.shares))
 
     def words(self) -> str:
-        """A sentence on what bounds the step, and one on what would make it faster."""
+        """Two sentences: what bounds the step, and what would make it faster."""
         (first, share), *rest = self.shares.items()
-        also = [f"{_WHAT[name][0]} ({value:.0%})" for name, value in rest if value >= _WORTH_NAMING]
-        text = f"Bound by {_WHAT[first][0]} ({share:.0%} of the step)"
+        also = [f"{_RESOURCES[name][0]} ({value:.0%})" for name, value in rest if value >= _MIN_MENTIONED]
+        text = f"Bound by {_RESOURCES[first][0]} ({share:.0%} of the step)"
         if also:
             text += f", then by {' and '.join(also)}"
-        return f"{text}. Faster with {_WHAT[first][1]}."
+        return f"{text}. {_RESOURCES[first][1]}"
 
 
 def explain(time: TimeParameters, modes: ModeArray) -> list[Explanation]:

@@ -1,12 +1,12 @@
-"""How a training step's time and a board's power follow from its clocks: a roofline of overlapping resources.
+"""The physical model of a training step's time and a board's power: a roofline of overlapping resources.
 
 A step loads its minibatch (on the cores that other processes leave free), launches kernels (on one core),
-computes and moves data (on the GPU and the memory). Each takes cycles of one clock; they overlap imperfectly.
-Power is a floor plus, per clock domain, what its clock draws idle and what it adds while busy, at a voltage
-that rises with the frequency. The form was chosen on the measurements behind PowerTrain
+computes and moves data (on the GPU and the memory). Each resource takes cycles of one clock, and they overlap
+imperfectly. Power is a floor plus the power of each clock domain: one part while idle and one while busy, at a voltage
+that rises with the frequency. The form was selected on the measurements behind PowerTrain
 (doi:10.1016/j.future.2024.07.001, section 3).
 
-All parameters are positive and are fitted by their logarithms; 1 ms at 1 GHz is 1 Mcycle.
+All parameters are positive and are fitted as logarithms. 1 ms at 1 GHz is 1 Mcycle.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Positive parameters; `log` and `from_log` are the coordinates in which they are fitted."""
+    """Positive parameters, converted with `log` and `from_log` to the logarithms that are fitted."""
 
     def log(self) -> Values:
         """The logarithms of the parameters, `[k]`, in the order of the fields."""
@@ -35,28 +35,28 @@ class _Parameters:
 
     @classmethod
     def from_log(cls, log: Values) -> Self:
-        """The parameters whose logarithms these are, `[k]`."""
+        """Create parameters from their `[k]` logarithms."""
         return cls(*np.exp(log).tolist())
 
 
 @dataclass(frozen=True)
 class TimeParameters(_Parameters):
-    """What one workload's step asks of one board.
+    """The demand of one workload's step on one board.
 
     Attributes:
         loading_mcycles: CPU work to load a minibatch, Mcycles of one core.
-        loading_stall_mcycles: what a loading core waits for the memory, Mcycles of the memory clock.
+        loading_stall_mcycles: memory waits of a loading core, Mcycles of the memory clock.
         launch_mcycles: CPU work to launch a step's kernels, Mcycles of one core.
         compute_mcycles: GPU work that overlaps with memory traffic, Mcycles of the GPU clock.
-        serial_compute_mcycles: GPU work that nothing overlaps with, Mcycles of the GPU clock.
+        serial_compute_mcycles: GPU work that overlaps with nothing, Mcycles of the GPU clock.
         traffic_mcycles: memory work of a step on the GPU, Mcycles of the memory clock.
         fixed_ms: time that no clock changes, ms.
-        workers: cores beyond which loading gains nothing (the loader's processes), cores.
-        main_cores: cores that the training process keeps for itself, cores.
-        background_ghz: what the rest of the system takes of all cores together, 1e9 cycles a second.
-        gpu_overlap: how well compute and memory traffic overlap; 0 adds them, large takes the longer one.
-        launch_overlap: the same for launching and the GPU's work.
-        loading_overlap: the same for loading and the device's step.
+        workers: processes of the data loader; loading does not use more cores than these.
+        main_cores: cores that the training process occupies.
+        background_ghz: load of the rest of the system on all cores together, 1e9 cycles per second.
+        gpu_overlap: overlap of compute and memory traffic; 0 adds their times, large values take the longer one.
+        launch_overlap: the same for launches and GPU work.
+        loading_overlap: the same for loading and the rest of the step.
     """
 
     loading_mcycles: float
@@ -76,21 +76,21 @@ class TimeParameters(_Parameters):
 
 @dataclass(frozen=True)
 class PowerParameters(_Parameters):
-    """What one board draws while it trains one workload.
+    """The power parameters of one board that trains one workload.
 
     Attributes:
         floor_mw: power that no clock changes, mW.
-        core_clock_mw: an online core's clock at 1 GHz and low voltage, mW.
-        core_busy_mw: what a busy core adds, mW at 1 GHz.
-        gpu_clock_mw: the GPU's clock at 1 GHz and low voltage, mW.
-        gpu_busy_mw: what a computing GPU adds, mW at 1 GHz.
-        gpu_stall_mw: what a GPU that moves data adds, mW at 1 GHz.
-        mem_clock_mw: the memory's clock at 1 GHz, mW.
-        mem_traffic_mw: what a step's memory traffic adds, mW at 1 GHz.
-        mem_compute_mw: what a computing GPU's other accesses add, mW of the memory at 1 GHz.
-        core_voltage: rise of the cores' power above their knee, 1/GHz^2.
+        core_clock_mw: power of an online core's clock at 1 GHz and low voltage, mW.
+        core_busy_mw: additional power of a busy core, mW at 1 GHz.
+        gpu_clock_mw: power of the GPU's clock at 1 GHz and low voltage, mW.
+        gpu_busy_mw: additional power of a computing GPU, mW at 1 GHz.
+        gpu_stall_mw: additional power of a GPU that moves data, mW at 1 GHz.
+        mem_clock_mw: power of the memory's clock at 1 GHz, mW.
+        mem_traffic_mw: additional power of a step's memory traffic, mW at 1 GHz.
+        mem_compute_mw: additional memory power of a computing GPU's other accesses, mW at 1 GHz.
+        core_voltage: rise of the cores' power above the knee, 1/GHz^2.
         core_knee_ghz: CPU frequency from which the voltage rises, GHz.
-        gpu_voltage: rise of the GPU's power above its knee, 1/GHz^2.
+        gpu_voltage: rise of the GPU's power above the knee, 1/GHz^2.
         gpu_knee_ghz: GPU frequency from which the voltage rises, GHz.
     """
 
@@ -111,7 +111,7 @@ class PowerParameters(_Parameters):
 
 @dataclass(frozen=True)
 class StepParts:
-    """What each resource would take alone at `n` modes, and the step they make together; all `[n]` ms."""
+    """The time of each resource alone at `n` modes, and the time of the whole step; all `[n]` ms."""
 
     loading_ms: Values
     launch_ms: Values
@@ -122,10 +122,10 @@ class StepParts:
 
 @dataclass(frozen=True)
 class StepShares:
-    """What each resource is worth at `n` modes, `[n]` shares of the step that sum to 1.
+    """The share of each resource in the step at `n` modes, `[n]` each; shares sum to 1.
 
-    Taking 1 % off a resource's time takes its share of 1 % off the step: what overlaps with something longer is
-    worth little, however long it takes itself.
+    Shortening a resource's time by 1 % shortens the step by its share of 1 %. A resource that overlaps with a longer
+    one has a small share, however long it takes.
     """
 
     loading: Values
@@ -135,24 +135,24 @@ class StepShares:
     fixed: Values
 
 
-# How gradually the loader runs out of free cores. With one core, loader and training process take turns: at
-# this width the loader gets half of it. The corpora (2, 4, 6 cores) prefer about the same.
+# Smoothing width of the cores that are free for loading. On a single core, loader and training process take turns, and
+# this width gives the loader half of it. The corpora (2, 4, 6 cores) fit best with about the same width.
 _SHARED_CORES = 1.0
-# How gradually a voltage curve leaves its flat part, GHz.
+# Smoothing width of a voltage curve's knee, GHz.
 _KNEE_WIDTH_GHZ = 0.1
-# Sharpness with which the loader's workers limit it; the corpora do not tell 3 from 8.
+# Sharpness of the limit by the loader's workers; the corpora fit equally well from 3 to 8.
 _WORKERS_NORM = 4
 
 
 def _knobs(modes: ModeArray) -> tuple[Values, Values, Values, Values]:
-    """Cores, and CPU, GPU and memory clocks in GHz."""
+    """Cores, and the CPU, GPU and memory clocks in GHz."""
     return modes[:, 0], modes[:, 1] / 1e6, modes[:, 2] / 1e9, modes[:, 3] / 1e9
 
 
 def _smooth_positive(x: Values, width: float) -> Values:
-    """`max(x, 0)`, rounded over `width` and never zero."""
+    """`max(x, 0)`, smoothed over `width` and always positive."""
     root = np.hypot(x, width)
-    # For a negative x the plain sum cancels to zero.
+    # For a negative x, the plain sum would cancel to zero.
     return np.where(x > 0, 0.5 * (x + root), 0.5 * width**2 / (root - np.minimum(x, 0)))
 
 
@@ -163,16 +163,16 @@ def _overlapped(a: Values, b: Values, overlap: float) -> Values:
 
 
 def loader_cores(theta: TimeParameters, cores: Values, cpu_ghz: Values) -> Values:
-    """Cores that load in parallel, `[n]`: a smooth minimum of those left free and the loader's workers.
+    """Cores that load in parallel, `[n]`: a smooth minimum of the free cores and the loader's workers.
 
-    The rest of the system takes a share of the cores that grows as their clock falls.
+    The rest of the system takes a larger share of the cores when their clock is lower.
     """
     free = _smooth_positive(cores - theta.main_cores - theta.background_ghz / cpu_ghz, _SHARED_CORES)
     return np.asarray(free / (1 + (free / theta.workers) ** _WORKERS_NORM) ** (1 / _WORKERS_NORM))
 
 
 def step_parts(theta: TimeParameters, modes: ModeArray) -> StepParts:
-    """What each resource takes at `[n, 4]` modes, and the step they make together."""
+    """The time of each resource at `[n, 4]` modes, and of the whole step."""
     cores, cpu, gpu, mem = _knobs(modes)
     core_ms = theta.loading_mcycles / cpu + theta.loading_stall_mcycles / mem
     loading = core_ms / loader_cores(theta, cores, cpu)
@@ -185,9 +185,9 @@ def step_parts(theta: TimeParameters, modes: ModeArray) -> StepParts:
 
 
 def step_shares(theta: TimeParameters, modes: ModeArray) -> StepShares:
-    """What each resource is worth at `[n, 4]` modes.
+    """The share of each resource in the step at `[n, 4]` modes.
 
-    The p-norms of the step are homogeneous, so that the elasticities of the step by its parts sum to 1 (Euler).
+    The step is a homogeneous function of its parts, so its elasticities with respect to them sum to 1 (Euler).
     """
     parts = step_parts(theta, modes)
     serial = theta.serial_compute_mcycles / _knobs(modes)[2]
@@ -197,35 +197,35 @@ def step_shares(theta: TimeParameters, modes: ModeArray) -> StepShares:
     device = overlapping + serial
     overlapped = _overlapped(parts.loading_ms, device, theta.loading_overlap)
 
-    def worth(part: Values, whole: Values, overlap: float) -> Values:
+    def elasticity(part: Values, whole: Values, overlap: float) -> Values:
         return np.asarray((part / whole) ** (1 + overlap))
 
     in_step = overlapped / parts.step_ms
-    of_device = in_step * worth(device, overlapped, theta.loading_overlap)
-    of_gpu = of_device * overlapping / device * worth(gpu, overlapping, theta.launch_overlap)
+    of_device = in_step * elasticity(device, overlapped, theta.loading_overlap)
+    of_gpu = of_device * overlapping / device * elasticity(gpu, overlapping, theta.launch_overlap)
     return StepShares(
-        loading=in_step * worth(parts.loading_ms, overlapped, theta.loading_overlap),
-        launch=of_device * overlapping / device * worth(parts.launch_ms, overlapping, theta.launch_overlap),
-        compute=of_gpu * worth(compute, gpu, theta.gpu_overlap) + of_device * serial / device,
-        memory=of_gpu * worth(parts.traffic_ms, gpu, theta.gpu_overlap),
+        loading=in_step * elasticity(parts.loading_ms, overlapped, theta.loading_overlap),
+        launch=of_device * overlapping / device * elasticity(parts.launch_ms, overlapping, theta.launch_overlap),
+        compute=of_gpu * elasticity(compute, gpu, theta.gpu_overlap) + of_device * serial / device,
+        memory=of_gpu * elasticity(parts.traffic_ms, gpu, theta.gpu_overlap),
         fixed=1 - in_step,
     )
 
 
 def step_time_ms(theta: TimeParameters, modes: ModeArray) -> Values:
-    """Milliseconds of one training step (a minibatch) at `[n, 4]` modes, `[n]`."""
+    """Time of one training step (a minibatch) at `[n, 4]` modes, `[n]` ms."""
     return step_parts(theta, modes).step_ms
 
 
 @dataclass(frozen=True)
 class Activity:
-    """How busy a board is while it trains at `n` modes: what power follows from.
+    """The utilization of a board that trains at `n` modes, from which its power follows.
 
     Attributes:
         modes: `[n, 4]` power modes.
-        busy_cores: `[n]` cores that load or launch, on average over a step.
-        gpu_use: `[n]` share of a step in which the GPU computes.
-        mem_use: `[n]` share of a step in which it moves data.
+        busy_cores: `[n]` mean number of cores that load or launch during a step.
+        gpu_use: `[n]` share of the step in which the GPU computes.
+        mem_use: `[n]` share of the step in which the GPU moves data.
     """
 
     modes: ModeArray
@@ -235,7 +235,7 @@ class Activity:
 
 
 def activity(theta: TimeParameters, modes: ModeArray) -> Activity:
-    """How busy the time model says a board is at `[n, 4]` modes."""
+    """The utilization at `[n, 4]` modes by the time model."""
     cores, cpu, _, _ = _knobs(modes)
     parts = step_parts(theta, modes)
     loading_cores = parts.loading_ms / parts.step_ms * loader_cores(theta, cores, cpu)
@@ -244,7 +244,7 @@ def activity(theta: TimeParameters, modes: ModeArray) -> Activity:
 
 
 def active_power_mw(power: PowerParameters, busy: Activity) -> Values:
-    """Board milliwatts at the `n` modes of an activity, `[n]`."""
+    """Board power at the `n` modes of an activity, `[n]` mW."""
     cores, cpu, gpu, mem = _knobs(busy.modes)
     cpu_voltage = 1 + power.core_voltage * _smooth_positive(cpu - power.core_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
     gpu_voltage = 1 + power.gpu_voltage * _smooth_positive(gpu - power.gpu_knee_ghz, _KNEE_WIDTH_GHZ) ** 2
@@ -256,8 +256,8 @@ def active_power_mw(power: PowerParameters, busy: Activity) -> Values:
 
 
 def power_mw(power: PowerParameters, theta: TimeParameters, modes: ModeArray) -> Values:
-    """Board milliwatts while training at `[n, 4]` modes, `[n]`.
+    """Board power while training at `[n, 4]` modes, `[n]` mW.
 
-    The time model says what share of a step each resource is busy.
+    The time model gives the share of a step in which each resource is busy.
     """
     return active_power_mw(power, activity(theta, modes))

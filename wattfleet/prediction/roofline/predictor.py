@@ -1,7 +1,7 @@
-"""The default predictor: physics fitted to the measured modes, and a Gaussian process on what it leaves.
+"""The default predictor: a physical model fitted to the measured modes, and a Gaussian process on its residuals.
 
-The parameters are drawn towards those of a reference, so that a handful of modes suffices. The task is
-PowerTrain's (doi:10.1016/j.future.2024.07.001, section 3.3), the means are not its network.
+A reference serves as the prior of the parameters, so that a few modes suffice. The task is that of PowerTrain
+(doi:10.1016/j.future.2024.07.001, section 3.3), but the method is not a neural network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ from numpy.typing import NDArray
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Hardware, ModeArray, PowerMode, Profile
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction
-from wattfleet.prediction.roofline.estimation import Model, Prior, generalised_fit, jacobian, robust_fit, trust
+from wattfleet.prediction.roofline.estimation import (
+    Model,
+    Prior,
+    generalised_fit,
+    jacobian,
+    residual_weights,
+    robust_fit,
+)
 from wattfleet.prediction.roofline.explanation import Explanation, explain
 from wattfleet.prediction.roofline.physics import (
     PowerParameters,
@@ -40,9 +47,9 @@ from wattfleet.prediction.tensors import Tensors, read_parameters, read_tensors,
 
 Values = NDArray[np.float64]
 _INDUCING = 400
-# How much of a reference's residual another workload or board shows: mean and standard deviation.
+# Prior of the share of a reference's residual that another workload or board shows: mean and standard deviation.
 _SHARE = (0.5, 0.3)
-# Log residuals beyond these are rather false rows than the workload's own (two quantities, two noise levels).
+# Log residuals of time and power beyond which a row is rather wrong than typical of the workload.
 _TIME_WIDTH, _POWER_WIDTH = 0.15, 0.08
 
 
@@ -53,8 +60,8 @@ class RooflinePredictor:
     Attributes:
         time: parameters of the step time.
         power: parameters of the power.
-        time_remainder: what the physics leaves of the logarithm of the time.
-        power_remainder: what it leaves of the logarithm of the power.
+        time_remainder: what is added to the logarithm of the modelled time.
+        power_remainder: what is added to the logarithm of the modelled power.
     """
 
     name: ClassVar[str] = "roofline"
@@ -67,13 +74,13 @@ class RooflinePredictor:
 
     @classmethod
     def fit(cls, profile: Profile, reference: RooflinePredictor | None = None) -> RooflinePredictor:
-        """Fit to measured modes; with a reference, towards it.
+        """Fit to measured modes, or transfer a reference to them.
 
         Args:
-            profile: measured modes; at least `MIN_MODES` without a reference. With one even none will do:
-                the reference's means then, in intervals as wide as workloads and boards differ. A knob that the
-                device lacks has the same value in every row; the fit holds at that value.
-            reference: the predictor of another workload or device; None starts from general expectations.
+            profile: measured modes; at least `MIN_MODES` without a reference. With a reference it may be empty: then
+                the reference's medians are predicted, with intervals as wide as workloads and boards differ. A knob
+                that the device lacks has the same value in every row, and the fit is valid at that value.
+            reference: the predictor of another workload or device; None starts from general priors.
 
         Raises:
             InvalidInputError: too few modes.
@@ -87,39 +94,41 @@ class RooflinePredictor:
             return cls._unmeasured(reference)
         log_ms, log_mw = np.log(profile.minibatch_ms), np.log(profile.power_mw)
         if reference is None:
-            belief, surface = general_time_prior(float(np.median(profile.minibatch_ms))), Surface.zero()
+            prior, surface = general_time_prior(float(np.median(profile.minibatch_ms))), Surface.zero()
         else:
             ratio = log_ms - np.log(step_time_ms(reference.time, profile.modes))
-            belief = transfer_time_prior(reference.time, float(np.median(ratio)))
+            prior = transfer_time_prior(reference.time, float(np.median(ratio)))
             surface = reference.time_remainder.surface
         log_time, time_remainder = _fit(
-            _time_physics(profile.modes), profile.modes, log_ms, belief, surface, _TIME_WIDTH
+            _time_physics(profile.modes), profile.modes, log_ms, prior, surface, _TIME_WIDTH
         )
         time = TimeParameters.from_log(log_time)
         if reference is None:
-            belief, surface = general_power_prior(), Surface.zero()
+            prior, surface = general_power_prior(), Surface.zero()
         else:
             ratio = log_mw - np.log(power_mw(reference.power, time, profile.modes))
-            belief = transfer_power_prior(reference.power, float(np.median(ratio)))
+            prior = transfer_power_prior(reference.power, float(np.median(ratio)))
             surface = reference.power_remainder.surface
         physics = _power_physics(time, profile.modes)
-        log_power, power_remainder = _fit(physics, profile.modes, log_mw, belief, surface, _POWER_WIDTH)
+        log_power, power_remainder = _fit(physics, profile.modes, log_mw, prior, surface, _POWER_WIDTH)
         return cls(time, PowerParameters.from_log(log_power), time_remainder, power_remainder)
 
     @classmethod
     def _unmeasured(cls, reference: RooflinePredictor) -> RooflinePredictor:
-        """What the reference leads to expect of a workload and board of which nothing was measured."""
-        time = _expect(transfer_time_prior(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD)
-        power = _expect(
+        """The predictor for a workload and board of which nothing was measured."""
+        time = _unmeasured_remainder(
+            transfer_time_prior(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD
+        )
+        power = _unmeasured_remainder(
             transfer_power_prior(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD
         )
         return cls(reference.time, reference.power, time, power)
 
     def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
-        """What to transfer from on another board.
+        """This predictor scaled to another board's hardware, as a start for a transfer.
 
-        The same work takes a GPU with half the cores twice the cycles, and a memory bus of half the width too, at half
-        the power. What a board draws at its least is taken to go with the lowest of its presets.
+        A GPU with half the cores needs twice the cycles for the same work. So does a memory bus of half the width, at
+        half the power. A board's lowest power is assumed to be proportional to its lowest preset.
         """
         gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
         time = replace(
@@ -146,11 +155,11 @@ class RooflinePredictor:
         return Prediction(np.exp(log_ms), np.exp(log_mw), time_sd, power_sd)
 
     def explain(self, mode: PowerMode) -> Explanation:
-        """Which resources a step waits for at a mode: by the physics, without what is added to it."""
+        """Which resources bound a step at a mode, by the physical model without its correction."""
         return explain(self.time, np.array([mode], dtype=np.float64))[0]
 
     def save(self) -> bytes:
-        """The predictor in safetensors format; the same predictor gives the same bytes."""
+        """Serialize in safetensors format; the same predictor gives the same bytes."""
         tensors: Tensors = {"time": np.array(astuple(self.time)), "power": np.array(astuple(self.power))}
         tensors |= remainder_tensors("time_remainder", self.time_remainder)
         tensors |= remainder_tensors("power_remainder", self.power_remainder)
@@ -161,65 +170,62 @@ class RooflinePredictor:
         """Read what `save` wrote.
 
         Raises:
-            CorruptReferenceError: these bytes hold no such predictor.
+            CorruptReferenceError: the bytes do not hold such a predictor.
         """
         tensors = read_tensors(weights)
-        predictor = cls(
+        return cls(
             TimeParameters(*read_parameters(tensors, "time", len(fields(TimeParameters)))),
             PowerParameters(*read_parameters(tensors, "power", len(fields(PowerParameters)))),
             read_remainder(tensors, "time_remainder", len(fields(TimeParameters))),
             read_remainder(tensors, "power_remainder", len(fields(PowerParameters))),
         )
-        return predictor
 
 
 def _time_physics(modes: ModeArray) -> Model:
-    """From log time parameters to the logarithms of the times at `[n, 4]` modes."""
+    """The model from log time parameters to log times at `[n, 4]` modes."""
     return lambda log_time: np.log(step_time_ms(TimeParameters.from_log(log_time), modes))
 
 
 def _power_physics(time: TimeParameters, modes: ModeArray) -> Model:
-    """From log power parameters to the logarithms of the powers at `[n, 4]` modes."""
+    """The model from log power parameters to log powers at `[n, 4]` modes."""
     busy = activity(time, modes)
     return lambda log_power: np.log(active_power_mw(PowerParameters.from_log(log_power), busy))
 
 
 def _with_surface(physics: Model, surface: Values) -> Model:
-    """The model of the log parameters and, last, the share of a surface with these `[n]` values."""
+    """Extend a model with one more parameter: the share of a surface with these `[n]` values."""
     return lambda parameters: physics(parameters[:-1]) + parameters[-1] * surface
 
 
 def _fit(
-    physics: Model, modes: ModeArray, observed: Values, belief: Prior, surface: Surface, width: float
+    physics: Model, modes: ModeArray, observed: Values, prior: Prior, surface: Surface, width: float
 ) -> tuple[Values, Remainder]:
-    """Fit one quantity: its log parameters, and what to add to them."""
+    """Fit one quantity: its log parameters, and the remainder to add to the model."""
     if len(modes) >= MIN_CORPUS_MODES:
-        return _fit_corpus(physics, modes, observed, belief, width)
+        return _fit_corpus(physics, modes, observed, prior, width)
     mean, sd = _SHARE
-    belief = Prior(np.append(belief.mean, mean), np.append(belief.sd, sd))
+    prior = Prior(np.append(prior.mean, mean), np.append(prior.sd, sd))
     model = _with_surface(physics, surface.at(modes))
-    parameters = robust_fit(model, observed, belief, width / 5, "soft_l1", starts=1)
+    parameters = robust_fit(model, observed, prior, width / 5, "soft_l1", starts=1)
     residuals = observed - model(parameters)
-    trusted = trust(residuals, width)
-    # Around these parameters the model is nearly linear: residuals around the prior's mean are then normal.
+    row_weights = residual_weights(residuals, width)
+    # The model is nearly linear around these parameters, so residuals around the prior's mean are nearly normal.
     gradient = jacobian(model, parameters)
-    target = residuals + gradient @ (parameters - belief.mean)
-    spread = gradient * belief.sd
-    process = expected_process(modes, target, trusted, spread @ spread.T)
-    measurement_var = process.measurement_var(trusted)
+    target = residuals + gradient @ (parameters - prior.mean)
+    spread = gradient * prior.sd
+    process = expected_process(modes, target, row_weights, spread @ spread.T)
+    measurement_var = process.measurement_var(row_weights)
     covariance = process.covariance(modes, modes) + np.diag(measurement_var)
-    parameters = generalised_fit(model, observed, belief, covariance, parameters)
+    parameters = generalised_fit(model, observed, prior, covariance, parameters)
     weights = np.linalg.solve(covariance, observed - model(parameters))
-    correction = Correction(
-        process, modes, jacobian(model, parameters), belief.sd, measurement_var, np.asarray(weights)
-    )
+    correction = Correction(process, modes, jacobian(model, parameters), prior.sd, measurement_var, np.asarray(weights))
     return parameters[:-1], Remainder(float(parameters[-1]), surface, correction)
 
 
-def _expect(belief: Prior, surface: Surface, scale_sd: float) -> Remainder:
-    """What to add to a quantity of which nothing was measured: its scale is uncertain, and its parameters are."""
+def _unmeasured_remainder(prior: Prior, surface: Surface, scale_sd: float) -> Remainder:
+    """The remainder of an unmeasured quantity, whose scale and parameters are both uncertain."""
     mean, share_sd = _SHARE
-    sd = np.append(belief.sd, share_sd)
+    sd = np.append(prior.sd, share_sd)
     nothing = np.empty(0)
     correction = Correction(
         Process(scale_sd, UNMEASURED_NUGGET_SD), np.empty((0, 4)), np.empty((0, len(sd))), sd, nothing, nothing
@@ -228,24 +234,24 @@ def _expect(belief: Prior, surface: Surface, scale_sd: float) -> Remainder:
 
 
 def _fit_corpus(
-    physics: Model, modes: ModeArray, observed: Values, belief: Prior, width: float
+    physics: Model, modes: ModeArray, observed: Values, prior: Prior, width: float
 ) -> tuple[Values, Remainder]:
-    """Fit one quantity to a whole corpus, some of whose rows are false; their order does not matter."""
+    """Fit one quantity to a whole corpus with some wrong rows; the order of the rows does not matter."""
     order = np.lexsort(modes.T)
-    parameters = robust_fit(physics, observed, belief, 0.02, "cauchy", starts=3)
+    parameters = robust_fit(physics, observed, prior, 0.02, "cauchy", starts=3)
     residuals = observed - physics(parameters)
     inducing = order[np.random.default_rng(0).permutation(len(modes))[:_INDUCING]]
-    surface = Surface.fit(modes, residuals, trust(residuals, width), inducing)
-    left = np.abs(residuals - surface.at(modes))
-    # The standard deviation whose 90 % interval holds 90 % of the rows; however many are false, they do not widen it.
-    sd = float(np.quantile(left[left <= width], 0.9)) / 1.645
+    surface = Surface.fit(modes, residuals, residual_weights(residuals, width), inducing)
+    remaining = np.abs(residuals - surface.at(modes))
+    # The standard deviation whose 90 % interval holds 90 % of the plausible rows; wrong rows do not widen it.
+    sd = float(np.quantile(remaining[remaining <= width], 0.9)) / 1.645
     return parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd))
 
 
 def _predict(
     physics: Model, log_parameters: Values, remainder: Remainder, modes: ModeArray, surface: Values
 ) -> tuple[Values, Values]:
-    """Mean and standard deviation of one quantity's logarithm at `[n, 4]` modes, `[n]` each."""
+    """Predict the mean and standard deviation of one quantity's logarithm at `[n, 4]` modes, `[n]` each."""
     model = _with_surface(physics, surface)
     parameters = np.append(log_parameters, remainder.share)
     correction, sd = remainder.correction.at(modes, jacobian(model, parameters))

@@ -1,6 +1,6 @@
-"""The tables as they were created before they had versions.
+"""The tables as created before they had versions.
 
-Files from then have them, or some of them: what is missing was created whenever a file was opened.
+Files of that time may lack some of them: missing tables were created whenever a file was opened.
 """
 
 import sqlalchemy as sa

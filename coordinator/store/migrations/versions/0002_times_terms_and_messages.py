@@ -1,4 +1,4 @@
-"""When things happened, who owns the store, and fronts and plans as bytes, fronts apart from their devices."""
+"""Adds times and ownership terms; stores fronts and plans as bytes, and fronts in their own table."""
 
 import json
 
@@ -18,7 +18,7 @@ _TIME = sa.DateTime(timezone=True)
 
 
 def upgrade() -> None:
-    """Bring tables and rows of the first version to the second."""
+    """Convert tables and rows of the first version."""
     op.create_table(
         "coordinator_term",
         sa.Column("only", _COUNT, primary_key=True, autoincrement=False),
@@ -60,7 +60,7 @@ def _runs() -> None:
         run.add_column(sa.Column("started_at", _TIME))
         run.add_column(sa.Column("finished_at", _TIME))
     op.create_index("ix_run_finished_at", "run", ["finished_at"])
-    # They ended before; how long before is not known, and what is old is forgotten by this time.
+    # When they ended is unknown: retention counts from now.
     run_ = sa.table("run", sa.column("finished", sa.Boolean()), sa.column("finished_at", _TIME))
     op.execute(sa.update(run_).where(run_.c.finished).values(finished_at=context.config.attributes["now"]()))
 
@@ -81,7 +81,7 @@ def _rounds() -> None:
         round_.add_column(sa.Column("results", sa.Text(), nullable=False, server_default="[]"))
         round_.add_column(sa.Column("planned_at", _TIME))
         round_.add_column(sa.Column("finished_at", _TIME))
-    # Apart, since both kinds of plan have the same name.
+    # In a second step, since the old and the new column have the same name.
     with op.batch_alter_table("round") as round_:
         round_.add_column(sa.Column("plan", sa.LargeBinary(), nullable=False, server_default=""))
     for row in rows:
@@ -109,7 +109,7 @@ def _front_bytes(text: str) -> bytes:
 
 
 def _results(failed: list[str]) -> str:
-    """Results of a round from before they were kept, of which only who failed is known."""
+    """Results of a round of which only the failed devices were stored."""
     return json.dumps(
         [
             {"device_id": each, "failure": "no usable reply", "num_examples": None, "loss": None, "share": 0.0}

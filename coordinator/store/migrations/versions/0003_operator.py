@@ -1,4 +1,4 @@
-"""What the operator says by command: tags and drained devices, watts, and reference predictors."""
+"""What the operator sets by command: tags and drained devices, budgets, and reference predictors."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -9,44 +9,44 @@ import pytest
 
 from tests.fakes.fleets import history_of
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import History, Part
+from wattfleet.planning import History, Participation
 
-FAILED = Part(failed=True)
+FAILED = Participation(failed=True)
 HISTORY = history_of(
-    {"a": Part(False, 100, 2.0), "b": FAILED},
-    {"a": FAILED, "b": FAILED, "c": Part(False, 50, None)},
-    {"a": Part(False, 100, 0.5), "c": Part(False, None, 1.0)},
+    {"a": Participation(False, 100, 2.0), "b": FAILED},
+    {"a": FAILED, "b": FAILED, "c": Participation(False, 50, None)},
+    {"a": Participation(False, 100, 0.5), "c": Participation(False, None, 1.0)},
     {"a": FAILED},
 )
 
 
-def test_only_parts_that_were_done_count() -> None:
-    assert HISTORY.times_done == {"a": 2, "c": 2}
+def test_only_completed_rounds_count() -> None:
+    assert HISTORY.times_completed == {"a": 2, "c": 2}
 
 
-def test_the_latest_part_that_was_done_is_what_a_device_is_known_by() -> None:
+def test_the_latest_completed_participation_is_kept() -> None:
     assert {device: number for device, (number, _) in HISTORY.latest.items()} == {"a": 3, "c": 3}
     assert [HISTORY.loss_of(device) for device in "abcd"] == [0.5, None, 1.0, None]
 
 
-def test_a_device_is_tried_whether_it_fails_or_not() -> None:
-    assert HISTORY.last_tried == {"a": 4, "b": 2, "c": 3}
+def test_the_last_selection_counts_failures_too() -> None:
+    assert HISTORY.last_selected == {"a": 4, "b": 2, "c": 3}
 
 
-def test_failures_are_counted_since_the_last_part_that_was_done() -> None:
-    assert HISTORY.failures_in_a_row == {"a": (1, 4), "b": (2, 2)}
+def test_failures_are_counted_since_the_last_completed_round() -> None:
+    assert HISTORY.consecutive_failures == {"a": (1, 4), "b": (2, 2)}
 
 
-def test_there_is_as_much_to_learn_as_samples_times_loss_where_both_are_known() -> None:
+def test_statistical_utility_is_samples_times_loss_if_both_are_known() -> None:
     assert [HISTORY.statistical_utility(device) for device in "abcd"] == [50.0, None, None, None]
 
 
-def test_a_loss_below_zero_is_nothing_left_to_learn() -> None:
-    assert history_of({"a": Part(False, 100, -0.5)}).statistical_utility("a") == 0.0
+def test_a_negative_loss_counts_as_zero_utility() -> None:
+    assert history_of({"a": Participation(False, 100, -0.5)}).statistical_utility("a") == 0.0
 
 
-def test_what_each_round_gained_is_kept_without_its_parts() -> None:
-    assert [(past.number, past.device_ids, past.gained) for past in HISTORY.rounds] == [
+def test_rounds_keep_their_utility_without_participations() -> None:
+    assert [(past.number, past.device_ids, past.utility) for past in HISTORY.rounds] == [
         (1, ("a", "b"), 200.0),
         (2, ("a", "b", "c"), 0.0),
         (3, ("a", "c"), 50.0),
@@ -54,16 +54,16 @@ def test_what_each_round_gained_is_kept_without_its_parts() -> None:
     ]
 
 
-def test_a_round_that_is_told_again_counts_once() -> None:
-    assert HISTORY.after(2, {"b": Part(False, 1, 1.0)}) == HISTORY
+def test_a_round_that_is_added_twice_counts_once() -> None:
+    assert HISTORY.after(2, {"b": Participation(False, 1, 1.0)}) == HISTORY
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])))
 def test_rounds_may_end_in_any_order(order: tuple[int, ...]) -> None:
     rounds = {
-        1: {"a": Part(), "b": FAILED},
-        2: {"a": FAILED, "b": FAILED, "c": Part(loss=2.0)},
-        3: {"c": Part(loss=1.0)},
+        1: {"a": Participation(), "b": FAILED},
+        2: {"a": FAILED, "b": FAILED, "c": Participation(loss=2.0)},
+        3: {"c": Participation(loss=1.0)},
     }
     history = History()
     for number in order:
@@ -71,13 +71,13 @@ def test_rounds_may_end_in_any_order(order: tuple[int, ...]) -> None:
     assert history == history_of(*rounds.values())
 
 
-def test_a_run_that_begins_knows_nothing() -> None:
-    assert (History().times_done, History().latest, History().failures_in_a_row) == ({}, {}, {})
+def test_a_new_history_is_empty() -> None:
+    assert (History().times_completed, History().latest, History().consecutive_failures) == ({}, {}, {})
 
 
 @pytest.mark.parametrize(
     ("num_examples", "loss"), [(-1.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (10.0, math.nan), (10.0, math.inf)]
 )
-def test_samples_and_losses_that_are_none_are_refused(num_examples: float, loss: float) -> None:
+def test_invalid_samples_and_losses_are_refused(num_examples: float, loss: float) -> None:
     with pytest.raises(InvalidInputError):
-        Part(False, num_examples, loss)
+        Participation(False, num_examples, loss)

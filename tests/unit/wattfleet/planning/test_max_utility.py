@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from wattfleet.planning import Headroom, max_utility
-from wattfleet.planning.utility import by_utility
+from wattfleet.planning.utility import greedy_by_utility
 
 Case = tuple[np.ndarray, np.ndarray, Headroom]
 
@@ -19,7 +19,7 @@ Case = tuple[np.ndarray, np.ndarray, Headroom]
 def feeds(headroom: Headroom) -> np.ndarray:
     """`[supplies, devices]` whether a supply feeds a device."""
     supplies = np.arange(len(headroom.spare_w))
-    return np.asarray((headroom.above[None, :, :] == supplies[:, None, None]).any(axis=1))
+    return np.asarray((headroom.supply_at[None, :, :] == supplies[:, None, None]).any(axis=1))
 
 
 def fits(case: Case, chosen: np.ndarray) -> bool:
@@ -40,17 +40,17 @@ def knapsacks(draw: st.DrawFn) -> Case:
     """Whole watts behind a site, two circuits and a rack; devices hang anywhere, and some supplies lack watts."""
     n = draw(st.integers(1, 7))
     paths = [(0, -1, -1), (0, 1, -1), (0, 2, -1), (0, 1, 3)]
-    above = np.array([draw(st.sampled_from(paths)) for _ in range(n)], dtype=np.intp).T
+    supply_at = np.array([draw(st.sampled_from(paths)) for _ in range(n)], dtype=np.intp).T
     watts = st.integers(0, 12).map(float) | st.just(float("inf"))
     extra_w = np.array(draw(st.lists(watts, min_size=n, max_size=n)))
     utility = np.array(draw(st.lists(st.integers(0, 20), min_size=n, max_size=n)), dtype=np.float64)
     spare_w = np.array(draw(st.lists(st.integers(-3, 40), min_size=4, max_size=4)), dtype=np.float64)
-    return extra_w, utility, Headroom(spare_w, above)
+    return extra_w, utility, Headroom(spare_w, supply_at)
 
 
 @settings(max_examples=80)
 @given(knapsacks())
-def test_it_is_within_a_thousandth_of_the_best_of_all_sets_and_says_how_near(case: Case) -> None:
+def test_the_set_is_within_its_gap_of_the_best_set(case: Case) -> None:
     found = max_utility(*case)
     assert fits(case, found.chosen)
     best, reached = best_of_all(case), float(case[1][found.chosen].sum())
@@ -63,16 +63,16 @@ def random_case(seed: int, n: int) -> Case:
     draw = np.random.default_rng(seed)
     racks = max(1, n // 5)
     rack = draw.integers(racks, size=n)
-    above = np.array([np.zeros(n), 1 + rack % 2, 3 + rack], dtype=np.intp)
+    supply_at = np.array([np.zeros(n), 1 + rack % 2, 3 + rack], dtype=np.intp)
     extra_w, utility = draw.lognormal(2.5, 0.7, n), draw.lognormal(0.0, 1.0, n)
     spare_w = np.zeros(3 + racks)
     for supply in range(3 + racks):
-        spare_w[supply] = draw.uniform(0.3, 0.7) * extra_w[(above == supply).any(axis=0)].sum()
-    return extra_w, utility, Headroom(spare_w, above)
+        spare_w[supply] = draw.uniform(0.3, 0.7) * extra_w[(supply_at == supply).any(axis=0)].sum()
+    return extra_w, utility, Headroom(spare_w, supply_at)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_it_is_within_a_thousandth_of_what_a_mixed_integer_program_finds(seed: int) -> None:
+def test_the_set_is_within_a_thousandth_of_a_mixed_integer_program(seed: int) -> None:
     case = extra_w, utility, headroom = random_case(seed, n=20 + 10 * (seed % 4))
     best = milp(
         -utility,
@@ -89,7 +89,7 @@ def test_it_is_within_a_thousandth_of_what_a_mixed_integer_program_finds(seed: i
     assert reached >= -best.fun * (1 - found.gap) * (1 - 1e-6)
 
 
-def test_one_large_device_is_taken_where_the_small_ones_with_more_utility_per_watt_leave_no_room_for_it() -> None:
+def test_one_large_device_can_replace_small_ones_with_more_utility_per_watt() -> None:
     # By utility per watt the two small ones come first, and then the large one no longer fits.
     case = np.array([10.0, 1.0, 1.0]), np.array([10.0, 1.1, 1.1]), Headroom(np.array([10.0]), np.zeros((1, 3), np.intp))
     assert max_utility(*case).chosen.tolist() == [True, False, False]
@@ -97,9 +97,9 @@ def test_one_large_device_is_taken_where_the_small_ones_with_more_utility_per_wa
 
 @settings(max_examples=80)
 @given(knapsacks())
-def test_by_utility_the_most_useful_device_that_fits_is_taken_and_others_as_far_as_they_fit(case: Case) -> None:
+def test_greedy_by_utility_takes_the_most_useful_devices_that_fit(case: Case) -> None:
     extra_w, utility, headroom = case
-    chosen = by_utility(*case)
+    chosen = greedy_by_utility(*case)
     assert fits(case, chosen)
     alone = [k for k in range(len(utility)) if fits(case, np.arange(len(utility)) == k)]
     assert utility[chosen].max(initial=0.0) == max((utility[k] for k in alone), default=0.0)
@@ -109,7 +109,7 @@ def test_by_utility_the_most_useful_device_that_fits_is_taken_and_others_as_far_
         assert not fits(case, more)
 
 
-def test_nobody_is_useful_where_nothing_can_be_learnt_or_nobody_can_be_taken() -> None:
+def test_the_set_is_empty_without_utility_or_feasible_devices() -> None:
     headroom = Headroom(np.array([10.0]), np.zeros((1, 2), np.intp))
     for extra_w, utility in (([1.0, 2.0], [0.0, 0.0]), ([np.inf, np.inf], [1.0, 2.0])):
         found = max_utility(np.array(extra_w), np.array(utility), headroom)

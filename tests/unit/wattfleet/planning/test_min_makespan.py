@@ -42,7 +42,7 @@ def slowest_s(fleet: Fleet, points: dict[str, int], epochs: float = 1.0) -> floa
 
 @settings(max_examples=80)
 @given(fleets(), st.integers(1, 5), st.sampled_from([0.5, 1.0, 4.0]))
-def test_it_is_the_best_of_all_sets_in_all_modes(fleet: Fleet, count: int, epochs: float) -> None:
+def test_the_makespan_is_the_minimum_over_all_sets_and_modes(fleet: Fleet, count: int, epochs: float) -> None:
     expected = best(fleet, count, epochs=epochs)
     plan = found(fleet, count, epochs=epochs)
     if expected is None:
@@ -61,9 +61,7 @@ def test_it_is_the_best_of_all_sets_in_all_modes(fleet: Fleet, count: int, epoch
 
 @settings(max_examples=60)
 @given(fleets(), st.integers(1, 4), st.sets(st.integers(0, 3)))
-def test_those_who_come_first_are_taken_as_far_as_the_watts_carry_and_the_rest_is_filled_up(
-    fleet: Fleet, count: int, indices: set[int]
-) -> None:
+def test_priority_devices_are_taken_first_and_others_fill_the_rest(fleet: Fleet, count: int, indices: set[int]) -> None:
     first = tuple(f"device-{k}" for k in sorted(indices)[:count] if k < len(fleet.offers))
     expected = best(fleet, count, first)
     plan = found(fleet, count, first)
@@ -162,7 +160,7 @@ def by_integer_program(fleet: Fleet, wanted: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize(("seed", "n", "points"), [(0, 20, 8), (1, 25, 8), (3, 40, 8), (4, 60, 8)])
-def test_it_is_what_a_mixed_integer_program_finds(seed: int, n: int, points: int) -> None:
+def test_the_makespan_equals_that_of_a_mixed_integer_program(seed: int, n: int, points: int) -> None:
     draw = np.random.default_rng(seed)
     fleet = random_fleet(draw, n, points, share=draw.uniform(0.15, 0.6))
     wanted = int(draw.integers(n // 3, n + 1))
@@ -184,7 +182,7 @@ def by_plain_bisection(fleet: Fleet, wanted: int) -> tuple[int, float]:
         for offer in fleet.offers
     ]
 
-    def carried(limit_s: float) -> int:
+    def largest_count(limit_s: float) -> int:
         cheapest = [min(((w, supply) for s, w, supply in each if s <= limit_s), default=None) for each in costs]
         left_w = {name: fleet.allowance.budget_w[name] for name in fleet.allowance.supplies.names}
         for offer in fleet.offers:
@@ -200,18 +198,16 @@ def by_plain_bisection(fleet: Fleet, wanted: int) -> tuple[int, float]:
         return count
 
     times_s = sorted({seconds for each in costs for seconds, _, _ in each})
-    count = min(wanted, carried(times_s[-1]))
+    count = min(wanted, largest_count(times_s[-1]))
     low, high = 0, len(times_s) - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if carried(times_s[middle]) >= count else (middle + 1, high)
+        low, high = (low, middle) if largest_count(times_s[middle]) >= count else (middle + 1, high)
     return count, times_s[low]
 
 
 @pytest.mark.parametrize(("seed", "share", "whole"), [(0, 0.1, False), (1, 0.4, True)])
-def test_three_thousand_devices_are_done_as_soon_as_a_plain_bisection_finds(
-    seed: int, share: float, whole: bool
-) -> None:
+def test_the_makespan_of_3000_devices_equals_that_of_plain_bisection(seed: int, share: float, whole: bool) -> None:
     fleet = random_fleet(np.random.default_rng(seed), 3_000, 8, share, whole)
     plan = found(fleet, 1_200)
     assert plan is not None
@@ -223,7 +219,7 @@ def test_three_thousand_devices_are_done_as_soon_as_a_plain_bisection_finds(
 
 @settings(max_examples=25)
 @given(fleets(), st.integers(1, 4), st.integers(0, 20))
-def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(fleet: Fleet, count: int, more_w: int) -> None:
+def test_more_watts_never_lose_a_device_or_slow_the_same_number(fleet: Fleet, count: int, more_w: int) -> None:
     poor = found(fleet, count)
     assume(poor is not None)
     rich = found(fleet.with_watts(more_w), count)
@@ -233,14 +229,14 @@ def test_more_watts_never_cost_a_device_and_never_slow_the_same_number(fleet: Fl
         assert rich[1] <= poor[1]
 
 
-def test_a_device_behind_a_supply_that_does_not_cover_its_idling_does_not_train_and_others_do() -> None:
+def test_a_supply_below_its_idle_power_excludes_only_its_own_devices() -> None:
     supplies = TREES[1]
     offers = [Offer("dark", front((10, 3)), 5.0, "left"), Offer("lit", front((20, 9)), 5.0, "right")]
     plan = found(Fleet(offers, Allowance(supplies, {"site": 50.0, "left": 4.0, "right": 9.0})), 2)
     assert plan is not None and set(plan[0]) == {"lit"}
 
 
-def test_one_who_comes_first_and_cannot_be_carried_leaves_the_watts_to_others() -> None:
+def test_a_priority_device_that_does_not_fit_leaves_the_power_to_others() -> None:
     offers = [Offer("hungry", front((10, 200)), 2.0), Offer("other", front((10, 20)), 2.0)]
     plan = found(Fleet(offers, Allowance.of_site(50.0)), 2, first=("hungry",))
     assert plan is not None and set(plan[0]) == {"other"}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.fakes.fleets import Fleet, fleets, history_of, many, modes_within_limit, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance, History, Offer, Part, Selection, curves_of, plan_round
-from wattfleet.planning.policies import POLICIES, Policy, Situation, policy_named
+from wattfleet.planning import Allowance, History, Offer, Participation, Selection, curves_of, plan_round
+from wattfleet.planning.policies import POLICIES, PlanningContext, Policy, policy_named
 
 MUST_HAVE: dict[str, dict[str, object]] = {"deadline": {"deadline_s": 25.0}}
 # Those that take the number they are given, or half; `progress` takes no more than that.
@@ -22,9 +22,10 @@ COUNTED = [name for name in POLICIES if name not in ("all", "deadline", "progres
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 values = st.none() | st.sampled_from([0.0, 1e-12, 0.5, 3.0, 1e12])
-parts = st.builds(Part, st.booleans(), values, values | st.just(-2.0))
+participations = st.builds(Participation, st.booleans(), values, values | st.just(-2.0))
 histories = st.lists(
-    st.dictionaries(st.sampled_from([f"device-{k}" for k in range(4)] + ["gone"]), parts, max_size=4), max_size=5
+    st.dictionaries(st.sampled_from([f"device-{k}" for k in range(4)] + ["gone"]), participations, max_size=4),
+    max_size=5,
 ).map(lambda rounds: history_of(*rounds))
 
 
@@ -32,37 +33,41 @@ def made(name: str, **options: object) -> Policy:
     return policy_named(name, **MUST_HAVE.get(name, {}), **options)
 
 
-def situation_of(fleet: Fleet, history: History, server_round: int) -> Situation:
+def context_of(fleet: Fleet, history: History, server_round: int) -> PlanningContext:
     """As a plan asks it: only of devices that have a mode within their limit."""
     offers = [offer for offer in fleet.offers if modes_within_limit(offer)]
     headroom = fleet.allowance.headroom(fleet.offers)
     kept = np.array([bool(modes_within_limit(offer)) for offer in fleet.offers])
-    return Situation(server_round, offers, curves_of(offers, 1.0), headroom.of(kept), history)
+    return PlanningContext(server_round, offers, curves_of(offers, 1.0), headroom.of(kept), history)
 
 
 @every_policy
 @settings(max_examples=20)
 @given(fleet=fleets(), history=histories, ahead=st.integers(1, 30))
-def test_a_wish_is_whole_says_why_not_for_everyone_left_aside_and_is_the_same_when_asked_again(
+def test_requests_are_complete_reasoned_and_deterministic(
     name: str, fleet: Fleet, history: History, ahead: int
 ) -> None:
     assume(any(modes_within_limit(offer) for offer in fleet.offers))
-    situation = situation_of(fleet, history, len(history.rounds) + ahead)
-    n = len(situation.offers)
+    context = context_of(fleet, history, len(history.rounds) + ahead)
+    n = len(context.offers)
     try:
-        wish = made(name).wish(situation)
+        request = made(name).request(context)
     except InfeasibleBudgetError:
         assert name == "deadline"
         return
-    for mask in (wish.eligible, wish.first):
+    for mask in (request.eligible, request.priority):
         assert (mask.shape, mask.dtype) == ((n,), np.bool_)
-    assert not (wish.first & ~wish.eligible).any()
-    assert 1 <= wish.count <= wish.eligible.sum()
-    assert wish.first.sum() <= wish.count
-    assert all(wish.aside.get(int(k)) for k in np.flatnonzero(~wish.eligible))
-    again = made(name).wish(situation)
-    assert (wish.count, wish.aside, wish.because) == (again.count, again.aside, again.because)
-    assert (wish.eligible == again.eligible).all() and (wish.first == again.first).all()
+    assert not (request.priority & ~request.eligible).any()
+    assert 1 <= request.count <= request.eligible.sum()
+    assert request.priority.sum() <= request.count
+    assert all(request.exclusion_reasons.get(int(k)) for k in np.flatnonzero(~request.eligible))
+    again = made(name).request(context)
+    assert (request.count, request.exclusion_reasons, request.selection_reasons) == (
+        again.count,
+        again.exclusion_reasons,
+        again.selection_reasons,
+    )
+    assert (request.eligible == again.eligible).all() and (request.priority == again.priority).all()
 
 
 @every_policy
@@ -72,7 +77,7 @@ def test_a_fleet_of_one_is_planned(name: str) -> None:
 
 
 @every_policy
-def test_devices_without_a_mode_within_their_limit_are_passed_by(name: str) -> None:
+def test_devices_without_a_mode_within_their_limit_are_not_selected(name: str) -> None:
     dark = [Offer(f"dark-{k}", front((1, 30)), 2.0, limit_w=10.0) for k in range(6)]
     for server_round in range(1, 6):
         plan = plan_round([*many(2), *dark], made(name), Allowance.of_site(500.0), 1.0, server_round)
@@ -83,18 +88,18 @@ def test_devices_without_a_mode_within_their_limit_are_passed_by(name: str) -> N
 @every_policy
 def test_a_fleet_that_always_failed_is_still_planned(name: str) -> None:
     offers = many(4)
-    history = history_of(*[{offer.device_id: Part(failed=True) for offer in offers}] * 8)
+    history = history_of(*[{offer.device_id: Participation(failed=True) for offer in offers}] * 8)
     assert plan_round(offers, made(name), Allowance.of_site(500.0), 1.0, 9, history).assignments
 
 
 @every_policy
-def test_devices_that_joined_late_or_left_are_no_trouble(name: str) -> None:
-    history = history_of(*[{"gone": Part(False, 10, 1.0), "device-000": Part(False, 10, 0.3)}] * 5)
+def test_devices_may_join_late_or_leave(name: str) -> None:
+    history = history_of(*[{"gone": Participation(False, 10, 1.0), "device-000": Participation(False, 10, 0.3)}] * 5)
     assert plan_round(many(6), made(name), Allowance.of_site(500.0), 1.0, 6, history).assignments
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_the_number_that_was_asked_for_is_taken(name: str) -> None:
+def test_the_given_number_of_devices_is_selected(name: str) -> None:
     tier_of_all = {"tiers": 1} if name == "tiers" else {}
     for count in (1, 4, 9, 50):
         plan = plan_round(many(9), made(name, count=count, **tier_of_all), Allowance.of_site(500.0), 1.0, 1)
@@ -103,7 +108,7 @@ def test_the_number_that_was_asked_for_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize(("devices", "half"), [(1, 1), (2, 1), (5, 3), (12, 6)])
-def test_half_the_fleet_is_taken_where_no_number_is_given(name: str, devices: int, half: int) -> None:
+def test_half_the_fleet_is_selected_by_default(name: str, devices: int, half: int) -> None:
     tier_of_all = {"tiers": 1} if name == "tiers" else {}
     plan = plan_round(many(devices), made(name, **tier_of_all), Allowance.of_site(1_000.0), 1.0, 1)
     assert len(plan.assignments) == half
@@ -111,7 +116,7 @@ def test_half_the_fleet_is_taken_where_no_number_is_given(name: str, devices: in
 
 @pytest.mark.parametrize("name", COUNTED)
 @pytest.mark.parametrize(("share", "taken"), [(0.0, 4), (0.25, 5), (0.3, 6), (5.0, 9)])
-def test_over_selection_takes_more_than_that_number(name: str, share: float, taken: int) -> None:
+def test_over_selection_adds_to_the_number(name: str, share: float, taken: int) -> None:
     tier_of_all = {"tiers": 1} if name == "tiers" else {}
     plan = plan_round(
         many(9),
@@ -125,42 +130,42 @@ def test_over_selection_takes_more_than_that_number(name: str, share: float, tak
 
 
 @every_policy
-def test_over_selection_adds_to_a_number_only(name: str) -> None:
-    assert made(name).counts == (name in COUNTED)
-    assert name in ("all", "deadline") or made(name, count=3).counts
+def test_over_selection_applies_only_to_policies_with_a_count(name: str) -> None:
+    assert made(name).has_count == (name in COUNTED)
+    assert name in ("all", "deadline") or made(name, count=3).has_count
 
 
 @pytest.mark.parametrize("name", [*COUNTED, "progress"])
 def test_a_count_below_one_is_refused(name: str) -> None:
     for count in (0, -1):
-        with pytest.raises(InvalidInputError, match=f"1 device or more, not {count}"):
+        with pytest.raises(InvalidInputError, match=f"must be 1 or more, not {count}"):
             made(name, count=count)
 
 
 @every_policy
-def test_a_policy_is_found_by_the_name_that_it_shows(name: str) -> None:
+def test_policies_are_found_by_their_names(name: str) -> None:
     assert made(name).name == name
 
 
-def test_an_unknown_policy_is_refused_with_those_there_are() -> None:
+def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InvalidInputError, match="unknown policy 'best': choose one of fastest-k, all, random, "):
         policy_named("best")
 
 
-def test_an_option_that_a_policy_does_not_take_is_refused_with_those_it_does() -> None:
-    with pytest.raises(InvalidInputError, match="policy 'all' takes no count$"):
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InvalidInputError, match="policy 'all' does not take count: it has no options"):
         policy_named("all", count=2)
-    with pytest.raises(InvalidInputError, match="policy 'fair' takes no quantile, only count, floor"):
+    with pytest.raises(InvalidInputError, match="policy 'fair' does not take quantile: its options are count, floor"):
         policy_named("fair", quantile=0.5)
 
 
-def test_options_left_open_and_seeds_for_policies_without_chance_do_no_harm() -> None:
+def test_missing_options_and_unused_seeds_are_ignored() -> None:
     assert policy_named("fastest-k", count=None, seed=7) == policy_named("fastest-k")
     assert policy_named("random", seed=7) != policy_named("random", seed=8)
 
 
 def test_a_deadline_policy_needs_its_deadline() -> None:
-    with pytest.raises(InvalidInputError, match="needs a deadline in seconds"):
+    with pytest.raises(InvalidInputError, match="needs a deadline: set deadline_s, in seconds"):
         policy_named("deadline", deadline_s=None)
 
 
@@ -193,7 +198,7 @@ def test_options_outside_their_range_are_refused(name: str, options: dict[str, o
 
 
 @every_policy
-def test_no_round_is_spent_on_devices_that_their_supply_can_never_carry(name: str) -> None:
+def test_devices_over_their_supplys_budget_take_no_place_in_a_round(name: str) -> None:
     # Most hang behind a circuit that covers their idling and nothing else: a draw could well hold only those.
     offers = [replace(offer, supply="dim" if k < 6 else "site") for k, offer in enumerate(many(9))]
     allowance = Allowance(tree(site=None, dim="site"), {"site": 500.0, "dim": 12.0})
@@ -202,5 +207,5 @@ def test_no_round_is_spent_on_devices_that_their_supply_can_never_carry(name: st
         chosen = {assignment.device_id for assignment in plan.assignments}
         assert chosen and not chosen & {offer.device_id for offer in offers[:6]}
         assert plan.decisions[0].reason == (
-            "its supply cannot carry it: its thriftiest mode takes 18.0 W above idling, dim can give it 0.0 W"
+            "over its supply's budget: its lowest-power mode needs 18.0 W above idle, dim has 0.0 W"
         )

@@ -10,7 +10,7 @@ import pytest
 from tests.fakes.fleets import Fleet, history_of, many, tree
 from tests.fakes.fronts import front
 from tests.fakes.runs import run
-from wattfleet.planning import Allowance, History, Offer, Part, RoundPlan, Selection, curves_of, plan_round
+from wattfleet.planning import Allowance, History, Offer, Participation, RoundPlan, Selection, curves_of, plan_round
 from wattfleet.planning.policies import Progress
 
 PLENTY_W = 1_000.0
@@ -40,7 +40,7 @@ def fleet_on_racks(chance: np.random.Generator, devices: int) -> Fleet:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(seed: int) -> None:
+def test_among_equals_the_number_and_duration_are_optimal(seed: int) -> None:
     chance = np.random.default_rng(seed)
     fleet = fleet_on_racks(chance, 8)
     policy = Progress(half_devices=float(chance.uniform(0.5, 6)), overhead_s=float(chance.uniform(0, 30)))
@@ -51,14 +51,14 @@ def test_among_equals_no_number_and_no_duration_makes_more_progress_per_second(s
     # Of equals, the most that can be carried for a duration are the best for it; every duration is tried.
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     best = max(
-        progress(len(headroom.carried(curves.extra_at(curves.steps_within(limit_s)))), limit_s)
+        progress(len(headroom.largest_set(curves.extra_at(curves.steps_within(limit_s)))), limit_s)
         for limit_s in np.unique(curves.time_s)
     )
     plan = plan_round(fleet.offers, policy, fleet.allowance, 1.0, 1)
     assert progress(len(plan.assignments), plan.duration_s) >= 0.92 * best
 
 
-def test_scarce_watts_make_a_few_devices_quick_rather_than_many_crawl() -> None:
+def test_low_budgets_select_few_fast_devices_rather_than_many_slow_ones() -> None:
     offers = twins(10, (10, 12), (200, 3))  # 10 W above idling, or 1 W
     plan = plan_round(offers, Progress(overhead_s=5.0), Allowance.of_site(10 * 2.0 + 30.0), 1.0, 1)
     assert (len(plan.assignments), plan.duration_s) == (3, 10.0)
@@ -66,26 +66,30 @@ def test_scarce_watts_make_a_few_devices_quick_rather_than_many_crawl() -> None:
     assert len(plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, 1).assignments) == 10
 
 
-def test_a_straggler_waits_until_its_turn_is_worth_the_time() -> None:
+def test_a_straggler_is_selected_at_regular_intervals() -> None:
     offers = [*twins(6, (10, 12)), Offer("slow", front((25, 12)), 2.0)]
     history = History()
     turns = []
     for server_round in range(1, 61):
         plan = plan_round(offers, Progress(), Allowance.of_site(PLENTY_W), 1.0, server_round, history)
-        history = history.after(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)})
+        history = history.after(
+            server_round, {device_id: Participation(num_examples=100) for device_id in chosen(plan)}
+        )
         if "slow" in chosen(plan):
             turns.append(server_round)
     assert 3 <= len(turns) <= 20
     assert np.ptp(np.diff(turns)) <= 2  # evenly
 
 
-def test_nobody_is_left_out_for_ever_under_scarce_watts() -> None:
+def test_every_device_is_selected_at_some_time_on_a_low_budget() -> None:
     offers = [*twins(4, (10, 12)), Offer("hungry", front((10, 22)), 2.0)]
     history = History()
     for server_round in range(1, 21):
         plan = plan_round(offers, Progress(), Allowance.of_site(5 * 2.0 + 20.0), 1.0, server_round, history)
-        history = history.after(server_round, {device_id: Part(num_examples=100) for device_id in chosen(plan)})
-    assert set(history.last_tried) == {offer.device_id for offer in offers}
+        history = history.after(
+            server_round, {device_id: Participation(num_examples=100) for device_id in chosen(plan)}
+        )
+    assert set(history.last_selected) == {offer.device_id for offer in offers}
 
 
 def uneven() -> list[Offer]:
@@ -103,19 +107,19 @@ def test_a_newcomer_to_a_long_run_does_not_train_alone() -> None:
     assert "quick" in chosen(plan) and len(chosen(plan)) >= 3
 
 
-def test_whoever_always_fails_is_never_the_only_one_that_is_chosen() -> None:
+def test_a_device_that_always_fails_is_never_selected_alone() -> None:
     history = run(
-        uneven(), Progress(), rounds=100, part=lambda device_id, _: Part(device_id == "quick"), site_w=PLENTY_W
+        uneven(), Progress(), rounds=100, part=lambda device_id, _: Participation(device_id == "quick"), site_w=PLENTY_W
     )
     with_it = [past.device_ids for past in history.rounds if "quick" in past.device_ids]
     assert len(with_it) >= 5 and min(map(len, with_it)) >= 3
     # It costs the others next to nothing.
-    assert all(history.times_done[f"device-{k}"] >= 20 for k in range(9))
+    assert all(history.times_completed[f"device-{k}"] >= 20 for k in range(9))
 
 
-def test_what_was_tried_in_vain_was_not_left_out() -> None:
-    parts = {f"device-{k}": Part(num_examples=10) for k in range(3)}
-    history = history_of(parts, {}, {}, {"device-0": Part(failed=True)})
+def test_failed_rounds_do_not_raise_the_weight() -> None:
+    participations = {f"device-{k}": Participation(num_examples=10) for k in range(3)}
+    history = history_of(participations, {}, {}, {"device-0": Participation(failed=True)})
     # The others were tried four rounds ago, device 0 in the last one.
     plan = plan_round(twins(3, (10, 12)), Progress(), Allowance.of_site(3 * 2.0 + 20.0), 1.0, 5, history)
     assert chosen(plan) == ["device-1", "device-2"]
@@ -124,38 +128,40 @@ def test_what_was_tried_in_vain_was_not_left_out() -> None:
 def small_ones_and_a_big_one() -> tuple[list[Offer], History]:
     """Three of 1 W above idling, and one of 12 W, which has ten times as many samples."""
     offers = [*(Offer(f"small-{k}", front((10, 3)), 2.0) for k in range(3)), Offer("big", front((10, 14)), 2.0)]
-    parts = {offer.device_id: Part(num_examples=100 if offer.device_id == "big" else 10) for offer in offers}
-    return offers, history_of(parts)
+    participations = {
+        offer.device_id: Participation(num_examples=100 if offer.device_id == "big" else 10) for offer in offers
+    }
+    return offers, history_of(participations)
 
 
 @pytest.mark.parametrize("count", [None, 1, 2])
-def test_small_devices_do_not_keep_out_one_that_is_worth_more_than_all_of_them(count: int | None) -> None:
+def test_small_devices_do_not_displace_one_worth_more_than_all(count: int | None) -> None:
     offers, history = small_ones_and_a_big_one()
     plan = plan_round(offers, Progress(count), Allowance.of_site(4 * 2.0 + 12.0), 1.0, 2, history)
     assert chosen(plan) == ["big"]
 
 
-def test_short_seats_go_to_those_of_most_worth_that_fit() -> None:
+def test_few_places_go_to_the_most_worthwhile_devices_that_fit() -> None:
     offers, history = small_ones_and_a_big_one()
     plan = plan_round(offers, Progress(2), Allowance.of_site(4 * 2.0 + 13.0), 1.0, 2, history)
     assert chosen(plan) == ["big", "small-0"]
 
 
-def test_of_equally_quick_devices_those_with_more_samples_are_taken() -> None:
+def test_of_equally_fast_devices_those_with_more_samples_are_selected() -> None:
     offers = twins(4, (10, 12))
-    history = history_of({f"device-{k}": Part(num_examples=100 if k == 2 else 10) for k in range(4)})
+    history = history_of({f"device-{k}": Participation(num_examples=100 if k == 2 else 10) for k in range(4)})
     plan = plan_round(offers, Progress(), Allowance.of_site(4 * 2.0 + 10.0), 1.0, 2, history)
     assert chosen(plan) == ["device-2"]
 
 
 @pytest.mark.parametrize("told", [None, 0.0])
-def test_apps_that_tell_no_samples_are_planned_by_their_turns(told: float | None) -> None:
-    history = history_of({f"device-{k}": Part(num_examples=told) for k in range(3)})
+def test_without_reported_samples_devices_alternate(told: float | None) -> None:
+    history = history_of({f"device-{k}": Participation(num_examples=told) for k in range(3)})
     plan = plan_round(twins(4, (10, 12)), Progress(), Allowance.of_site(4 * 2.0 + 10.0), 1.0, 2, history)
     assert chosen(plan) == ["device-3"]
 
 
-def test_the_dearer_a_round_is_beside_its_training_the_more_devices_it_takes() -> None:
+def test_more_overhead_per_round_selects_more_devices() -> None:
     offers = [Offer(f"device-{k}", front((10.0 + 5 * k, 12)), 2.0) for k in range(12)]
     sizes = [
         len(plan_round(offers, Progress(overhead_s=seconds), Allowance.of_site(PLENTY_W), 1.0, 1).assignments)
@@ -166,7 +172,7 @@ def test_the_dearer_a_round_is_beside_its_training_the_more_devices_it_takes() -
 
 
 @pytest.mark.parametrize("count", [1, 4, 9, 50])
-def test_a_count_is_the_most_that_are_taken(count: int) -> None:
+def test_a_count_is_the_maximum_number_of_devices(count: int) -> None:
     for watts in (40.0, 150.0, PLENTY_W):
         plan = plan_round(many(9), Progress(count=count), Allowance.of_site(watts), 1.0, 1)
         assert 1 <= len(plan.assignments) <= count
@@ -182,7 +188,9 @@ def test_over_selection_adds_to_a_count(share: float, taken: int) -> None:
     assert len(plan.assignments) == taken
 
 
-def test_every_device_left_out_has_its_reason() -> None:
+def test_every_device_that_is_not_selected_has_a_reason() -> None:
     offers = [*twins(3, (10, 12)), Offer("slow", front((900, 12)), 2.0)]
     plan = plan_round(offers, replace(Progress(), overhead_s=0.0), Allowance.of_site(PLENTY_W), 1.0, 1)
-    assert {each.device_id: each.reason for each in plan.decisions}["slow"] == "others make more progress per second"
+    assert {each.device_id: each.reason for each in plan.decisions}[
+        "slow"
+    ] == "other devices make more progress per second"

@@ -14,7 +14,7 @@ def drawn(seed: int, server_round: int) -> set[str]:
     return {assignment.device_id for assignment in plan.assignments}
 
 
-def test_a_draw_is_the_same_for_the_same_seed_and_round_only() -> None:
+def test_draws_repeat_only_with_the_same_seed_and_round() -> None:
     rounds = [drawn(seed=1, server_round=number) for number in range(1, 30)]
     assert rounds == [drawn(seed=1, server_round=number) for number in range(1, 30)]
     assert all(len(devices) == 5 for devices in rounds)
@@ -23,13 +23,13 @@ def test_a_draw_is_the_same_for_the_same_seed_and_round_only() -> None:
     assert rounds != [drawn(seed=2, server_round=number) for number in range(1, 30)]
 
 
-def test_the_slow_are_drawn_as_often_as_the_fast() -> None:
+def test_slow_devices_are_drawn_as_often_as_fast_ones() -> None:
     taken = [device for number in range(300) for device in drawn(seed=7, server_round=number)]
     for offer in MANY:  # 300 draws of 5 in 12: 125 expected, standard deviation 8.5
         assert 85 < taken.count(offer.device_id) < 165
 
 
-def test_the_watts_still_hold() -> None:
+def test_the_budget_still_holds() -> None:
     # 24 W idle and 18 W more a device: 70 W carry two of the five.
     plan = plan_round(MANY, RandomK(5, 1), Allowance.of_site(70.0), 1.0, 3)
     assert len(plan.assignments) == 2

@@ -9,9 +9,9 @@ import pytest
 from tests.fakes.fleets import history_of, many, tree
 from tests.fakes.fronts import front
 from wattfleet.errors import InvalidInputError, NoCandidatesError
-from wattfleet.planning import Allowance, Offer, Part, Selection, plan_round
-from wattfleet.planning.policies import Everyone
-from wattfleet.planning.selection import resting
+from wattfleet.planning import Allowance, Offer, Participation, Selection, plan_round
+from wattfleet.planning.policies import AllDevices
+from wattfleet.planning.selection import backing_off
 
 SUPPLIES = tree(house=None, shed="house", barn="house")
 FLEET = [
@@ -23,7 +23,7 @@ FLEET = [
 
 def chosen(selection: Selection) -> set[str]:
     allowance = Allowance(SUPPLIES, dict.fromkeys(SUPPLIES.names, 500.0))
-    plan = plan_round(FLEET, Everyone(), allowance, 1.0, 1, selection=selection)
+    plan = plan_round(FLEET, AllDevices(), allowance, 1.0, 1, selection=selection)
     assert {decision.device_id for decision in plan.decisions} == {offer.device_id for offer in FLEET}
     return {assignment.device_id for assignment in plan.assignments}
 
@@ -43,37 +43,39 @@ def chosen(selection: Selection) -> set[str]:
         (("tag:lab",), ("id:nano-?",), {"orin-1"}),
     ],
 )
-def test_devices_are_chosen_by_id_tag_and_whatever_supply_feeds_them(
+def test_devices_match_by_id_tag_and_any_supply_that_feeds_them(
     include: tuple[str, ...], exclude: tuple[str, ...], expected: set[str]
 ) -> None:
     assert chosen(Selection(include, exclude)) == expected
 
 
-def test_whoever_is_left_out_is_told_by_which_pattern() -> None:
+def test_the_reason_names_the_pattern() -> None:
     selection = Selection(include=("tag:lab", "id:x"), exclude=("site:shed",))
-    assert selection.refusal(FLEET[1], SUPPLIES) == "not included: only tag:lab, id:x"
-    assert selection.refusal(FLEET[0], SUPPLIES) == "excluded as site:shed"
-    assert selection.refusal(FLEET[2], SUPPLIES) is None
+    assert selection.exclusion_reason(FLEET[1], SUPPLIES) == "not included: matches none of tag:lab, id:x"
+    assert selection.exclusion_reason(FLEET[0], SUPPLIES) == "excluded: matches site:shed"
+    assert selection.exclusion_reason(FLEET[2], SUPPLIES) is None
 
 
-def test_a_drained_device_is_left_out_whatever_else_is_said_of_it() -> None:
+def test_a_drained_device_is_excluded_even_if_it_is_included() -> None:
     selection = Selection(include=("id:orin-1",), drained=frozenset({"orin-1", "gone"}))
-    assert selection.refusal(FLEET[0], SUPPLIES) == "drained by the operator"
-    assert Selection(drained=frozenset({"orin-1"})).refusal(FLEET[1], SUPPLIES) is None
+    assert selection.exclusion_reason(FLEET[0], SUPPLIES) == "drained by the operator"
+    assert Selection(drained=frozenset({"orin-1"})).exclusion_reason(FLEET[1], SUPPLIES) is None
     assert "orin-1" not in chosen(Selection(drained=frozenset({"orin-1"})))
 
 
 def test_patterns_match_the_whole_name_and_its_case() -> None:
-    with pytest.raises(NoCandidatesError, match="no device may be chosen"):
+    with pytest.raises(NoCandidatesError, match="no device can be selected"):
         chosen(Selection(include=("id:orin", "id:ORIN-1", "tag:la")))
 
 
-def test_where_no_device_of_many_may_be_chosen_a_few_are_named() -> None:
+def test_of_many_excluded_devices_a_few_are_named() -> None:
     offers = [Offer(f"device-{k:04}", front((10, 20)), 1.0) for k in range(1_000)]
     with pytest.raises(NoCandidatesError) as refused:
-        plan_round(offers, Everyone(), Allowance.of_site(1e5), 1.0, 1, selection=Selection(exclude=("id:*",)))
+        plan_round(offers, AllDevices(), Allowance.of_site(1e5), 1.0, 1, selection=Selection(exclude=("id:*",)))
     said = str(refused.value)
-    assert said.startswith("no device may be chosen: device-0000: excluded as id:*; device-0001: excluded as id:*; ")
+    assert said.startswith(
+        "no device can be selected: device-0000: excluded: matches id:*; device-0001: excluded: matches id:*; "
+    )
     assert said.endswith("; and 990 more")
 
 
@@ -85,8 +87,8 @@ def test_a_pattern_of_another_form_is_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("share", [-0.1, 10.1, 1e308, math.nan, math.inf])
-def test_a_share_of_over_selection_that_is_none_is_refused(share: float) -> None:
-    with pytest.raises(InvalidInputError, match="over-selection is 0 to 10"):
+def test_an_invalid_share_of_over_selection_is_refused(share: float) -> None:
+    with pytest.raises(InvalidInputError, match="over-selection must be 0 to 10"):
         Selection(over_selection=share)
 
 
@@ -96,29 +98,29 @@ def test_a_share_of_over_selection_that_is_none_is_refused(share: float) -> None
 def rounds_left_out(failures: int) -> int:
     """How many rounds a device that failed so often in a row is left out of, beside one that never does."""
     offers = many(2)
-    history = history_of(*[{offers[0].device_id: Part(failed=True)}] * failures)
-    rounds = [number for number in range(failures + 1, failures + 40) if resting(offers, history, number)]
+    history = history_of(*[{offers[0].device_id: Participation(failed=True)}] * failures)
+    rounds = [number for number in range(failures + 1, failures + 40) if backing_off(offers, history, number)]
     assert rounds == list(range(failures + 1, failures + 1 + len(rounds)))
     return len(rounds)
 
 
-def test_whoever_keeps_failing_rests_longer_each_time_up_to_a_bound() -> None:
+def test_backoff_grows_with_failures_up_to_a_limit() -> None:
     assert [rounds_left_out(failures) for failures in range(7)] == [0, 0, 1, 3, 7, 15, 15]
 
 
-def test_a_part_that_is_done_ends_the_row_of_failures() -> None:
+def test_a_completed_round_resets_the_failures() -> None:
     offers = many(2)
-    failed, done = {"device-000": Part(failed=True)}, {"device-000": Part()}
-    assert not resting(offers, history_of(failed, failed, failed, done, failed), 6)
-    assert resting(offers, history_of(done, failed, {}, failed), 5)
+    failed, done = {"device-000": Participation(failed=True)}, {"device-000": Participation()}
+    assert not backing_off(offers, history_of(failed, failed, failed, done, failed), 6)
+    assert backing_off(offers, history_of(done, failed, {}, failed), 5)
 
 
-def test_a_rest_is_told_with_its_end_and_nobody_rests_where_all_would() -> None:
+def test_backoff_states_its_end_and_never_excludes_all_devices() -> None:
     offers = many(2)
-    failing = history_of(*[{"device-000": Part(failed=True)}] * 3)
-    assert resting(offers, failing, 5) == {"device-000": "failed 3 times in a row: left out until round 7"}
-    assert resting(offers[:1], failing, 5) == {}
-    plan = plan_round(offers, Everyone(), Allowance.of_site(500.0), 1.0, 5, failing)
+    failing = history_of(*[{"device-000": Participation(failed=True)}] * 3)
+    assert backing_off(offers, failing, 5) == {"device-000": "failed 3 times in a row: excluded until round 7"}
+    assert backing_off(offers[:1], failing, 5) == {}
+    plan = plan_round(offers, AllDevices(), Allowance.of_site(500.0), 1.0, 5, failing)
     assert [(d.selected, d.reason.startswith("failed 3 times")) for d in plan.decisions] == [
         (False, True),
         (True, False),

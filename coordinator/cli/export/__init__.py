@@ -1,0 +1,1 @@
+"""`wattfleet coordinator export`: everything planned and observed, as tables."""

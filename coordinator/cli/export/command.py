@@ -1,0 +1,57 @@
+"""The command `wattfleet coordinator export`."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from wattfleet_io.console import count_of, print_json
+
+
+class Format(str, Enum):
+    """File formats of the tables."""
+
+    csv = "csv"
+    parquet = "parquet"
+
+
+def export(
+    out: Annotated[Path, typer.Option(help="Write to this folder; its tables are replaced.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="File format; Parquet needs the extra `parquet`.")
+    ] = Format.csv,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", help="Export only this run. Repeatable. Default: all runs.")
+    ] = None,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Export devices, fronts, runs, rounds, assignments, decisions, observations and results as tables."""
+    from rich.console import Console
+
+    from coordinator.cli.export.tables import Tables, require_format, write
+    from wattfleet.errors import InvalidInputError
+
+    require_format(format_.value)
+    tables = Tables()
+    with connected(coordinator) as client, Console(stderr=True).status("asking the coordinator") as status:
+        runs = client.runs(with_times=True)
+        if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
+            raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted after --keep-days")
+        tables.add_devices(client.devices(with_fronts=True, with_times=True))
+        for each in runs:
+            if not run or each.run_id in run:
+                status.update(f"run {each.run_id}")
+                tables.add_run(each, client.rounds(each.run_id, with_times=True))
+        status.update(f"writing {out}")
+        written = write(tables, out, format_.value)
+    counts = {path: len(tables.rows[path.stem]) for path in written}
+    if json_:
+        print_json([{"file": str(path), "rows": count} for path, count in counts.items()])
+    else:
+        for path, count in counts.items():
+            print(f"{path}: {count_of(count, 'row')}")

@@ -1,0 +1,262 @@
+"""Everything a coordinator has stored, as tables with a type and a unit for every column."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from coordinator.cli.output.view_values import Values, device_values, known, round_values, run_values
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import Assignment, SupplyUse
+from wattfleet_proto.convert import plan_from_message
+from wattfleet_proto.v1 import planning_pb2, view_pb2
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Format = Literal["csv", "parquet"]
+
+_TEXT, _COUNT, _NODE, _NUMBER, _FLAG = "string", "Int64", "UInt64", "Float64", "boolean"
+
+_MODE = {"cores": _COUNT, "cpu_khz": _COUNT, "gpu_hz": _COUNT, "mem_hz": _COUNT}
+_PART = {**_MODE, "epoch_s": _NUMBER, "power_w": _NUMBER, "power_limit_w": _NUMBER, "warmup_s": _NUMBER}
+_ROUND = {"run_id": _TEXT, "round": _COUNT}
+
+COLUMNS: dict[str, dict[str, str]] = {
+    "devices": {
+        "device_id": _TEXT,
+        "board": _TEXT,
+        "provenance": _TEXT,
+        "state": _TEXT,
+        "detail": _TEXT,
+        "profiled_modes": _COUNT,
+        "mode_count": _COUNT,
+        "idle_w": _NUMBER,
+        "fastest_epoch_s": _NUMBER,
+        "supply": _TEXT,
+        "limit_w": _NUMBER,
+        "site_tags": _TEXT,
+        "operator_tags": _TEXT,
+        "drained": _FLAG,
+        "reference_digest": _TEXT,
+        "first_seen_unix_s": _NUMBER,
+        "last_seen_unix_s": _NUMBER,
+    },
+    "fronts": {
+        "device_id": _TEXT,
+        **_MODE,
+        "epoch_s": _NUMBER,
+        "power_w": _NUMBER,
+        "epoch_log_sd": _NUMBER,
+        "power_log_sd": _NUMBER,
+        "warmup_s": _NUMBER,
+    },
+    "runs": {
+        "run_id": _TEXT,
+        "strategy": _TEXT,
+        "rounds": _COUNT,
+        "finished": _FLAG,
+        "error": _TEXT,
+        "started_unix_s": _NUMBER,
+        "finished_unix_s": _NUMBER,
+    },
+    "rounds": {
+        **_ROUND,
+        "plan_id": _TEXT,
+        "epochs": _NUMBER,
+        "devices": _COUNT,
+        "failed": _COUNT,
+        "site_budget_w": _NUMBER,
+        "planned_w": _NUMBER,
+        "idle_w": _NUMBER,
+        "observed_site_w": _NUMBER,
+        "planned_s": _NUMBER,
+        "observed_s": _NUMBER,
+        "wall_s": _NUMBER,
+        "deadline_s": _NUMBER,
+        "in_other_mode": _COUNT,
+        "stopped": _COUNT,
+        "trimmed_site_budget_w": _NUMBER,
+        "trimmed_planned_w": _NUMBER,
+        "trimmed_s": _NUMBER,
+        "planned_unix_s": _NUMBER,
+        "finished_unix_s": _NUMBER,
+    },
+    "metrics": {**_ROUND, "metric": _TEXT, "value": _NUMBER},
+    "supplies": {
+        **_ROUND,
+        "supply": _TEXT,
+        "budget_w": _NUMBER,
+        "planned_w": _NUMBER,
+        "trimmed_budget_w": _NUMBER,
+        "trimmed_planned_w": _NUMBER,
+    },
+    "assignments": {
+        **_ROUND,
+        "device_id": _TEXT,
+        "node_id": _NODE,
+        **_PART,
+        "became": _TEXT,
+        **{f"trimmed_{name}": dtype for name, dtype in _PART.items()},
+    },
+    "decisions": {**_ROUND, "device_id": _TEXT, "selected": _FLAG, "reason": _TEXT},
+    "observations": {**_ROUND, "device_id": _TEXT, "epoch_s": _NUMBER, "power_w": _NUMBER},
+    "results": {
+        **_ROUND,
+        "device_id": _TEXT,
+        "failure": _TEXT,
+        "num_examples": _NUMBER,
+        "loss": _NUMBER,
+        "share": _NUMBER,
+    },
+}
+"""Columns of every table, with the pandas name of their type. Tags are separated by spaces.
+
+Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
+otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
+"""
+
+_Row = tuple[Any, ...]
+
+
+@dataclass
+class Tables:
+    """The tables, row by row.
+
+    Attributes:
+        rows: of every table in `COLUMNS`, in the order of its columns; None for an unknown value.
+    """
+
+    rows: dict[str, list[_Row]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
+
+    def add_devices(self, views: Iterable[view_pb2.DeviceView]) -> None:
+        """Add devices with their fronts."""
+        for view in views:
+            self._add("devices", device_values(view))
+            self.rows["fronts"] += [
+                (view.device_id, *_mode(p.mode), p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s)
+                for p in view.front.points
+            ]
+
+    def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:
+        """Add a run with its rounds; round 0 holds the metrics from before the first round."""
+        self._add("runs", {**run_values(run), "rounds": run.rounds})
+        self._add_metrics((run.run_id, 0), run.initial_metrics)
+        for view in rounds:
+            self._add_round(view)
+
+    def _add_round(self, view: view_pb2.RoundView) -> None:
+        key, plan = (view.run_id, view.round), view.plan
+        values = round_values(view)
+        self._add("rounds", {**values, "run_id": view.run_id, "failed": len(values["failed"])})
+        self._add_metrics(key, view.metrics)
+        self._add_plan(key, plan)
+        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
+        self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
+        self.rows["results"] += [
+            (*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss"), each.share)
+            for each in view.results
+        ]
+
+    def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
+        """Add a plan's assignments and supplies, as first made and as trimmed."""
+        plan = plan_from_message(message)
+        first, is_trimmed = plan.original, plan.first_planned is not None
+        now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
+        self.rows["supplies"] += [
+            (*key, use.supply, use.budget_w, use.planned_w, *_use(now.get(use.supply))) for use in first.supplies
+        ]
+        original = message.first_planned if is_trimmed else message
+        nodes = {each.device_id: each.node_id for each in original.assignments}
+        after = {each.device_id: each for each in plan.assignments if each.device_id in plan.in_other_mode}
+        became = {**dict.fromkeys(after, "other mode"), **dict.fromkeys(plan.stopped, "stopped")}
+        self.rows["assignments"] += [
+            (
+                *(*key, each.device_id, nodes[each.device_id], *_part(each)),
+                *(became.get(each.device_id), *_part(after.get(each.device_id))),
+            )
+            for each in first.assignments
+        ]
+
+    def _add(self, name: str, values: Values) -> None:
+        """Add one row from values by column name; lists of words are joined."""
+        cells = [values[column] for column in COLUMNS[name]]
+        self.rows[name].append(tuple(" ".join(cell) if isinstance(cell, list) else cell for cell in cells))
+
+    def _add_metrics(self, key: tuple[str, int], metrics: Any) -> None:
+        self.rows["metrics"] += [(*key, name, value) for name, value in sorted(metrics.items())]
+
+
+def _use(use: SupplyUse | None) -> tuple[float | None, ...]:
+    return (None, None) if use is None else (use.budget_w, use.planned_w)
+
+
+def _part(part: Assignment | None) -> tuple[float | None, ...]:
+    if part is None:
+        return (None,) * len(_PART)
+    return (*part.mode, part.epoch_s, part.power_w, part.power_limit_w, part.warmup_s)
+
+
+def _mode(mode: Any) -> tuple[int, ...]:
+    return tuple(getattr(mode, knob) for knob in _MODE)
+
+
+def frame(name: str, rows: Sequence[_Row]) -> pd.DataFrame:
+    """One table as a data frame; unknown values and NaN metrics are NA."""
+    import pandas as pd
+
+    types = COLUMNS[name]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(types)
+    return pd.DataFrame(
+        {
+            column: pd.array(list(values), dtype=dtype)  # type: ignore[call-overload]
+            for (column, dtype), values in zip(types.items(), columns, strict=True)
+        }
+    )
+
+
+def require_format(form: Format) -> None:
+    """Make sure that a format can be written, before the coordinator is asked.
+
+    Raises:
+        InvalidInputError: a package that the format needs is not installed.
+    """
+    if form != "parquet":
+        return
+    try:
+        import pyarrow  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+    except ModuleNotFoundError:
+        raise InvalidInputError(
+            "Parquet needs pyarrow: pip install 'wattfleet[parquet]', or write --format csv"
+        ) from None
+
+
+def write(tables: Tables, folder: Path, form: Format) -> list[Path]:
+    """Write every table to its own file, replacing existing files atomically.
+
+    Raises:
+        InvalidInputError: the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder) as scratch:
+            drafts = [_written(Path(scratch), name, rows, form) for name, rows in tables.rows.items()]
+            written = [folder / draft.name for draft in drafts]
+            for draft, path in zip(drafts, written, strict=True):
+                os.replace(draft, path)
+    except OSError as error:
+        raise InvalidInputError(f"cannot write to {folder}: {error.strerror}") from None
+    return written
+
+
+def _written(folder: Path, name: str, rows: Sequence[_Row], form: Format) -> Path:
+    path = folder / f"{name}.{form}"
+    if form == "parquet":
+        frame(name, rows).to_parquet(path, index=False, engine="pyarrow")
+    else:
+        frame(name, rows).to_csv(path, index=False)
+    return path

@@ -1,0 +1,1 @@
+"""How commands show what they found: tables, numbers, times and plain values."""

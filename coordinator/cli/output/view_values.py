@@ -1,0 +1,86 @@
+"""Messages of the view service as plain values by name, for tables and JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wattfleet_proto.convert import provenance_from_message, state_from_message
+from wattfleet_proto.v1 import session_pb2, view_pb2
+
+Values = dict[str, Any]
+
+
+def known(message: Any, name: str) -> Any:
+    """A field of a message; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
+
+
+def state_word(state: session_pb2.DeviceState.ValueType) -> str:
+    """A device's state in one word."""
+    return state_from_message(state).value
+
+
+def device_values(view: view_pb2.DeviceView) -> Values:
+    """A device's values, without its front."""
+    return {
+        "device_id": view.device_id,
+        "board": view.board,
+        "provenance": provenance_from_message(view.provenance),
+        "state": state_word(view.state),
+        "detail": view.detail,
+        "profiled_modes": view.profiled_modes,
+        "mode_count": view.mode_count,
+        "idle_w": known(view, "idle_w"),
+        "fastest_epoch_s": known(view, "fastest_epoch_s"),
+        "supply": view.supply or None,
+        "limit_w": known(view, "limit_w"),
+        "site_tags": list(view.site_tags),
+        "operator_tags": list(view.operator_tags),
+        "drained": view.drained,
+        "reference_digest": view.reference_digest or None,
+        "first_seen_unix_s": known(view, "first_seen_unix_s"),
+        "last_seen_unix_s": known(view, "last_seen_unix_s"),
+    }
+
+
+def run_values(view: view_pb2.RunView) -> Values:
+    """A run's values, without its rounds."""
+    return {
+        "run_id": view.run_id,
+        "strategy": view.strategy,
+        "rounds_asked_for": view.rounds,
+        "initial_metrics": dict(sorted(view.initial_metrics.items())),
+        "finished": view.finished,
+        "error": view.error,
+        "started_unix_s": known(view, "started_unix_s"),
+        "finished_unix_s": known(view, "finished_unix_s"),
+    }
+
+
+def round_values(view: view_pb2.RoundView) -> Values:
+    """A round's totals, as first planned and as trimmed."""
+    is_trimmed = view.plan.HasField("first_planned")
+    first = view.plan.first_planned if is_trimmed else view.plan
+    return {
+        "round": view.round,
+        "plan_id": view.plan_id,
+        "epochs": view.epochs,
+        "devices": view.device_count,
+        "failed": list(view.failed_device_ids),
+        "site_budget_w": first.site_budget_w,
+        "planned_w": first.planned_w,
+        "idle_w": view.idle_w,
+        "observed_site_w": known(view, "observed_site_w"),
+        "planned_s": first.duration_s,
+        "observed_s": known(view, "observed_duration_s"),
+        "wall_s": known(view, "wall_s"),
+        "deadline_s": view.plan.deadline_s or None,
+        "in_other_mode": view.other_mode_count,
+        "stopped": view.stopped_count,
+        "trimmed_site_budget_w": view.plan.site_budget_w if is_trimmed else None,
+        "trimmed_planned_w": view.plan.planned_w if is_trimmed else None,
+        "trimmed_s": view.plan.duration_s if is_trimmed else None,
+        "planned_unix_s": known(view, "planned_unix_s"),
+        "finished_unix_s": known(view, "finished_unix_s"),
+        "metrics": dict(sorted(view.metrics.items())),
+    }

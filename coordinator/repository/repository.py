@@ -1,0 +1,141 @@
+"""The fleet and its store in one place: load what is missing in memory, save what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import timedelta
+
+from coordinator.repository.shared_reads import SharedReads
+from coordinator.repository.writer import Writer
+from coordinator.settings import StoreSettings
+from coordinator.state.fleet import Fleet
+from coordinator.state.records import RoundRecord, StoredRecord, run_of
+from coordinator.store.times import Times, TimesOf
+from wattfleet.planning import History
+
+
+class FleetRepository:
+    """What the services share: the fleet in memory, and the store behind it.
+
+    A change has two steps: a method of the fleet returns the changed record, and `save` returns once it is on disk.
+
+    All methods that wait for the store raise `NotOwnerError` if another coordinator has taken it over, and
+    `StoreUnavailableError` if the database does not answer.
+
+    Attributes:
+        fleet: the fleet.
+    """
+
+    def __init__(self, fleet: Fleet, writer: Writer, settings: StoreSettings = StoreSettings()) -> None:
+        """Connect a fleet to its store.
+
+        Args:
+            fleet: the fleet.
+            writer: writes to its store, and reads from it.
+            settings: time between two evictions of rounds from memory.
+        """
+        self.fleet = fleet
+        self._writer = writer
+        self._reads = SharedReads()
+        self._evict_s = settings.archive_check_s
+
+    # --- save ---------------------------------------------------------------------------------------------------
+
+    async def save(self, *records: StoredRecord) -> None:
+        """Save records in one transaction, and return once they are on disk.
+
+        Raises:
+            UnstorableRecordError: the database cannot store them; they are not tried again.
+        """
+        await self._writer.save(*records)
+
+    async def save_until_stored(self, *records: StoredRecord) -> None:
+        """Save records, retrying while the store is unavailable, and return once they are on disk.
+
+        Args:
+            records: the newest of each thing, since they replace those that wait.
+
+        Raises:
+            UnstorableRecordError: the database cannot store them; they are not tried again.
+        """
+        await self._writer.save_until_stored(*records)
+
+    def save_soon(self, *records: StoredRecord) -> None:
+        """Save records with the next transaction, without waiting for it."""
+        self._writer.save_soon(*records)
+
+    # --- load ---------------------------------------------------------------------------------------------------
+
+    async def load_round(self, plan_id: str) -> None:
+        """Load a round into the fleet's cache if it is missing there; an unknown one stays unknown."""
+
+        async def read() -> None:
+            if (record := await self._writer.round_of(plan_id)) is not None:
+                self.fleet.rounds.cache.restore(record)
+
+        if self.fleet.rounds.cache.is_missing(plan_id):
+            await self._reads.once(("round", plan_id), read)
+
+    async def load_history(self, run_id: str) -> None:
+        """Load the history of a run into the fleet's cache, which the run's next plan needs."""
+
+        async def read() -> None:
+            self.fleet.rounds.cache.restore_history(run_id, await self._writer.history_of(run_id))
+
+        if self.fleet.rounds.cache.is_history_missing(run_id):
+            await self._reads.once(("history", run_id), read)
+        else:
+            self.fleet.rounds.cache.restore_history(run_id, History())
+
+    async def load_newest_round(self, run_id: str) -> None:
+        """Load the newest round of a run into the fleet's cache, if the run has any."""
+        if self.fleet.rounds.cache.is_archived(run_id):
+            plan_id = await self._writer.newest_plan_id(run_id)
+            if plan_id is not None:
+                await self.load_round(plan_id)
+
+    async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
+        """The rounds of a run, oldest first; those in the store only are read one by one and not cached."""
+        cached = {record.plan_id: record for record in self.fleet.rounds.cache.of_run(run_id)}
+        if self.fleet.rounds.cache.is_archived(run_id):
+            async for record in self._writer.rounds_of(run_id):
+                yield cached.pop(record.plan_id, record)  # the cached one may be newer
+        for record in cached.values():
+            yield record
+
+    async def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, by id, as far as it is on disk (see `Store.times`)."""
+        return await self._writer.times(of)
+
+    # --- remove -------------------------------------------------------------------------------------------------
+
+    def evict_rounds(self) -> None:
+        """Remove rounds from the cache that are stored and were not used for some time."""
+        unsaved = self._writer.unsaved_rounds()
+        # Keep what a task has just loaded and is about to use, and what a history in loading is completed from.
+        self.fleet.rounds.cache.evict(
+            [
+                plan_id
+                for plan_id in self.fleet.rounds.evictable()
+                if plan_id not in unsaved
+                and ("round", plan_id) not in self._reads
+                and ("history", run_of(plan_id)) not in self._reads
+            ]
+        )
+
+    async def keep_evicting(self, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        """Evict rounds again and again, until cancelled."""
+        while True:
+            await sleep(self._evict_s)
+            self.evict_rounds()
+
+    async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
+        """Delete the runs that ended longer ago, or were left alone since; yields the id of each.
+
+        Runs with devices in flight stay.
+        """
+        in_flight = {record.run_id for record in self.fleet.rounds.in_flight()}
+        async for run_id in self._writer.delete_old_runs(older_than, in_flight):
+            self.fleet.flower.remove_runs([run_id])
+            yield run_id

@@ -1,0 +1,40 @@
+"""Deletes old runs once a day."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from coordinator.repository.repository import FleetRepository
+from coordinator.store.errors import StoreUnavailableError
+
+_log = logging.getLogger(__name__)
+
+_A_DAY_S = 24 * 3600.0
+
+
+async def delete_old_runs_daily(
+    repository: FleetRepository, keep: timedelta, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+) -> None:
+    """Delete old runs from the store and from memory once a day, until cancelled.
+
+    Args:
+        repository: the fleet and its store.
+        keep: how long a run is kept after its end, or after its last round if it never ended.
+        sleep: waits for some seconds.
+
+    Raises:
+        NotOwnerError: another coordinator has taken the store over.
+    """
+    while True:
+        await sleep(_A_DAY_S)
+        count = 0
+        try:
+            async for _run_id in repository.delete_old_runs(keep):
+                count += 1
+        except StoreUnavailableError as error:
+            _log.warning("deleting old runs stopped until tomorrow: %s", error)
+        if count:
+            _log.info("deleted %d runs older than %d days", count, keep.days)

@@ -1,0 +1,338 @@
+"""Group commit: the records of many concurrent tasks are stored in few transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+from coordinator.settings import StoreSettings
+from coordinator.state.records import (
+    DeviceOverrides,
+    DeviceRecord,
+    NodeRecord,
+    PinnedReference,
+    PublishedReference,
+    RoundObservation,
+    RoundRecord,
+    StoredRecord,
+    SupplyOverride,
+)
+from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store.times import Times, TimesOf
+from wattfleet.planning import History
+
+_log = logging.getLogger(__name__)
+
+_Key = tuple[object, ...]
+_Result = TypeVar("_Result")
+
+
+class RecordStore(Protocol):
+    """A store of records; its methods block."""
+
+    def save(self, *records: StoredRecord) -> None:
+        """Store records, all or none."""
+        ...
+
+    def round_of(self, plan_id: str) -> RoundRecord | None:
+        """One round."""
+        ...
+
+    def plan_ids_of(self, run_id: str) -> list[str]:
+        """The ids of a run's rounds, oldest first."""
+        ...
+
+    def history_of(self, run_id: str) -> History:
+        """A run's finished rounds."""
+        ...
+
+    def delete_some(self, older_than: timedelta, except_runs: Collection[str] = ()) -> list[str] | None:
+        """Delete some rounds of old runs."""
+        ...
+
+    def require_owner(self) -> None:
+        """Make sure that no other coordinator has taken the store over."""
+        ...
+
+    def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened."""
+        ...
+
+
+def _key(record: StoredRecord) -> _Key:
+    """What a record describes: a newer record with the same key replaces it."""
+    if isinstance(record, DeviceRecord):
+        return (DeviceRecord, record.device_id)
+    if isinstance(record, NodeRecord):
+        return (NodeRecord, record.node_id)
+    if isinstance(record, RoundRecord):
+        return (RoundRecord, record.plan_id)
+    if isinstance(record, RoundObservation):
+        return (RoundObservation, record.plan_id, record.observed.device_id)
+    if isinstance(record, DeviceOverrides):
+        return (DeviceOverrides, record.device_id)
+    if isinstance(record, SupplyOverride):
+        return (SupplyOverride, record.supply)
+    if isinstance(record, PublishedReference):
+        return (PublishedReference, record.digest)
+    if isinstance(record, PinnedReference):
+        return (PinnedReference,)
+    return (type(record), record.run_id)
+
+
+@dataclass(frozen=True)
+class _Waiter:
+    """A task that waits for records to be committed."""
+
+    keys: frozenset[_Key]
+    done: asyncio.Future[None]
+    retries: bool = False
+
+    def resolve(self, error: Exception | None) -> None:
+        if self.done.done():  # its task was cancelled
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class Writer:
+    """Group commit for the tasks of one event loop.
+
+    Records that could not be stored wait for the next attempt: memory has changed already, and nothing was
+    acknowledged. At most one record per key waits.
+
+    Attributes:
+        ownership_lost: set once another coordinator has taken the store over; nothing is stored from then on.
+    """
+
+    def __init__(
+        self,
+        store: RecordStore,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: StoreSettings = StoreSettings(),
+    ) -> None:
+        """Write to a store and read from it; nothing else may use the store until `close`.
+
+        Args:
+            store: the store.
+            sleep: waits for some seconds.
+            settings: when a failed write is retried, and ownership checked.
+        """
+        self.ownership_lost = asyncio.Event()
+        self._store = store
+        self._sleep = sleep
+        self._settings = settings
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+        # Reading a run's rounds may take seconds, which must not delay writes.
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store-reader")
+        self._pending: dict[_Key, StoredRecord] = {}
+        self._in_transaction: dict[_Key, StoredRecord] = {}
+        self._waiters: list[_Waiter] = []
+        self._is_failing = False
+        self._is_closing = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def save(self, *records: StoredRecord) -> None:
+        """Store records in one transaction, and return once they are on disk.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: this attempt failed; the records wait for the next one.
+            UnstorableRecordError: the database cannot store them; they are not tried again.
+        """
+        await self._enqueue(records, retries=False)
+
+    async def save_until_stored(self, *records: StoredRecord) -> None:
+        """Store records, retrying while the store is unavailable, and return once they are on disk.
+
+        Args:
+            records: the newest of each thing, since they replace those that wait.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            UnstorableRecordError: the database cannot store them; they are not tried again.
+        """
+        await self._enqueue(records, retries=True)
+
+    async def _enqueue(self, records: Sequence[StoredRecord], retries: bool) -> None:
+        if not records:
+            return
+        waiter = _Waiter(frozenset(map(_key, records)), asyncio.get_running_loop().create_future(), retries)
+        self._waiters.append(waiter)
+        self.save_soon(*records)
+        await waiter.done
+
+    def save_soon(self, *records: StoredRecord) -> None:
+        """Store records with the next transaction, without waiting for it."""
+        self._pending.update((_key(record), record) for record in records)
+        if self._writing is None:
+            self._writing = asyncio.create_task(self._write_all())
+
+    def unsaved_rounds(self) -> set[str]:
+        """Plan ids of rounds that are not completely on disk yet."""
+        waiting = (*self._pending.values(), *self._in_transaction.values())
+        return {record.plan_id for record in waiting if isinstance(record, (RoundRecord, RoundObservation))}
+
+    async def round_of(self, plan_id: str) -> RoundRecord | None:
+        """One round from disk (see `Store.round_of`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.round_of(plan_id), self._reader)
+
+    async def times(self, of: TimesOf) -> dict[str, Times]:
+        """When things happened, by id, as far as it is on disk (see `Store.times`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.times(of), self._reader)
+
+    async def rounds_of(self, run_id: str) -> AsyncIterator[RoundRecord]:
+        """The rounds of a run that are on disk, oldest first, read one at a time.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        for plan_id in await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader):
+            record = await self.round_of(plan_id)
+            if record is not None:  # not deleted meanwhile
+                yield record
+
+    async def history_of(self, run_id: str) -> History:
+        """The finished rounds of a run that are on disk (see `Store.history_of`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.history_of(run_id), self._reader)
+
+    async def delete_old_runs(self, older_than: timedelta, except_runs: Collection[str] = ()) -> AsyncIterator[str]:
+        """Delete old runs from the store in short transactions (see `Store.delete_some`); yields the id of each.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the next one could not be deleted.
+        """
+        while (some := await self._as_owner(lambda: self._store.delete_some(older_than, except_runs))) is not None:
+            for run_id in some:
+                yield run_id
+
+    async def newest_plan_id(self, run_id: str) -> str | None:
+        """The plan id of a run's newest round on disk; None if it has none.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        plan_ids = await self._as_owner(lambda: self._store.plan_ids_of(run_id), self._reader)
+        return plan_ids[-1] if plan_ids else None
+
+    async def watch_owner(self) -> None:
+        """Check again and again that this coordinator owns the store, until another one does.
+
+        A coordinator that stores nothing would not notice otherwise, and continue to send orders to agents.
+        """
+        while not self.ownership_lost.is_set():
+            await self._sleep(self._settings.owner_check_s)
+            with suppress(NotOwnerError, StoreUnavailableError):  # the first sets `ownership_lost`, the second may pass
+                await self._as_owner(self._store.require_owner)
+
+    async def close(self) -> None:
+        """Store what still waits, in one attempt, and end the threads; the store stays open."""
+        self._is_closing.set()
+        if self._writing is not None:
+            await self._writing
+        self._thread.shutdown()
+        self._reader.shutdown()
+
+    async def _write_all(self) -> None:
+        """Write until nothing waits."""
+        while self._pending:
+            await self._write_once()
+            if self._pending and self._is_failing:
+                if self._is_closing.is_set():
+                    _log.error("%d records could not be stored before the coordinator stopped", len(self._pending))
+                    break
+                await self._pause()
+        self._writing = None
+
+    async def _pause(self) -> None:
+        """Wait before the next attempt, or until `close`."""
+        waits = [asyncio.ensure_future(each) for each in (self._sleep(self._settings.retry_s), self._is_closing.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    async def _write_once(self) -> None:
+        """Store all that waits in one transaction."""
+        batch, self._pending = self._pending, {}
+        self._in_transaction = batch
+        waiters, self._waiters = self._waiters, []
+        failed: Exception | None = None
+        unstorable: dict[_Key, Exception] = {}
+        try:
+            unstorable = await self._as_owner(lambda: self._save(list(batch.items())))
+        except NotOwnerError as error:
+            failed = error
+        except StoreUnavailableError as error:
+            failed = error
+            # Records that arrived meanwhile are newer.
+            self._pending = {**batch, **self._pending}
+            self._waiters = [waiter for waiter in waiters if waiter.retries] + self._waiters
+            waiters = [waiter for waiter in waiters if not waiter.retries]
+        self._in_transaction = {}
+        self._log_change(failed)
+        for waiter in waiters:
+            waiter.resolve(failed or next((unstorable[key] for key in waiter.keys if key in unstorable), None))
+        for why in unstorable.values():
+            is_bug = not isinstance(why, UnstorableRecordError)
+            _log.error("a record was not stored: %s", why, exc_info=why if is_bug else None)
+
+    def _log_change(self, failed: Exception | None) -> None:
+        """Log when storing starts to fail, and when it works again."""
+        if failed is not None and not self._is_failing:
+            _log.error("%s", failed)
+        elif failed is None and self._is_failing:
+            _log.info("records can be stored again")
+        self._is_failing = failed is not None
+
+    def _save(self, records: Sequence[tuple[_Key, StoredRecord]]) -> dict[_Key, Exception]:
+        """Save in one transaction; if a record cannot be stored, save the others in as few transactions as needed.
+
+        Returns:
+            The errors of the records that could not be stored.
+        """
+        try:
+            self._store.save(*(record for _, record in records))
+            return {}
+        except (NotOwnerError, StoreUnavailableError):
+            raise
+        except Exception as error:
+            # The boundary of the writer: an error in one record must not keep the others from being stored.
+            if len(records) == 1:
+                return {records[0][0]: error}
+        half = len(records) // 2
+        return self._save(records[:half]) | self._save(records[half:])
+
+    async def _as_owner(self, work: Callable[[], _Result], thread: ThreadPoolExecutor | None = None) -> _Result:
+        """Run work in a thread, by default the writing one; note if another coordinator owns the store."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(thread or self._thread, work)
+        except NotOwnerError:
+            self.ownership_lost.set()
+            raise

@@ -1,0 +1,150 @@
+"""Plans rounds while the fleet changes, and previews them: one plan at a time, each in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+from coordinator.errors import FleetReturningError
+from coordinator.repository.repository import FleetRepository
+from coordinator.settings import RoundSettings
+from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Leases
+from coordinator.state.preview import Preview, RoundPreview
+from coordinator.state.records import RoundRecord, plan_id_of
+from coordinator.state.rounds.request import RoundRequest
+
+_log = logging.getLogger(__name__)
+
+
+class RoundPlanning:
+    """Plans of one fleet's rounds."""
+
+    def __init__(
+        self,
+        repository: FleetRepository,
+        leases: Leases,
+        now_s: Callable[[], float] = time.monotonic,
+        settings: RoundSettings = RoundSettings(),
+    ) -> None:
+        """Plan for one fleet.
+
+        Args:
+            repository: the fleet and its store.
+            leases: the sessions.
+            now_s: the clock of the leases.
+            settings: when a round is overdue. Flower's servers wait as many times as long, and by default 90 s beyond.
+        """
+        self._repository = repository
+        self._fleet = repository.fleet
+        self._leases = leases
+        self._now_s = now_s
+        self._settings = settings
+        self._in_flight_since_s: dict[str, float] = {}
+        self._lock = asyncio.Lock()
+        self._abandon_overdue(self._fleet)
+
+    async def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
+        """Plan a round; a retried request returns the plan that was made.
+
+        Agents are answered meanwhile: planning a large round takes a while.
+
+        Raises:
+            FleetReturningError: some of the nodes' devices are still expected to reconnect.
+            NoDevicesError: no device is ready.
+            NoCandidatesError: none of the ready devices may be chosen.
+            InfeasibleBudgetError: the site's budget is too small for any device.
+            InvalidInputError: the request is malformed.
+            UnknownRecordError: no such run.
+        """
+        await self._repository.load_round(plan_id_of(run_id, number))
+        if not self._fleet.flower.is_planned(run_id, number):
+            await self._repository.load_history(run_id)
+            async with self._lock:  # each plan depends on the one before
+                await self._plan(run_id, number, node_ids, epochs)
+        record = self._fleet.rounds.get(plan_id_of(run_id, number))
+        await self._repository.save(record)
+        return record
+
+    async def get(self, plan_id: str) -> RoundRecord:
+        """A round that was planned before, as it is now: it may have been trimmed.
+
+        Raises:
+            UnknownRecordError: no such plan.
+        """
+        await self._repository.load_round(plan_id)
+        return self._fleet.rounds.get(plan_id)
+
+    async def preview(self, run_id: str, all_devices: bool, epochs: float) -> Preview:
+        """The next round of a run as it would be planned now.
+
+        Args:
+            run_id: the run; empty for a new one.
+            all_devices: include devices without a Flower node.
+            epochs: local epochs; 0 for those of the run's last round.
+
+        Raises:
+            WattfleetError: as from `plan`.
+        """
+        if run_id:
+            await self._repository.load_history(run_id)
+            await self._repository.load_newest_round(run_id)
+        preview = RoundPreview(self._fleet, run_id, all_devices)
+        self._prepare(preview.fleet, preview.node_ids)
+        return await asyncio.to_thread(preview.plan, epochs)
+
+    async def _plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> None:
+        if self._fleet.flower.is_planned(run_id, number):
+            return  # by a concurrent request for the same round
+        # Loaded already, unless plans of many runs were requested meanwhile.
+        await self._repository.load_history(run_id)
+        self._prepare(self._fleet, node_ids)
+        fleet = self._fleet.copy()
+
+        def plan() -> tuple[RoundRequest, RoundRecord]:
+            request = fleet.flower.request_round(run_id, number, node_ids, epochs)
+            return request, request.planned()
+
+        request, record = await asyncio.to_thread(plan)
+        # Another reference may have been pinned meanwhile, which makes devices reconnect.
+        self._require_connected(self._fleet, node_ids)
+        self._fleet.flower.accept_plan(request, record)
+        self._in_flight_since_s[record.plan_id] = self._now_s()
+
+    def _prepare(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
+        """Prepare the fleet, or a copy of it, for a plan.
+
+        Raises:
+            FleetReturningError: some of the nodes' devices are still expected to reconnect.
+        """
+        self._require_connected(fleet, node_ids)
+        self._abandon_overdue(fleet)
+
+    def _require_connected(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
+        """Make sure that a plan is not limited to the few devices that reconnected first.
+
+        Raises:
+            FleetReturningError: some are still expected to reconnect.
+        """
+        device_ids = {fleet.flower.nodes[node] for node in node_ids if node in fleet.flower.nodes}
+        missing, left_s = self._leases.expected_back(device_ids, self._now_s())
+        if missing:
+            raise FleetReturningError(
+                f"waiting for devices to reconnect: {missing} still missing; rounds are planned without them after"
+                f" {left_s:.0f} s"
+            )
+
+    def _abandon_overdue(self, fleet: Fleet) -> None:
+        """Release the devices of rounds whose Flower server must have ended without finishing them."""
+        now_s = self._now_s()
+        in_flight = {record.plan_id: record.plan for record in fleet.rounds.in_flight()}
+        since_s = {plan_id: self._in_flight_since_s.get(plan_id, now_s) for plan_id in in_flight}
+        for plan_id, plan in in_flight.items():
+            planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
+            longest_s = self._settings.overdue_factor * planned_s + self._settings.overdue_s
+            if now_s - since_s[plan_id] > longest_s:
+                _log.warning("round %s is overdue and was never finished: its devices are released", plan_id)
+                fleet.rounds.abandon(plan_id)
+        self._in_flight_since_s = since_s

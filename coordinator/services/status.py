@@ -1,0 +1,35 @@
+"""The gRPC status of every error."""
+
+from __future__ import annotations
+
+import grpc
+
+from coordinator.errors import (
+    DuplicateSessionError,
+    FleetReturningError,
+    NoDevicesError,
+    OversizedMessageError,
+    UnknownRecordError,
+)
+from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
+from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
+from wattfleet_proto.error_boundary import StatusTable
+from wattfleet_proto.version import ProtocolVersionError
+
+STATUS: StatusTable = {
+    InfeasibleBudgetError: grpc.StatusCode.FAILED_PRECONDITION,
+    InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
+    CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
+    UnknownRecordError: grpc.StatusCode.NOT_FOUND,
+    DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
+    OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NoDevicesError: grpc.StatusCode.UNAVAILABLE,
+    NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
+    FleetReturningError: grpc.StatusCode.UNAVAILABLE,
+    # As for a missing method: a retry cannot succeed.
+    ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
+    StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
+    # The coordinator that took over may answer the same request.
+    NotOwnerError: grpc.StatusCode.UNAVAILABLE,
+}

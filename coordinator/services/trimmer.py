@@ -1,0 +1,63 @@
+"""Keeps the rounds in flight within the budgets: trims them, orders their devices, and stores the changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from coordinator.repository.repository import FleetRepository
+from coordinator.services.orders import Orders
+from coordinator.settings import SiteSettings
+from coordinator.state.records import Reassignment, RoundRecord
+from wattfleet.budgets import InForce
+
+_log = logging.getLogger(__name__)
+
+
+class Trimmer:
+    """Trims when a budget changes, and when devices may draw more than the plans in flight took into account."""
+
+    def __init__(
+        self,
+        repository: FleetRepository,
+        orders: Orders,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        settings: SiteSettings = SiteSettings(),
+    ) -> None:
+        """Trim one fleet's rounds.
+
+        Args:
+            repository: the fleet and its store.
+            orders: sends orders to devices.
+            sleep: waits for some seconds.
+            settings: time between two checks; a fleet that reconnects at once is trimmed once.
+        """
+        self._repository = repository
+        self._orders = orders
+        self._sleep = sleep
+        self._check_s = settings.trim_check_s
+
+    def budget_changed(self, supply: str, in_force: InForce) -> None:
+        """Put a supply's new budget in force."""
+        self._put_in_force(*self._repository.fleet.set_budget(supply, in_force))
+
+    async def watch(self) -> None:
+        """Trim whenever a trim is due, until cancelled."""
+        is_failing = False
+        while True:
+            await self._sleep(self._check_s)
+            if not self._repository.fleet.rounds.is_trim_due:
+                continue
+            try:
+                self._put_in_force(*self._repository.fleet.trim())
+                is_failing = False
+            except Exception:
+                # The boundary of the watch: an error in one round must not end the coordinator.
+                if not is_failing:
+                    _log.exception("rounds in flight could not be trimmed; retrying")
+                is_failing = True
+
+    def _put_in_force(self, trimmed: Sequence[RoundRecord], reassignments: Sequence[Reassignment]) -> None:
+        self._orders.send(reassignments)  # before anything is stored, since the budget has changed already
+        self._repository.save_soon(*trimmed)

@@ -1,0 +1,136 @@
+"""The agents' side of the fleet: devices with their sessions, states and fronts."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from coordinator.errors import UnknownRecordError
+from coordinator.state.names import abbreviate, require_name
+from coordinator.state.placement import Placement
+from coordinator.state.records import LONGEST_TEXT, DeviceRecord
+from coordinator.state.rounds.ledger import RoundLedger
+from wattfleet.choosing import Front
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import Offer
+from wattfleet_proto.device_state import DeviceState
+
+_DIGEST = re.compile("([0-9a-f]{64})?")
+
+_IMPLAUSIBLE_W = 1_000.0
+"""No board draws as much; a Jetson draws a tenth at most. Believing such a value would use up the site's budget."""
+
+
+class Agents:
+    """All devices as their agents report them. Each change returns the record to store.
+
+    Attributes:
+        devices: every known device by its id.
+    """
+
+    def __init__(self, devices: Sequence[DeviceRecord], placement: Placement, rounds: RoundLedger) -> None:
+        """Start from what a store holds; no device is connected yet.
+
+        Args:
+            devices: known devices.
+            placement: which supply each device is behind.
+            rounds: all rounds, which devices report on.
+        """
+        self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
+        self._connected: set[str] = set()
+        self._placement = placement
+        self._rounds = rounds
+
+    def get(self, device_id: str) -> DeviceRecord:
+        """One device.
+
+        Raises:
+            UnknownRecordError: it never connected.
+        """
+        if device_id not in self.devices:
+            raise UnknownRecordError(f"unknown device {device_id!r}: it never connected; is its agent running?")
+        return self.devices[device_id]
+
+    def is_connected(self, device_id: str) -> bool:
+        """Whether a device has a session."""
+        return device_id in self._connected
+
+    def copy(self, rounds: RoundLedger) -> Agents:
+        """An independent copy with other rounds."""
+        copied = copy.copy(self)
+        copied.devices, copied._connected = self.devices.copy(), self._connected.copy()  # noqa: SLF001 - an instance of this class
+        copied._rounds = rounds  # noqa: SLF001
+        return copied
+
+    # --- reports ------------------------------------------------------------------------------------------------
+
+    def connect(self, device_id: str, board: str, provenance: str, mode_count: int) -> DeviceRecord:
+        """Begin a device's session, or replace the one that it has.
+
+        Raises:
+            InvalidInputError: the id or the board is not printable, or the id was enrolled as another kind of board.
+        """
+        if not device_id or not board or mode_count < 1:
+            raise InvalidInputError("a device must have an id, a kind of board and at least one power mode")
+        require_name("a device's id", device_id)
+        require_name("a device's kind of board", board)
+        known = self.devices.get(device_id)
+        if known and (known.board, known.provenance) != (board, provenance):
+            raise InvalidInputError(
+                f"{device_id} is enrolled as {known.provenance} {known.board}, not as {provenance} {board}:"
+                " choose another device id"
+            )
+        self._placement.supply_of(device_id)  # refuse a misplaced device here, not when a round is planned
+        self._connected.add(device_id)
+        self._rounds.is_trim_due = True
+        record = known or DeviceRecord(device_id, board, provenance, mode_count)
+        return self._put(replace(record, state=DeviceState.ENROLLED, mode_count=mode_count, detail=""))
+
+    def disconnect(self, device_id: str) -> DeviceRecord:
+        """End a device's session."""
+        self._connected.discard(device_id)
+        return self._put(replace(self.get(device_id), state=DeviceState.OFFLINE, detail=""))
+
+    def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
+        """Take a device's report of what it is doing."""
+        detail = detail[:LONGEST_TEXT]
+        before = self.get(device_id)
+        self._rounds.is_trim_due |= state is DeviceState.PROFILING and before.state is not state
+        self._rounds.commitments.state_reported(device_id, state)
+        return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
+
+    def report_front(
+        self, device_id: str, front: Front, idle_w: float, profiled_modes: int, reference_digest: str
+    ) -> DeviceRecord:
+        """Take a device's predicted front and its idle power.
+
+        Raises:
+            InvalidInputError: no board draws so many watts, or the digest is malformed.
+        """
+        Offer(device_id, front, idle_w)  # checks the planner's own conditions before anything is stored
+        for name, watts in (("idle power", idle_w), ("largest planned power", float(front.planned_w[0]))):
+            if watts >= _IMPLAUSIBLE_W:
+                raise InvalidInputError(
+                    f"{device_id} reports {watts:,.0f} W as its {name}, more than any board draws. Does it report"
+                    " milliwatts as watts? Check its readings with `wattfleet agent doctor`, then profile it again"
+                )
+        if not _DIGEST.fullmatch(reference_digest):
+            raise InvalidInputError(
+                f"{device_id}: a reference's digest must have 64 hexadecimal digits, not {abbreviate(reference_digest)}"
+            )
+        before = self.get(device_id)
+        if before.front is not None and before.front.equals(front):
+            front = before.front
+        after = replace(
+            before, front=front, idle_w=idle_w, profiled_modes=profiled_modes, reference_digest=reference_digest
+        )
+        if front is before.front and after == before:
+            return before
+        self._rounds.is_trim_due = True
+        return self._put(after)
+
+    def _put(self, record: DeviceRecord) -> DeviceRecord:
+        self.devices[record.device_id] = record
+        return record

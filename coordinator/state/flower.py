@@ -1,0 +1,231 @@
+"""Flower's side of the fleet: nodes, runs, and requests for a round's plan."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.state.agents import Agents
+from coordinator.state.names import require_name
+from coordinator.state.operator import OperatorSettings
+from coordinator.state.power_draw import PowerDraw
+from coordinator.state.records import (
+    LONGEST_TEXT,
+    DeviceRecord,
+    NodeRecord,
+    RoundRecord,
+    RunRecord,
+    plan_id_of,
+    run_of,
+)
+from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.rounds.request import RoundRequest
+from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
+from wattfleet.planning.policies import Policy
+from wattfleet_proto.device_state import DeviceState
+
+
+class FlowerRuns:
+    """Flower's nodes and runs, and the plans of their rounds. Each change returns the record to store.
+
+    Attributes:
+        policy: the client-selection policy.
+        nodes: Flower node id -> device id.
+        runs: known runs by id, oldest first.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        nodes: Mapping[int, str],
+        runs: Sequence[RunRecord],
+        agents: Agents,
+        operator: OperatorSettings,
+        rounds: RoundLedger,
+        draw: PowerDraw,
+    ) -> None:
+        """Start from what a store holds.
+
+        Args:
+            policy: the client-selection policy.
+            nodes: Flower node id -> device id.
+            runs: known runs, oldest first.
+            agents: the devices to choose from.
+            operator: budgets and rules for client selection.
+            rounds: all rounds.
+            draw: what each device can be planned with.
+        """
+        self.policy = policy
+        self.nodes = dict(nodes)
+        self.runs = {record.run_id: record for record in runs}
+        self._agents = agents
+        self._operator = operator
+        self._rounds = rounds
+        self._draw = draw
+
+    def run(self, run_id: str) -> RunRecord:
+        """One run.
+
+        Raises:
+            UnknownRecordError: it never started.
+        """
+        if run_id not in self.runs:
+            raise UnknownRecordError(f"unknown run {run_id!r}: it never started")
+        return self.runs[run_id]
+
+    def is_planned(self, run_id: str, number: int) -> bool:
+        """Whether a round has its plan already."""
+        return plan_id_of(run_id, number) in self._rounds.records
+
+    def occupation(self, device: DeviceRecord, run_id: str) -> str:
+        """What a device is doing that may keep it from a run's round, in words."""
+        other_plan = self._plan_of_other_run(device.device_id, run_id)
+        text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
+        return f"{text}, and drained" if self._operator.overrides_of(device.device_id).drained else text
+
+    def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
+        """An independent copy beside copies of the other parts."""
+        copied = copy.copy(self)
+        copied.nodes, copied.runs = self.nodes.copy(), self.runs.copy()
+        copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
+        copied._rounds, copied._draw = rounds, draw  # noqa: SLF001
+        return copied
+
+    # --- nodes and runs -----------------------------------------------------------------------------------------
+
+    def bind_node(self, node_id: int, device_id: str) -> NodeRecord:
+        """Bind one of Flower's nodes to a device, whose agent may connect later.
+
+        Raises:
+            InvalidInputError: the device id is not printable.
+        """
+        require_name("a device's id", device_id)
+        self.nodes[node_id] = device_id
+        return NodeRecord(node_id, device_id)
+
+    def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
+        """Start a Flower run."""
+        return self._put(RunRecord(run_id, strategy, rounds))
+
+    def finish_run(self, run_id: str, error: str) -> RunRecord:
+        """Finish a Flower run and release its devices."""
+        record = replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True)
+        self._rounds.run_finished(run_id)
+        return self._put(record)
+
+    def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
+        """Add what the strategy evaluated after a round; round 0 is before the first.
+
+        Raises:
+            UnknownRecordError: no such run or round.
+            InvalidInputError: the name of a metric is not printable.
+        """
+        for name in metrics:
+            require_name("a metric's name", name)
+        if number == 0:
+            return self._put(replace(self.run(run_id), initial_metrics=metrics))
+        return self._rounds.report_metrics(plan_id_of(run_id, number), metrics)
+
+    def remove_runs(self, run_ids: Collection[str]) -> None:
+        """Remove runs that were deleted from the store, with their rounds."""
+        for run_id in run_ids:
+            self.runs.pop(run_id, None)
+        self._rounds.remove_runs(run_ids)
+
+    # --- plans --------------------------------------------------------------------------------------------------
+
+    def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
+        """Plan a round over the ready devices behind the given nodes; a repeated request returns the same plan.
+
+        A device in flight for another run is not ready. The Flower server of this run names only nodes that it does
+        not wait for.
+
+        Raises:
+            UnknownRecordError: no such run.
+            NoDevicesError: no device is ready; the text says what every device is doing.
+            NoCandidatesError: none of the ready devices may be chosen.
+            InfeasibleBudgetError: the site's budget is too small for any device.
+            InvalidInputError: several nodes claim to be the same device.
+        """
+        if self.is_planned(run_id, number):
+            return self._rounds.get(plan_id_of(run_id, number))
+        request = self.request_round(run_id, number, node_ids, epochs)
+        return self.accept_plan(request, request.planned())
+
+    def request_round(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRequest:
+        """All that a round's plan depends on now: `plan` requests, plans and accepts in one step.
+
+        Plan requests one after another, since each plan depends on what the one before has reserved.
+
+        Raises:
+            UnknownRecordError: no such run.
+            NoDevicesError: no device is ready; the text says what every device is doing.
+            InvalidInputError: several nodes claim to be the same device.
+        """
+        self.run(run_id)
+        known = [node_id for node_id in node_ids if node_id in self.nodes]
+        nodes = {self.nodes[node_id]: node_id for node_id in known}
+        if len(nodes) < len(known):
+            duplicates = sorted({self.nodes[n] for n in known if n not in nodes.values()})
+            raise InvalidInputError(
+                f"several connected nodes claim to be {first_few(duplicates)}: give each SuperNode its own device-id"
+            )
+        offers = [
+            offer
+            for device in self._agents.devices.values()
+            if device.state is DeviceState.READY
+            and device.device_id in nodes
+            and self._plan_of_other_run(device.device_id, run_id) is None
+            and (offer := self._draw.offer_of(device)) is not None
+        ]
+        elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
+        if all(self._operator.overrides_of(offer.device_id).drained for offer in offers):
+            raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
+        return RoundRequest(
+            run_id,
+            number,
+            epochs,
+            offers,
+            nodes,
+            self.policy,
+            replace(self._operator.allowance, elsewhere_w=elsewhere_w),
+            self._rounds.cache.history(run_id),
+            self._operator.selection,
+            self._rounds.trim_count,
+        )
+
+    def accept_plan(self, request: RoundRequest, record: RoundRecord) -> RoundRecord:
+        """Put a plan in force: its devices and watts are committed from now on.
+
+        Args:
+            request: what was planned.
+            record: the planned round.
+        """
+        # Rounds were trimmed meanwhile without this one.
+        self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
+        self._rounds.commitments.release_from_run([offer.device_id for offer in request.offers], request.run_id)
+        return self._rounds.add(record)
+
+    def _plan_of_other_run(self, device_id: str, run_id: str) -> str | None:
+        """The plan of another run that a device is in flight for."""
+        commitment = self._rounds.commitments.of(device_id)
+        if commitment is None or commitment.is_over or run_of(commitment.plan_id) == run_id:
+            return None
+        return commitment.plan_id
+
+    def _occupations(self, run_id: str) -> str:
+        """What all devices are doing, in words; for many devices the count in each state."""
+        if not self._agents.devices:
+            return "none ever connected"
+        texts = [f"{each.device_id} is {self.occupation(each, run_id)}" for each in self._agents.devices.values()]
+        if len(texts) <= MAX_LISTED:
+            return first_few(texts)
+        counts = Counter(device.state.value for device in self._agents.devices.values()).most_common()
+        return f"{', '.join(f'{count:,} are {state}' for state, count in counts)}: {first_few(texts)}"
+
+    def _put(self, record: RunRecord) -> RunRecord:
+        self.runs[record.run_id] = record
+        return record

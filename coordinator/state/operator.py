@@ -1,0 +1,128 @@
+"""The operator's side of the fleet: budgets, tags, drained devices and the rules for client selection."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence, Set
+from dataclasses import replace
+
+from coordinator.state.agents import Agents
+from coordinator.state.names import require_tag
+from coordinator.state.placement import DeviceRules, Placement
+from coordinator.state.records import DeviceOverrides
+from wattfleet.budgets import InForce
+from wattfleet.errors import InvalidInputError
+from wattfleet.planning import Allowance, Selection
+
+
+class OperatorSettings:
+    """What the site file and the operator's commands set. Each change returns the records to store.
+
+    Attributes:
+        allowance: the watts of every supply now.
+        budgets_in_force: where these watts come from, by supply; empty for a supply that was never set.
+        overrides: tags and drained devices that were set by command, by device id.
+    """
+
+    def __init__(
+        self,
+        allowance: Allowance,
+        placement: Placement,
+        selection: Selection,
+        agents: Agents,
+        overrides: Sequence[DeviceOverrides] = (),
+    ) -> None:
+        """Start with the settings of the site file and the stored overrides.
+
+        Args:
+            allowance: initial watts of every supply.
+            placement: which supply each device is behind, and its rules.
+            selection: the operator's rules for client selection.
+            agents: known devices.
+            overrides: what was set by command before.
+        """
+        self.allowance = allowance
+        self.budgets_in_force: dict[str, InForce] = {}
+        self.overrides = {each.device_id: each for each in overrides}
+        self._placement = placement
+        self._selection = selection
+        self._agents = agents
+
+    @property
+    def site_budget_w(self) -> float:
+        """Watts of all sites together now."""
+        return self.allowance.site_budget_w
+
+    @property
+    def selection(self) -> Selection:
+        """The rules for client selection, with the devices that are drained now."""
+        drained = frozenset(device_id for device_id, each in self.overrides.items() if each.drained)
+        return replace(self._selection, drained=drained)
+
+    def overrides_of(self, device_id: str) -> DeviceOverrides:
+        """What was set by command for a device."""
+        return self.overrides.get(device_id) or DeviceOverrides(device_id)
+
+    def supply_of(self, device_id: str) -> str:
+        """The supply that a device is behind.
+
+        Raises:
+            InvalidInputError: the site file does not tell.
+        """
+        return self._placement.supply_of(device_id)
+
+    def rules_of(self, device_id: str) -> DeviceRules:
+        """The site file's rules for a device."""
+        return self._placement.rules_of(device_id)
+
+    def copy(self, agents: Agents) -> OperatorSettings:
+        """An independent copy with other agents."""
+        copied = copy.copy(self)
+        copied.budgets_in_force, copied.overrides = self.budgets_in_force.copy(), self.overrides.copy()
+        copied._agents = agents  # noqa: SLF001 - an instance of this class
+        return copied
+
+    # --- changes ------------------------------------------------------------------------------------------------
+
+    def set_budget(self, supply: str, in_force: InForce) -> None:
+        """Change a supply's budget; `Fleet.set_budget` trims the rounds in flight as well.
+
+        Raises:
+            InvalidInputError: no such supply, or invalid watts.
+        """
+        self.allowance = replace(self.allowance, budget_w={**self.allowance.budget_w, supply: in_force.watts})
+        self.budgets_in_force[supply] = in_force
+
+    def tag(self, device_ids: Collection[str], add: Set[str], remove: Set[str]) -> list[DeviceOverrides]:
+        """Add tags to devices beside those of the site file, and remove such tags; on an error none is changed.
+
+        Raises:
+            UnknownRecordError: a device never connected.
+            InvalidInputError: a tag is not a word, is both added and removed, or is set in the site file.
+        """
+        for word in add:  # tags that older versions accepted can still be removed
+            require_tag(word)
+        if both := add & remove:
+            raise InvalidInputError(f"{', '.join(sorted(both))}: either add a tag or remove it, not both")
+        changed = []
+        for device_id in dict.fromkeys(device_ids):
+            before = self.overrides_of(self._agents.get(device_id).device_id)
+            if in_site_file := remove & self._placement.rules_of(device_id).tags:
+                raise InvalidInputError(
+                    f"{device_id} has the tag {', '.join(sorted(in_site_file))} from the site file: remove it there"
+                )
+            changed.append(replace(before, tags=(before.tags | add) - remove))
+        return self._put(changed)
+
+    def drain(self, device_ids: Collection[str], is_drained: bool = True) -> list[DeviceOverrides]:
+        """Exclude devices from new rounds, or include them again; a training in progress continues.
+
+        Raises:
+            UnknownRecordError: a device never connected; none is changed.
+        """
+        ids = [self._agents.get(device_id).device_id for device_id in dict.fromkeys(device_ids)]
+        return self._put([replace(self.overrides_of(device_id), drained=is_drained) for device_id in ids])
+
+    def _put(self, changed: list[DeviceOverrides]) -> list[DeviceOverrides]:
+        self.overrides.update({each.device_id: each for each in changed})
+        return changed

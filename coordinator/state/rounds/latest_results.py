@@ -1,0 +1,90 @@
+"""Each device's latest assignment and observation, and the latest rounds that were observed or evaluated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from coordinator.state.records import ObservedTraining, RoundRecord
+from wattfleet.planning import Assignment
+
+
+@dataclass(frozen=True)
+class ObservedRound:
+    """A round with an observation of every device.
+
+    Attributes:
+        run_id: Flower's run.
+        number: from 1.
+        site_w: observed watts, idling devices included.
+        allowed_w: watts of the site at that time.
+        duration_s: observed seconds of the slowest device.
+    """
+
+    run_id: str
+    number: int
+    site_w: float
+    allowed_w: float
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class EvaluatedRound:
+    """A round for which the strategy reported an accuracy.
+
+    Attributes:
+        run_id: Flower's run.
+        number: from 1.
+        accuracy: as reported.
+    """
+
+    run_id: str
+    number: int
+    accuracy: float
+
+
+class LatestResults:
+    """The latest results, so that metrics need not walk through all rounds, some of which are not cached.
+
+    Attributes:
+        assignments: by device id; of a device that a trim has stopped, the assignment before.
+        observations: by device id.
+        observed_round: the newest round with all observations.
+        evaluated_round: the newest evaluated round.
+    """
+
+    def __init__(self) -> None:
+        """Start without any round."""
+        self.assignments: dict[str, Assignment] = {}
+        self.observations: dict[str, ObservedTraining] = {}
+        self.observed_round: ObservedRound | None = None
+        self.evaluated_round: EvaluatedRound | None = None
+
+    def assigned(self, assignments: Sequence[Assignment]) -> None:
+        """Take note of a round that was planned or trimmed."""
+        self.assignments.update({assignment.device_id: assignment for assignment in assignments})
+
+    def observed(self, record: RoundRecord, observations: Iterable[ObservedTraining]) -> None:
+        """Take note of new observations in a round, which its record includes already."""
+        self.observations.update({observed.device_id: observed for observed in observations})
+        site_w, duration_s = record.observed_site_w, record.observed_duration_s
+        if site_w is not None and duration_s is not None and _is_newer(record, self.observed_round):
+            allowed_w = record.plan.site_budget_w
+            self.observed_round = ObservedRound(record.run_id, record.number, site_w, allowed_w, duration_s)
+
+    def evaluated(self, record: RoundRecord) -> None:
+        """Take note of a round's metrics."""
+        if "accuracy" in record.metrics and _is_newer(record, self.evaluated_round):
+            self.evaluated_round = EvaluatedRound(record.run_id, record.number, record.metrics["accuracy"])
+
+    def copy(self) -> LatestResults:
+        """An independent copy."""
+        copied = copy.copy(self)
+        copied.assignments, copied.observations = self.assignments.copy(), self.observations.copy()
+        return copied
+
+
+def _is_newer(record: RoundRecord, known: ObservedRound | EvaluatedRound | None) -> bool:
+    """Whether a round is at least as new as the known one; a round of another run counts as newer."""
+    return known is None or known.run_id != record.run_id or record.number >= known.number

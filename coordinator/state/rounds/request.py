@@ -1,0 +1,61 @@
+"""A request for a round's plan: all that the plan depends on, taken from the fleet at one moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from coordinator.state.records import RoundRecord, plan_id_of
+from wattfleet.planning import Allowance, History, Offer, Selection, plan_round
+from wattfleet.planning.policies import Policy
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """An immutable request, so that any thread may plan the round while the fleet changes.
+
+    Attributes:
+        run_id: Flower's run.
+        number: from 1.
+        epochs: local epochs of each chosen device.
+        offers: what the ready devices can be planned with.
+        nodes: Flower's node id of every device that has one.
+        policy: the client-selection policy.
+        allowance: watts of every supply, and what all other devices draw there.
+        history: the run's finished rounds.
+        selection: the operator's rules for client selection.
+        trim_count: how often rounds in flight had been trimmed before.
+    """
+
+    run_id: str
+    number: int
+    epochs: float
+    offers: Sequence[Offer]
+    nodes: Mapping[str, int]
+    policy: Policy
+    allowance: Allowance
+    history: History
+    selection: Selection
+    trim_count: int
+
+    @property
+    def plan_id(self) -> str:
+        """The id of the requested plan."""
+        return plan_id_of(self.run_id, self.number)
+
+    def planned(self) -> RoundRecord:
+        """Plan the round; with ten thousand devices this takes half a second.
+
+        Raises:
+            NoCandidatesError: none of the ready devices may be chosen.
+            InfeasibleBudgetError: the site's budget is too small for any device.
+            InvalidInputError: the number of epochs is not above zero.
+        """
+        plan = plan_round(
+            self.offers, self.policy, self.allowance, self.epochs, self.number, self.history, self.selection
+        )
+        chosen = {assignment.device_id for assignment in plan.assignments}
+        idle_w = sum(self.allowance.elsewhere_w.values())
+        idle_w += sum(offer.idle_w for offer in self.offers if offer.device_id not in chosen)
+        nodes = {device_id: self.nodes[device_id] for device_id in chosen}
+        return RoundRecord(self.plan_id, self.run_id, self.number, self.epochs, plan, nodes, idle_w)

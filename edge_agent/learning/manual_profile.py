@@ -1,0 +1,140 @@
+"""A manual profile: the daemon's journal and predictor, without a coordinator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_agent.devices.device import Device
+from edge_agent.devices.meters.power_now import power_now_mw
+from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.online_learner import most_modes
+from edge_agent.learning.profiling_plan import Progress, profile_device
+from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
+from edge_agent.paths import PROFILE_FILE
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.journal_records import Discarded, ModeRecord
+from edge_agent.profiling.mode_measurement import MeasurementError
+from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from wattfleet.errors import InvalidInputError
+from wattfleet.prediction import Artefact
+
+
+@dataclass(frozen=True)
+class ManualProfileSettings:
+    """Settings of a manual profile.
+
+    Attributes:
+        device_id: the device's name in its fleet.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None uses the reference's.
+        modes: the most modes to measure, including earlier runs.
+        tolerance: measuring stops once no choice would get faster by more than this share.
+        seed: random seed for choosing modes.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    device_id: str
+    minibatches_per_epoch: int | None
+    modes: int
+    tolerance: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not self.device_id:
+            raise InvalidInputError("the device has no name; pass --device-id")
+        if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
+            raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
+        if self.modes < 1:
+            raise InvalidInputError(f"--modes must be at least 1, not {self.modes}")
+        if not 0 <= self.tolerance < 1:
+            raise InvalidInputError(f"--tolerance must be at least 0 and below 1, not {self.tolerance:g}")
+
+
+@dataclass(frozen=True)
+class ManualProfile:
+    """The result of a manual profile.
+
+    Attributes:
+        header: what was measured.
+        records: the measured modes, including earlier runs.
+        discarded: the disturbed measurements.
+        seconds: time spent measuring, device-clock seconds.
+        limit: the most modes that would have been measured.
+        artefact: the fitted predictor as stored.
+    """
+
+    header: JournalHeader
+    records: tuple[ModeRecord, ...]
+    discarded: tuple[Discarded, ...]
+    seconds: float
+    limit: int
+    artefact: Artefact
+
+
+def profile_manually(
+    settings: ManualProfileSettings,
+    device: Device,
+    profiled: ProfiledWorkload,
+    reference: Artefact,
+    state_directory: Path,
+    begun: Callable[[int, int], None],
+    report: Callable[[Progress], None],
+) -> ManualProfile:
+    """Measure modes, fit the device's predictor to them, and store it.
+
+    The device is left in the mode measured last: call this inside `backed_up`.
+
+    Args:
+        settings: how many modes to measure, and for which device.
+        device: the board.
+        profiled: the workload to train.
+        reference: the predictor to transfer from.
+        state_directory: directory for journal and predictor; created if missing.
+        begun: receives the number of modes already measured, and the limit.
+        report: receives the progress after every mode.
+
+    Raises:
+        InvalidInputError: an existing journal belongs to something else, or a file cannot be written.
+        JournalError: the journal cannot be written; its earlier modes are safe.
+        MeasurementError: power cannot be read.
+        ModeNotAppliedError: a mode did not take effect.
+        TooHotError: the board did not cool down.
+    """
+    per_epoch = settings.minibatches_per_epoch or reference.details.workload.minibatches_per_epoch
+    workload = profiled.described(reference.details.workload, per_epoch)
+    header = JournalHeader(settings.device_id, device.board_kind, device.provenance, workload.name, workload.minibatch)
+    transfer = Transfer(reference, header, per_epoch)
+    fitting = FittingHere(transfer, device.modes)
+    _require_power(device)
+    _create(state_directory)
+    with Journal.open(state_directory / PROFILE_FILE, header) as journal:
+        keep_reference(reference, state_directory)
+        limit = min(most_modes(journal, settings.modes), len(device.modes))
+        begun(len(journal.records), limit)
+        artefact = profile_device(
+            device, profiled.open_steps, journal, fitting, limit, settings.seed, report, settings.tolerance
+        ).artefact
+        keep_predictor(artefact, state_directory)
+        return ManualProfile(header, journal.records, journal.discarded, journal.seconds, limit, artefact)
+
+
+def _create(state_directory: Path) -> None:
+    try:
+        state_directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInputError(
+            f"{state_directory}: cannot be created: {error.strerror}; run this as root, or pass another --state-dir"
+        ) from None
+
+
+def _require_power(device: Device) -> None:
+    """Fail before the first minibatch if power cannot be read."""
+    if math.isnan(power_now_mw(device)):
+        raise MeasurementError(
+            f"{device.board_kind}: power cannot be read, so no mode can be measured; run"
+            " `wattfleet agent doctor` for the reason"
+        )

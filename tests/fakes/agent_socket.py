@@ -1,0 +1,149 @@
+"""An agent of a virtual board behind its local socket, and messages for the mod."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+import reference_models
+from edge_agent.devices.selection import open_virtual_board
+from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.learning.profiling_plan import profile_device
+from edge_agent.learning.transfer import Transfer
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.profiled_workload import built_in_workload
+from edge_agent.runtime.local_socket import LocalAgentServicer
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.state_reporter import StateReporter
+from edge_agent.runtime.states import ProfileEnded
+from edge_agent.runtime.unix_socket import serve_socket
+from edge_agent.session.orders import Orders
+from edge_agent.settings import RecoverySettings
+from edge_agent.training.training import TrainingWatch
+from tests.fakes.flower_task import be_task
+from wattfleet.modes import PowerMode
+from wattfleet.prediction import read_artefact
+from wattfleet_proto.assignment import (
+    RECORD_KEY,
+    RoundAssignment,
+)
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import session_pb2
+
+REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
+MEASURED, LIMIT = 6, 12
+MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
+
+
+class Reports:
+    """Stands in for the session with the coordinator."""
+
+    connected = True
+
+    def __init__(self) -> None:
+        self.orders = Orders()
+        self.states: list[session_pb2.StateReport] = []
+        self.observations: list[session_pb2.Observation] = []
+        self.fronts: list[session_pb2.FrontReport] = []
+
+    def report_state(self, report: session_pb2.StateReport) -> None:
+        self.states.append(report)
+
+    def report_front(self, report: session_pb2.FrontReport) -> None:
+        self.fronts.append(report)
+
+    def report_observation(self, report: session_pb2.Observation) -> None:
+        self.observations.append(report)
+
+    async def flush(self, timeout_s: float) -> bool:
+        return True
+
+
+class Agent:
+    order: Callable[[session_pb2.Reassign], None]
+
+    def __init__(self, socket: Path) -> None:
+        self.socket = socket
+        self.board = open_virtual_board("simulated:orin-nano", 1)
+        self.open_steps = built_in_workload(self.board.step).open_steps
+        header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
+        self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
+        fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
+        fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)
+        self.learner = OnlineLearner(
+            self.board,
+            self.open_steps,
+            self.journal,
+            lambda: nullcontext(fitting),
+            fitted,
+            LIMIT,
+            100,
+            0,
+            lambda kept: None,
+        )
+        self.board.apply(parked_mode(self.board))
+        self.reports = Reports()
+        self.reporter = StateReporter(self.reports)  # type: ignore[arg-type]
+        self.reporter.decide(ProfileEnded(repeated=False))
+
+
+@contextmanager
+def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
+    agent = Agent(socket)
+    loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
+    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.receive(order), loop).result(10)
+
+    async def serve() -> None:
+        watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
+        reports: Any = agent.reports
+        supervisor = RecoverySupervisor(
+            watch,
+            reports,
+            agent.reporter,
+            agent.learner,
+            lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
+            RecoverySettings(retry_s=retry_s),
+        )
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor)
+        async with aclosing(supervisor), serve_socket(socket, servicer):
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield agent
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(10)
+        loop.close()
+        agent.learner.close()
+
+
+def message(content: RecordDict) -> Message:
+    be_task(run_id=7, node_id=1)
+    made = Message(content, dst_node_id=5, message_type="train")
+    made.metadata.__dict__["_message_id"] = "1"
+    return made
+
+
+def context(**node_config: Any) -> Context:
+    return Context(run_id=7, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
+
+
+def assigned(device_id: str = "orin-nano-0", mode: PowerMode = MODE) -> Message:
+    record = RoundAssignment("7/1", device_id, mode, epochs=1.0, power_limit_w=20.0).to_record()
+    return message(RecordDict({"config": ConfigRecord({"lr": 0.1}), RECORD_KEY: ConfigRecord(record)}))
+
+
+def answered(request: Message, _: Context) -> Message:
+    return Message(RecordDict(), reply_to=request)

@@ -1,0 +1,245 @@
+"""The contract of all predictors, and additional behaviour of some."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from wattfleet.errors import CorruptReferenceError, InvalidInputError
+from wattfleet.modes import Profile, Workload, board_named, read_profile
+from wattfleet.prediction import (
+    Prediction,
+    Predictor,
+    RooflinePredictor,
+    pack_artefact,
+    predictor_class,
+    predictor_names,
+    restore_predictor,
+)
+from wattfleet_evaluation.judging.transfer import evaluate_transfer
+from wattfleet_evaluation.powertrain.networks import Schedule
+from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
+
+SPACE = board_named("agx-orin").space.array()
+
+Fit = Callable[..., Predictor]
+
+
+def formula(modes: np.ndarray, seed: int, slower: float = 1.0) -> Profile:
+    """Measurements by a formula that no predictor models, with 1 % noise."""
+    cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
+    time = slower * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 20 / mem)
+    power = 6000 + 900 * cores * cpu**1.5 + 9000 * gpu**1.5 + 900 * mem
+    noise = np.exp(0.01 * np.random.default_rng(seed).standard_normal((2, len(modes))))
+    return Profile(modes, time * noise[0], power * noise[1])
+
+
+def drawn(count: int, seed: int) -> np.ndarray:
+    return SPACE[np.random.default_rng(seed).choice(len(SPACE), count, replace=False)]
+
+
+def columns(prediction: Prediction) -> list[np.ndarray]:
+    return [getattr(prediction, field.name) for field in fields(prediction)]
+
+
+def assert_sound(prediction: Prediction, count: int) -> None:
+    for values in columns(prediction):
+        assert values.shape == (count,)
+        assert np.isfinite(values).all()
+        assert (values > 0).all()
+
+
+class PredictorContract:
+    """The contract; `tolerance` is the relative difference allowed between fits to reordered rows."""
+
+    name: str
+    tolerance: float
+
+    @classmethod
+    def fit(cls) -> Fit:
+        """The `fit` of the class; networks use fewer steps than the paper."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def reference(cls) -> Predictor:
+        return cls.fit()(formula(drawn(420, 0), 0))
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def fitted(cls, reference: Predictor) -> Predictor:
+        return cls.fit()(formula(drawn(20, 1), 1, slower=1.5), reference)
+
+    def test_is_registered_under_its_name(self, fitted: Predictor) -> None:
+        assert fitted.name == self.name
+        assert predictor_class(self.name) is type(fitted)
+
+    def test_is_positive_and_finite_in_the_whole_space(self, fitted: Predictor, reference: Predictor) -> None:
+        assert len(SPACE) == 18_096
+        assert_sound(fitted.predict(SPACE), len(SPACE))
+        assert_sound(reference.predict(SPACE), len(SPACE))
+
+    def test_is_positive_and_finite_far_outside_the_profiled_range(self, fitted: Predictor) -> None:
+        beyond = np.array([[1, 50_000, 5e7, 5e7], [64, 5e6, 5e9, 1e10], [1, 5e6, 5e7, 1e10]])
+        assert_sound(fitted.predict(beyond), 3)
+
+    def test_predicts_an_empty_array_of_modes(self, fitted: Predictor) -> None:
+        assert_sound(fitted.predict(SPACE[:0]), 0)
+
+    def test_predicts_a_mode_the_same_alone_and_among_others(self, fitted: Predictor) -> None:
+        alone = [fitted.predict(SPACE[k : k + 1]) for k in (0, 9_000)]
+        among = fitted.predict(SPACE)
+        for one, k in zip(alone, (0, 9_000), strict=True):
+            for single, many in zip(columns(one), columns(among), strict=True):
+                assert single[0] == pytest.approx(many[k], rel=1e-9)
+
+    def test_fits_five_modes_and_refuses_four_without_a_reference(self, reference: Predictor) -> None:
+        five = formula(drawn(5, 2), 2)
+        assert_sound(self.fit()(five, reference).predict(SPACE), len(SPACE))
+        assert_sound(self.fit()(five).predict(SPACE), len(SPACE))
+        with pytest.raises(InvalidInputError, match="5"):
+            self.fit()(five.rows(np.arange(4)))
+
+    def test_the_same_profile_gives_the_same_bytes(self, fitted: Predictor, reference: Predictor) -> None:
+        again = self.fit()(formula(drawn(20, 1), 1, slower=1.5), reference)
+        assert again.save() == fitted.save()
+
+    def test_the_order_of_a_corpus_does_not_matter(self, reference: Predictor) -> None:
+        corpus = formula(drawn(420, 0), 0)
+        turned = self.fit()(corpus.rows(np.random.default_rng(3).permutation(420)))
+        for one, other in zip(columns(reference.predict(SPACE)), columns(turned.predict(SPACE)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=self.tolerance)
+
+    def test_the_order_of_the_rows_does_not_matter(self, fitted: Predictor, reference: Predictor) -> None:
+        profile = formula(drawn(20, 1), 1, slower=1.5)
+        turned = self.fit()(profile.rows(np.random.default_rng(3).permutation(20)), reference)
+        for one, other in zip(columns(fitted.predict(SPACE)), columns(turned.predict(SPACE)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=self.tolerance)
+
+    def test_a_saved_predictor_predicts_the_same(self, fitted: Predictor) -> None:
+        loaded = type(fitted).load(fitted.save())
+        for one, other in zip(columns(fitted.predict(SPACE)), columns(loaded.predict(SPACE)), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert loaded.save() == fitted.save()
+
+    def test_an_artefact_restores_it(self, fitted: Predictor) -> None:
+        artefact = pack_artefact(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
+        assert restore_predictor(artefact).save() == fitted.save()
+
+    def test_adapting_to_the_same_hardware_changes_nothing(self, reference: Predictor) -> None:
+        hardware = board_named("agx-orin").hardware
+        assert reference.adapted(hardware, hardware).save() == reference.save()
+
+    def test_is_sound_when_adapted_to_other_hardware(self, reference: Predictor) -> None:
+        adapted = reference.adapted(board_named("agx-orin").hardware, board_named("orin-nano").hardware)
+        modes = board_named("orin-nano").space.array()
+        assert_sound(adapted.predict(modes), len(modes))
+
+    def test_refuses_weights_of_another_kind(self, fitted: Predictor) -> None:
+        with pytest.raises(CorruptReferenceError):
+            type(fitted).load(b"\x02\x00\x00\x00\x00\x00\x00\x00{}")
+
+    def test_predicts_the_fitted_modes_well(self, fitted: Predictor) -> None:
+        profile = formula(drawn(20, 1), 1, slower=1.5)
+        found = fitted.predict(profile.modes)
+        assert np.median(np.abs(found.minibatch_ms / profile.minibatch_ms - 1)) < 0.35
+        assert np.median(np.abs(found.power_mw / profile.power_mw - 1)) < 0.35
+
+
+class TestRoofline(PredictorContract):
+    name = "roofline"
+    # Sums over reordered rows round differently, and the optimizer stops at slightly other parameters.
+    tolerance = 1e-4
+
+    @classmethod
+    def fit(cls) -> Fit:
+        return RooflinePredictor.fit
+
+    @pytest.mark.data
+    @pytest.mark.parametrize("target", ["agx_orin_mobilenetv3", "orin_nano_resnet18"])
+    @pytest.mark.parametrize("modes", [10, 50])
+    def test_the_90_percent_interval_holds_85_to_95_percent(self, corpora: Path, target: str, modes: int) -> None:
+        import reference_models
+
+        reference = restore_predictor(reference_models.load("agx_orin_resnet18"))
+        scores = evaluate_transfer(
+            RooflinePredictor, reference, read_profile(corpora / f"{target}.csv"), modes, 10, 0, lambda: 0.0
+        )
+        assert 85 <= scores.time_coverage.mean() <= 95
+        assert 85 <= scores.power_coverage.mean() <= 95
+
+    @pytest.mark.data
+    def test_adapting_by_data_sheets_reduces_most_of_the_error(self, corpora: Path) -> None:
+        import reference_models
+
+        artefact, nano = reference_models.load("agx_orin_resnet18"), read_profile(corpora / "orin_nano_resnet18.csv")
+
+        def errors_pct(reference: Predictor) -> tuple[float, float]:
+            found = RooflinePredictor.fit(nano.rows(np.empty(0, dtype=np.intp)), reference).predict(nano.modes)
+            time, power = found.minibatch_ms / nano.minibatch_ms, found.power_mw / nano.power_mw
+            return 100 * float(np.abs(time - 1).mean()), 100 * float(np.abs(power - 1).mean())
+
+        for without, adapted in zip(
+            errors_pct(restore_predictor(artefact)),
+            errors_pct(restore_predictor(artefact, board_named("orin-nano"))),
+            strict=True,
+        ):
+            assert without > 30
+            assert adapted < 15
+
+
+class Networks(PredictorContract):
+    # Rows are sorted before random draws, so their order has no effect.
+    tolerance = 1e-12
+    schedule = Schedule(epochs=40, entries=8, learning_rate=3e-3)
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def torch(cls) -> None:
+        pytest.importorskip("torch", reason="networks are trained with torch")
+
+
+class TestPowerTrain(Networks):
+    name = "powertrain"
+
+    @classmethod
+    def fit(cls) -> Fit:
+        return partial(PowerTrainPredictor.fit, schedule=cls.schedule)
+
+    def test_a_transfer_is_better_than_training_alone(self, reference: PowerTrainPredictor) -> None:
+        fitted = self.fit()(formula(drawn(20, 1), 1, slower=1.5), reference)
+        truth = formula(drawn(500, 4), 4, slower=1.5)
+        alone = partial(ScratchPredictor.fit, schedule=self.schedule)(formula(drawn(20, 1), 1, slower=1.5))
+
+        def error(predictor: Predictor) -> float:
+            return float(np.abs(predictor.predict(truth.modes).minibatch_ms / truth.minibatch_ms - 1).mean())
+
+        assert error(fitted) < error(alone)
+
+    def test_another_boards_gpu_frequencies_change_the_loss(self, reference: PowerTrainPredictor) -> None:
+        modes = drawn(10, 5)
+        near = self.fit()(formula(modes, 5), reference)
+        measured = formula(modes, 5)
+        far = self.fit()(Profile(modes + [0, 0, 7.0, 0], measured.minibatch_ms, measured.power_mw), reference)
+        assert not np.allclose(near.predict(modes).minibatch_ms, far.predict(modes).minibatch_ms, rtol=1e-3)
+
+
+class TestScratch(Networks):
+    name = "scratch"
+
+    @classmethod
+    def fit(cls) -> Fit:
+        return partial(ScratchPredictor.fit, schedule=cls.schedule)
+
+    def test_the_reference_has_no_effect(self, fitted: Predictor) -> None:
+        alone = self.fit()(formula(drawn(20, 1), 1, slower=1.5))
+        assert alone.save() == fitted.save()
+
+
+def test_every_kind_has_a_suite() -> None:
+    assert set(predictor_names()) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}

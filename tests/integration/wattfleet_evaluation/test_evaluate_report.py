@@ -1,0 +1,211 @@
+"""`wattfleet evaluate report`: its cases, its self-contained page, and its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import pytest
+from click.testing import Result
+from plotly.offline import get_plotlyjs
+from typer.testing import CliRunner
+
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Profile, board_named, write_profile
+from wattfleet.prediction import NoAuditError, RooflinePredictor, SuspectRow, audit_rows
+from wattfleet_evaluation.cli.commands import app
+from wattfleet_evaluation.reports.all_cases import (
+    Extent,
+    budgets_w,
+    build_report,
+    choice_cases,
+    read_folder,
+    transfer_cases,
+)
+from wattfleet_evaluation.reports.page import PUBLISHED, figures, write_html
+
+REFERENCE, TARGET = "agx_orin_resnet18", "orin_nano_resnet18"
+
+
+def measured(kind: str, count: int, ms: float = 1.0, watts: float = 1.0) -> Profile:
+    modes = board_named(kind).space.array()
+    modes = modes[np.random.default_rng(0).choice(len(modes), count, replace=False)]
+    cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
+    step_ms = ms * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem)
+    return Profile(modes, step_ms, watts * (6e3 + 9e3 * gpu + 2e3 * cpu))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_profile(measured("agx-orin", 420, watts=2), folder / f"{REFERENCE}.csv")
+    write_profile(measured("orin-nano", 24, ms=4), folder / f"{TARGET}.csv")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(data: Path) -> dict[str, Any]:
+    return build_report(read_folder(data), Extent(runs=1, network_runs=0))
+
+
+def page_of(report: dict[str, Any], folder: Path) -> str:
+    """The page without the Plotly library."""
+    write_html(report, folder / "page.html")
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert page.count(get_plotlyjs()) == 1
+    return page.replace(get_plotlyjs(), "")
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["report", *map(str, arguments)])
+
+
+def test_the_command_writes_both_files(
+    data: Path, report: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = report
+    monkeypatch.setattr("wattfleet_evaluation.reports.all_cases.build_report", lambda profiles, extent, report: built)
+    out = tmp_path / "new" / "folder"
+    result = invoke("--data", data, "--out", out, "--runs", 1, "--network-runs", 0, "--json")
+
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == json.loads((out / "report.json").read_text())
+    assert "agx_orin_resnet18" in (out / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_report_has_every_method_and_size_with_finite_figures(report: dict[str, Any]) -> None:
+    json.dumps(report, allow_nan=False)
+
+    assert [row["modes"] for row in report["transfers"]] == [5, 10, 20]  # The target has fewer than 50 modes.
+    names = {row["name"] for row in report["choices"] if row["target"] == TARGET}
+    assert names == {"wattfleet", "maxn", "random", "binary-search", "brute-force", "presets", "roofline"}
+    assert [(front["reference"], front["target"]) for front in report["fronts"]] == [(REFERENCE, TARGET)]
+    (brute,) = (row for row in report["choices"] if row["name"] == "brute-force" and row["target"] == TARGET)
+    assert brute["time_penalty_pct"]["mean"] == brute["excess_w"] == 0
+
+
+def test_files_are_audited_with_a_reference(report: dict[str, Any]) -> None:
+    assert all(isinstance(file["suspect_rows"], int) and file["no_audit"] is None for file in report["files"].values())
+    assert all("time_mape_passing" in row for row in report["transfers"])
+
+
+def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse_a_dozen(profile: Profile, known: RooflinePredictor | None) -> list[SuspectRow]:
+        if len(profile) == 12:
+            raise NoAuditError("9 of 12 rows contradict the audit's fit")
+        return audit_rows(profile, known)
+
+    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit", refuse_a_dozen)
+    six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
+    six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
+    dozen = measured("orin-nano", 12, ms=4)
+    for stem, profile in {REFERENCE: measured("agx-orin", 420, watts=2), "six": six, "dozen": dozen}.items():
+        write_profile(profile, tmp_path / f"{stem}.csv")
+    found = build_report(read_folder(tmp_path), Extent(runs=1, network_runs=0))
+
+    assert found["files"]["six"]["suspect_rows"] >= 1
+    assert found["files"]["dozen"]["suspect_rows"] is None
+    assert found["files"]["dozen"]["no_audit"] == "9 of 12 rows contradict the audit's fit"
+    by_target = {row["target"]: row for row in found["transfers"]}
+    assert set(by_target) == {"six", "dozen"}
+    assert "time_mape_passing" not in by_target["dozen"]
+    assert " · –" in page_of(found, tmp_path)
+
+
+def test_networks_have_their_own_number_of_runs(data: Path) -> None:
+    profiles = read_folder(data)
+    for cases in (transfer_cases, choice_cases):
+        runs = {(case.name, case.target): case.runs for case in cases(profiles, Extent(runs=3, network_runs=2))}
+        assert runs["powertrain", TARGET] == runs["scratch", TARGET] == runs["scratch", REFERENCE] == 2
+        assert runs["roofline", TARGET] == 3
+        assert ("powertrain", REFERENCE) not in runs  # There is nothing to transfer from.
+        assert not {"powertrain", "scratch"} & {case.name for case in cases(profiles, Extent(network_runs=0))}
+
+
+def test_the_page_is_self_contained(report: dict[str, Any], tmp_path: Path) -> None:
+    page = page_of(report, tmp_path)
+
+    assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
+    assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
+    assert "doi:10.1016/j.future.2024.07.001" in page
+
+
+def test_published_figures_appear_only_with_their_own_transfer(report: dict[str, Any], tmp_path: Path) -> None:
+    assert "7.85" in page_of(report, tmp_path)
+    renamed = json.loads(json.dumps(report).replace(REFERENCE, "another"))
+    assert "7.85" not in page_of(renamed, tmp_path)
+    assert all(one.time_mape or one.power_mape for one in PUBLISHED)
+
+
+def test_file_names_are_escaped(report: dict[str, Any], tmp_path: Path) -> None:
+    renamed = json.loads(json.dumps(report).replace(TARGET, "</script><img>"))
+    page = page_of(renamed, tmp_path)
+
+    assert "</script><img>" not in page
+    assert "&lt;/script&gt;&lt;img&gt;" in page
+
+
+def test_plotly_accepts_the_figures(report: dict[str, Any], tmp_path: Path) -> None:
+    drawn = set(re.findall(r'class="plot" id="([^"]+)"', page_of(report, tmp_path)))
+    assert drawn == set(figures(report))
+    for name, figure in figures(report).items():
+        go.Figure(json.loads(json.dumps(figure).replace("@ink", "black")))
+        assert all(figure["layout"][axis]["title"]["text"] for axis in ("xaxis", "yaxis")), name
+
+
+def test_budgets_are_the_published_ones_on_the_agx_orin() -> None:
+    assert budgets_w(measured("agx-orin", 30)) == [float(watts) for watts in range(17, 51)]
+    nano = measured("orin-nano", 30)
+    assert nano.power_mw.min() <= budgets_w(nano)[0] * 1e3
+    assert budgets_w(nano)[-1] * 1e3 <= nano.power_mw.max()
+    assert 1 <= len(budgets_w(measured("orin-nano", 30, watts=0.04))) <= 40
+    assert len(budgets_w(measured("orin-nano", 30, watts=50))) <= 40
+
+
+@pytest.mark.parametrize(
+    ("counts", "options", "message"),
+    [
+        ({}, {}, "contains no CSV files"),
+        ({"small": 24}, {}, "400 modes or more"),
+        ({"big": 420}, {}, "no other file"),
+        ({"big": 420, "tiny": 5}, {}, "tiny.csv: 5 modes"),
+        ({"big": 420, "small": 24}, {"--runs": 0}, "give 1 run or more"),
+        ({"big": 420, "small": 24}, {"--network-runs": -1}, "0 or more"),
+        ({"big": 420, "small": 24}, {"--seed": -1}, "0 or more"),
+        (None, {}, "no such folder"),
+    ],
+)
+def test_bad_input_is_refused_with_the_remedy(
+    counts: dict[str, int] | None, options: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "data"
+    if counts is not None:
+        folder.mkdir()
+        for name, count in counts.items():
+            write_profile(measured("agx-orin", count), folder / f"{name}.csv")
+    result = invoke("--data", folder, "--out", tmp_path / "out", *(part for item in options.items() for part in item))
+
+    assert isinstance(result.exception, InvalidInputError)
+    assert message in str(result.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_output_folder_that_is_a_file_is_refused(data: Path) -> None:
+    result = invoke("--data", data, "--out", data / f"{TARGET}.csv")
+    assert isinstance(result.exception, InvalidInputError)
+    assert "cannot create the folder" in str(result.exception)
+
+
+def test_a_missing_extra_is_named_with_its_install_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "wattfleet_evaluation.reports.page")
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    result = invoke("--data", data, "--out", tmp_path)
+    assert isinstance(result.exception, InvalidInputError)
+    assert "wattfleet[simulation]" in str(result.exception)

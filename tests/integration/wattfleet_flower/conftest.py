@@ -1,0 +1,32 @@
+"""Fixtures of the tests of Flower's side."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.agent_socket import Agent, agent_at
+from tests.fakes.power_aware_runs import WarningLog
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[WarningLog]:
+    """The warnings that were logged; Flower's logger does not propagate them by default."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    caplog.set_level(logging.INFO)
+    yield WarningLog(caplog)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock") as running:
+        yield running
+
+
+@pytest.fixture
+def agent_that_retries_soon(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock", retry_s=0.02) as running:
+        yield running

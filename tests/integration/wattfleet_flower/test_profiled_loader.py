@@ -1,0 +1,114 @@
+"""`profiled(loader)` against a real agent socket: modes are measured while the app trains."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from edge_agent.runtime.readiness import parked_mode
+from tests.fakes.agent_socket import (
+    MODE,
+    Agent,
+    answered,
+    assigned,
+    context,
+    message,
+)
+from wattfleet.modes import PowerMode
+from wattfleet_flower import AgentUnreachableError, power_mode_mod, profiled
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING
+from wattfleet_proto.assignment import (
+    RECORD_KEY,
+    RoundAssignment,
+)
+from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.v1 import local_pb2
+
+
+def trains_on(batches: Any, seen: list[int], modes: list[PowerMode], agent: Agent) -> Any:
+    def train(request: Message, _: Context) -> Message:
+        for batch in profiled(batches):
+            seen.append(batch)
+            modes.append(agent.board.current_mode())
+        modes.append(agent.board.current_mode())
+        return answered(request, _)
+
+    return train
+
+
+def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Every minibatch is reported: here they take no time, so the usual half second would never be over.
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
+    seen: list[int] = []
+    modes: list[PowerMode] = []
+    before = len(agent.journal.records)
+    train = trains_on(range(800), seen, modes, agent)
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert not reply.has_error()
+    assert seen == list(range(800))
+    measured = [record.mode for record in agent.journal.records[before:]]
+    assert measured and set(measured) < set(modes)
+    assert modes[-1] == MODE, "after the loader the assigned mode is in force again"
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    # What the round needed says nothing of the assigned mode, so it is no observation; the front is newer.
+    assert agent.reports.observations == []
+    assert len(agent.reports.fronts) == 1
+
+
+def test_no_mode_that_may_exceed_the_rounds_power_limit_is_measured(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
+    prediction = agent.learner.front
+    least_w = float(np.min(prediction.power_w))
+    record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=0.5 * least_w).to_record()
+    request = message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
+    modes: list[PowerMode] = []
+    train = trains_on(range(10), [], modes, agent)
+    power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), train)
+    assert set(modes) == {MODE}
+    assert len(agent.reports.observations) == 1, "such a round is observed as any other"
+
+
+def test_outside_a_planned_training_a_profiled_loader_only_passes_batches() -> None:
+    assert list(profiled(range(3))) == [0, 1, 2]
+
+
+def test_an_app_killed_while_modes_are_measured_leaves_the_device_parked(agent: Agent) -> None:
+    def train(request: Message, _: Context) -> Message:
+        for batch in profiled(range(100)):
+            if batch == 3:
+                assert agent.board.current_mode() != MODE
+                raise MemoryError("out of memory")
+        raise AssertionError("unreachable")
+
+    with pytest.raises(MemoryError):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+
+
+@pytest.mark.parametrize(
+    ("fetch_stall_ms", "reason"),
+    [
+        (-1.0, "a minibatch has to wait"),
+        (float("inf"), "a minibatch has to wait"),
+        (float("nan"), "a minibatch has to wait"),
+        (1e12, "1e.09 s of minibatches"),
+        (5_000.0, "5.005 s of minibatches"),
+    ],
+)
+def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms: float, reason: str) -> None:
+    def train(request: Message, _: Context) -> Message:
+        training = CURRENT_TRAINING.get()
+        assert training is not None
+        training.report([local_pb2.MinibatchTimes(fetch_stall_ms=fetch_stall_ms, compute_ms=5.0)], paused=False)
+        raise AssertionError("unreachable")
+
+    with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
+        power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert agent.board.current_mode() == parked_mode(agent.board)
+    assert agent.reporter.state is DeviceState.READY

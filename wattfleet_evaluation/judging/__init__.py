@@ -1,0 +1,1 @@
+"""How predictors and choices are scored against measured modes."""

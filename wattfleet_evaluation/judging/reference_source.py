@@ -1,0 +1,81 @@
+"""The reference that an evaluation transfers from: one that ships, or one trained on a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from reference_models import load, shipped
+from reference_models.scoring import require_disjoint
+from reference_models.training import CORPUS_SHA256
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Board, Profile, board_with_modes, read_profile
+from wattfleet.prediction import Artefact, Predictor, adapt_to_board, predictor_class, restore_predictor
+
+
+@dataclass(frozen=True)
+class ReferenceSource:
+    """A checked reference: it exists, and it was not trained on the target.
+
+    Attributes:
+        name: the name of a shipped reference, or the path of a corpus.
+        content: the shipped reference, or the corpus to train one on.
+    """
+
+    name: str
+    content: Artefact | Profile
+
+    def predictor(self, name: str, board: Board | None) -> Predictor | None:
+        """The reference predictor of a kind; None if this kind does not transfer.
+
+        Args:
+            name: the kind's name.
+            board: the target's board. The reference is adapted to its hardware. None if the board is unknown.
+
+        Raises:
+            InvalidInputError: the shipped reference is of another kind, or the corpus is too small to train on.
+        """
+        wanted = predictor_class(name)
+        if not wanted.transfers:
+            return None
+        if isinstance(self.content, Profile):
+            trained = wanted.fit(self.content)
+            return adapt_to_board(trained, board_with_modes(self.content.modes), board)
+        if self.content.details.predictor != name:
+            raise InvalidInputError(
+                f"the reference {self.name!r} holds a predictor of the kind {self.content.details.predictor!r}, not"
+                f" {name!r}: give the CSV of its corpus to train a {name!r} reference on"
+            )
+        return restore_predictor(self.content, board)
+
+
+def find_reference(reference: str, target: Profile) -> ReferenceSource:
+    """Find the reference that a command line names, and check that it was not trained on the target.
+
+    A shipped reference does not hold the rows of its corpus. The check can only tell whether the target is the whole
+    corpus, and only if the manifest states the corpus's digest.
+
+    Args:
+        reference: name of a shipped reference, or path of a corpus.
+        target: measured modes that the reference is evaluated on.
+
+    Raises:
+        InvalidInputError: there is no such reference or file, or the reference was trained on the target.
+    """
+    if reference in shipped():
+        artefact = load(reference)
+        if artefact.details.provenance.get(CORPUS_SHA256) == target.sha256():
+            raise InvalidInputError(
+                f"the target is the corpus that the reference {reference!r} was trained on: give a target of another"
+                " workload or device"
+            )
+        return ReferenceSource(reference, artefact)
+    path = Path(reference)
+    if not path.is_file():
+        raise InvalidInputError(
+            f"{reference!r} is neither a file nor a shipped reference: give the CSV of a corpus, or one of"
+            f" {', '.join(shipped())}"
+        )
+    corpus = read_profile(path)
+    require_disjoint(corpus, target)
+    return ReferenceSource(reference, corpus)

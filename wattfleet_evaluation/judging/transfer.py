@@ -1,0 +1,136 @@
+"""Scores of a transfer: a predictor's errors and coverage on measured modes that it was not fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference_models.scoring import percentage_errors
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Profile
+from wattfleet.prediction import Predictor
+
+Values = NDArray[np.float64]
+Clock = Callable[[], float]
+"""Returns seconds since a fixed moment."""
+
+
+@dataclass(frozen=True)
+class TransferScores:
+    """Scores of `r` runs, `[r]` each: one value per run, over the modes that were not fitted.
+
+    Attributes:
+        time_mape: mean absolute percentage error of the time, %.
+        power_mape: mean absolute percentage error of the power, %.
+        time_coverage: share of modes whose time lies within the 90 % interval, %.
+        power_coverage: share of modes whose power lies within the 90 % interval, %.
+        fit_seconds: duration of the fit, s.
+        time_mape_passing: `time_mape` over the trusted rows only. None without an audit, or if some run has no trusted
+            row to score.
+        power_mape_passing: `power_mape` over the trusted rows only, likewise.
+    """
+
+    time_mape: Values
+    power_mape: Values
+    time_coverage: Values
+    power_coverage: Values
+    fit_seconds: Values
+    time_mape_passing: Values | None
+    power_mape_passing: Values | None
+
+    def summary(self) -> dict[str, Any]:
+        """Quartiles over the runs, and the mean coverage, as numbers and mappings for JSON."""
+        found: dict[str, Any] = {
+            "time_mape": quartiles(self.time_mape),
+            "power_mape": quartiles(self.power_mape),
+            "coverage_90": {"time": float(self.time_coverage.mean()), "power": float(self.power_coverage.mean())},
+            "fit_seconds": quartiles(self.fit_seconds),
+        }
+        if self.time_mape_passing is not None and self.power_mape_passing is not None:
+            found["time_mape_passing"] = quartiles(self.time_mape_passing)
+            found["power_mape_passing"] = quartiles(self.power_mape_passing)
+        return found
+
+
+def quartiles(values: Values) -> dict[str, float]:
+    """Median, first and third quartile of `[r]` values."""
+    q1, median, q3 = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
+    return {"median": median, "q1": q1, "q3": q3}
+
+
+def evaluate_transfer(
+    predictor: type[Predictor],
+    reference: Predictor | None,
+    target: Profile,
+    modes: int,
+    runs: int,
+    seed: int,
+    clock: Clock,
+    trusted: NDArray[np.bool_] | None = None,
+    track: Callable[[Iterable[int]], Iterable[int]] = iter,
+) -> TransferScores:
+    """Fit a predictor to modes drawn uniformly at random, predict all other modes, and repeat.
+
+    Args:
+        predictor: the class to fit.
+        reference: a predictor of this class to transfer from; None to fit without a reference.
+        target: `m` measured modes of the workload and device to transfer to.
+        modes: number of modes drawn in each run, below `m`. Some predictors need more than a few.
+        runs: number of runs.
+        seed: run k draws with the seed `seed + k`.
+        clock: measures how long the fits take.
+        trusted: `[m]` rows that pass an audit. The errors over these rows are scored too, if every run leaves some.
+        track: wraps the iteration over the runs, to show progress.
+
+    Raises:
+        InvalidInputError: there are no runs, the seed is negative, or `modes` is not below the target's number.
+    """
+    if runs < 1:
+        raise InvalidInputError(f"give 1 or more runs, not {runs}")
+    if not 0 <= modes < len(target):
+        raise InvalidInputError(
+            f"the target has {len(target)} modes and at least 1 must be left for scoring: draw 0 to"
+            f" {len(target) - 1} modes, not {modes}"
+        )
+    if seed < 0:
+        raise InvalidInputError(f"the seed {seed} is negative: give 0 or more")
+    scores: list[tuple[float, ...]] = []
+    for run in track(range(runs)):
+        drawn = np.random.default_rng(seed + run).choice(len(target), modes, replace=False)
+        others = np.ones(len(target), dtype=bool)
+        others[drawn] = False
+        begun = clock()
+        fitted = predictor.fit(target.rows(drawn), reference)
+        seconds = clock() - begun
+        predicted = fitted.predict(target.modes[others])
+        unseen = target.rows(others)
+        time_error, power_error = percentage_errors(predicted, unseen)
+        time_low, time_high = (predicted.minibatch_ms_quantile(q) for q in (0.05, 0.95))
+        power_low, power_high = (predicted.power_mw_quantile(q) for q in (0.05, 0.95))
+        passing = np.ones(len(unseen), dtype=bool) if trusted is None else trusted[others]
+        scores.append(
+            (
+                float(time_error.mean()),
+                float(power_error.mean()),
+                100 * float(((unseen.minibatch_ms >= time_low) & (unseen.minibatch_ms <= time_high)).mean()),
+                100 * float(((unseen.power_mw >= power_low) & (unseen.power_mw <= power_high)).mean()),
+                seconds,
+                float(time_error[passing].mean()) if passing.any() else np.nan,
+                float(power_error[passing].mean()) if passing.any() else np.nan,
+            )
+        )
+    time, power, time_coverage, power_coverage, fit_s, time_passing, power_passing = np.array(scores).T
+    has_passing = trusted is not None and bool(np.isfinite(time_passing).all())
+    return TransferScores(
+        time,
+        power,
+        time_coverage,
+        power_coverage,
+        fit_s,
+        time_passing if has_passing else None,
+        power_passing if has_passing else None,
+    )

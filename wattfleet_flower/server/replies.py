@@ -1,0 +1,136 @@
+"""The replies to a round's messages: a result for each device, and a reduced weight for partial work."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from logging import INFO
+from typing import Any
+
+from flwr.app import Error, Message, MetricRecord
+from flwr.common.logger import log
+
+from wattfleet_proto.assignment import APP_WEIGHS_KEY, CUT_KEY, RECORD_KEY, SHARE_KEY
+from wattfleet_proto.v1 import planning_pb2
+
+LOSS_KEYS = ("train_loss", "train-loss", "loss")
+"""Metrics in which an app may report its mean training loss; the first one present counts."""
+
+_MAX_REASON_LENGTH = 300
+_MIN_REASON_BYTES = 16
+# Overhead of a message nested in another one.
+_FRAME_BYTES = 4
+# Flower's own numbers (ErrorCode), which it does not export.
+_ERROR_TEXTS = {
+    1: "the app could not be loaded",
+    2: "the app raised",
+    3: "the message was lost",
+    4: "the reply was lost",
+    5: "the node is gone",
+    6: "a mod refused",
+    7: "the app's bundle is broken",
+    8: "the training process was killed",
+}
+# For these codes Flower's reason has details.
+_WITH_REASON = (1, 2, 6, 7)
+
+
+def describe_error(error: Error) -> str:
+    """Describe in words why a node sent an error."""
+    words = _ERROR_TEXTS.get(error.code, f"Flower's error {error.code}")
+    if error.code in _ERROR_TEXTS and error.code not in _WITH_REASON:
+        return words
+    # The last line of a traceback is the exception itself.
+    lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
+    return f"{words}: {lines[-1][:_MAX_REASON_LENGTH]}" if lines else words
+
+
+def truncate_failures(results: Sequence[planning_pb2.DeviceResult], max_bytes: int) -> None:
+    """Truncate the reasons of failures so that all results together fit into so many bytes."""
+    excess = sum(result.ByteSize() + _FRAME_BYTES for result in results) - max_bytes
+    failed = [result for result in results if result.failure]
+    if excess <= 0 or not failed:
+        return
+    reasons = [result.failure.encode() for result in failed]
+    longest = max(_MIN_REASON_BYTES, (sum(map(len, reasons)) - excess) // len(failed))
+    for result, reason in zip(failed, reasons, strict=True):
+        result.failure = reason[:longest].decode(errors="ignore")
+
+
+class RoundReplies:
+    """The replies to a round's messages, matched to the devices they came from."""
+
+    def __init__(self, sent: Sequence[tuple[Any, str]], replies: Iterable[Message], timeout_s: float | None) -> None:
+        """Match replies to devices.
+
+        Args:
+            sent: each message's metadata, and the device it was sent to.
+            replies: the replies that arrived.
+            timeout_s: seconds that were waited for replies; None if unknown.
+        """
+        self._sent = sent
+        self._no_reply = "no reply in time" if timeout_s is None else f"no reply within {timeout_s:.0f} s"
+        self.replies = list(replies)
+        of_message = {metadata.message_id: device_id for metadata, device_id in sent if metadata.message_id}
+        of_node = {metadata.dst_node_id: device_id for metadata, device_id in sent}
+        # For a lost node Flower's server replies under its own id, so the message identifies the device.
+        self._reply_of = {
+            device_id: reply
+            for reply in self.replies
+            if (device_id := of_message.get(reply.metadata.reply_to_message_id))
+            or (device_id := of_node.get(reply.metadata.src_node_id))
+        }
+
+    def results(self, weighted_by_key: str) -> list[planning_pb2.DeviceResult]:
+        """Scale the weight of partial work, and remove Wattfleet's record from the replies.
+
+        Args:
+            weighted_by_key: the metric that the strategy uses as weight.
+
+        Returns:
+            The result of each device that was sent a message.
+        """
+        return [
+            self._result(device_id, weighted_by_key)
+            for device_id in dict.fromkeys(device_id for _, device_id in self._sent)
+        ]
+
+    def _result(self, device_id: str, weighted_by_key: str) -> planning_pb2.DeviceResult:
+        reply = self._reply_of.get(device_id)
+        if reply is None:
+            return planning_pb2.DeviceResult(device_id=device_id, failure=self._no_reply)
+        if reply.has_error():
+            return planning_pb2.DeviceResult(device_id=device_id, failure=describe_error(reply.error))
+        record = reply.content.pop(RECORD_KEY, {})
+        share = min(1.0, max(0.0, float(record[SHARE_KEY]))) if _is_number(record.get(SHARE_KEY)) else 1.0
+        metrics = list(reply.content.metric_records.values())
+        if share < 1 and not record.get(APP_WEIGHS_KEY, False):
+            for record_of_metrics in metrics:
+                if _is_number(record_of_metrics.get(weighted_by_key)):
+                    record_of_metrics[weighted_by_key] = float(record_of_metrics[weighted_by_key]) * share
+        if record.get(CUT_KEY, False) and SHARE_KEY not in record:
+            log(
+                INFO,
+                "%s stopped at its deadline; its weight is not scaled, because its loader has no length",
+                device_id,
+            )
+        return planning_pb2.DeviceResult(
+            device_id=device_id,
+            share=share,
+            num_examples=_first_number(metrics, (weighted_by_key,), least=0.0),
+            loss=_first_number(metrics, LOSS_KEYS),
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _first_number(records: Iterable[MetricRecord], keys: Sequence[str], least: float = -math.inf) -> float | None:
+    """Return the first metric present; None if there is none, or if it is not finite and at least `least`."""
+    for key in keys:
+        for metrics in records:
+            if _is_number(metrics.get(key)):
+                value = float(metrics[key])
+                return value if math.isfinite(value) and value >= least else None
+    return None

@@ -1,0 +1,47 @@
+"""Channels to the coordinator, as its synchronous clients open them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
+
+UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+"""Statuses of a call that may have reached no coordinator. A coordinator without a ready device answers with the first
+one, too; `answers` tells the two apart."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_ANSWER_BYTES),
+    # gRPC's own reconnect backoff grows to two minutes, in which a client would miss a coordinator that is back.
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+
+def open_channel(address: str) -> grpc.Channel:
+    """Open a channel to a coordinator; it connects at the first call.
+
+    Args:
+        address: the coordinator's host:port.
+    """
+    return grpc.insecure_channel(address, options=_OPTIONS)
+
+
+def answers(method: Callable[..., Any], request: Any, timeout_s: float, wait_for_ready: bool = False) -> bool:
+    """Check whether a coordinator answers, be it with an error.
+
+    Args:
+        method: a stub's method that needs no ready device.
+        request: the method's request.
+        timeout_s: how long to wait for the answer, seconds.
+        wait_for_ready: whether to wait for a coordinator that is starting.
+    """
+    try:
+        method(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+    except grpc.RpcError as error:
+        status: Any = error
+        return status.code() not in UNREACHABLE
+    return True

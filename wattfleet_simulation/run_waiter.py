@@ -1,0 +1,113 @@
+"""Waits for a fleet to be ready and for a Flower run to complete, asking the coordinator and Flower."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
+from wattfleet_simulation.processes import PartFailedError
+
+
+class NotInTimeError(PartFailedError):
+    """A time limit has passed."""
+
+
+def await_ready(
+    view: CoordinatorView,
+    count: int,
+    within_s: float,
+    poll_s: float,
+    on_poll: Callable[[Sequence[view_pb2.DeviceView]], None] = lambda _: None,
+) -> None:
+    """Return once enough devices are ready.
+
+    Args:
+        view: the coordinator.
+        count: number of devices to wait for.
+        within_s: time limit.
+        poll_s: time between two polls.
+        on_poll: called with all devices after each poll; it may raise to stop the wait.
+
+    Raises:
+        NotInTimeError: the time limit has passed; the text lists each device's state.
+    """
+    give_up_s = time.monotonic() + within_s
+    while True:
+        devices = view.devices()
+        on_poll(devices)
+        if sum(device.state == session_pb2.DEVICE_STATE_READY for device in devices) >= count:
+            return
+        if time.monotonic() > give_up_s:
+            states = ", ".join(map(_state, devices)) or "none enrolled"
+            raise NotInTimeError(f"not all of {count} devices were ready within {within_s:g} s: {states}")
+        time.sleep(poll_s)
+
+
+def await_run(
+    view: CoordinatorView,
+    run_id: str,
+    flower_completed: Callable[[str], bool],
+    within_s: float,
+    poll_s: float,
+    on_poll: Callable[[RunSeen], None] = lambda _: None,
+    ask_flower_every_s: float = 10.0,
+) -> RunSeen:
+    """Return the run once Flower calls it completed.
+
+    Args:
+        view: the coordinator.
+        run_id: Flower's id of the run.
+        flower_completed: asks Flower; it raises if the run failed or was stopped.
+        within_s: time limit.
+        poll_s: time between two polls of the coordinator.
+        on_poll: called with the run after each poll; it may raise to stop the wait.
+        ask_flower_every_s: time between two questions to Flower while the run goes on.
+
+    Raises:
+        NotInTimeError: the time limit has passed.
+        PartFailedError: the run failed, was stopped, or had a round in which no device trained.
+    """
+    give_up_s = time.monotonic() + within_s
+    ask_flower_s = time.monotonic() + ask_flower_every_s
+    while True:
+        run = run_of(view, run_id)
+        on_poll(run)
+        completed = False
+        # Flower's answer decides. It is rarely asked otherwise, since each question starts a process of some seconds.
+        if run.run.finished or run.run.error or time.monotonic() > ask_flower_s:
+            completed = flower_completed(run_id)
+            ask_flower_s = time.monotonic() + ask_flower_every_s
+        if completed:
+            run = run_of(view, run_id)
+            on_poll(run)
+            require_trained(run)
+            return run
+        if time.monotonic() > give_up_s:
+            raise NotInTimeError(f"the Flower run did not end within {within_s:g} s")
+        time.sleep(poll_s)
+
+
+def run_of(view: CoordinatorView, run_id: str) -> RunSeen:
+    """What the coordinator knows of a run; empty until the ServerApp has announced it."""
+    newest = view.newest_run()
+    return newest if newest.run.run_id == run_id else RunSeen()
+
+
+def require_trained(run: RunSeen) -> None:
+    """Refuse a run that Flower calls completed although no device trained in some round.
+
+    Raises:
+        PartFailedError: there is such a round.
+    """
+    lost = [each for each in run.rounds if len(each.failed_device_ids) == each.device_count]
+    if lost:
+        numbers = ", ".join(str(each.round) for each in lost)
+        failed = ", ".join(lost[0].failed_device_ids)
+        raise PartFailedError(f"no device trained in round {numbers}: see the logs of {failed} (agent, SuperNode)")
+
+
+def _state(device: view_pb2.DeviceView) -> str:
+    word = session_pb2.DeviceState.Name(device.state).removeprefix("DEVICE_STATE_").lower()
+    return f"{device.device_id} {word}" + (f" ({device.detail})" if device.detail else "")
