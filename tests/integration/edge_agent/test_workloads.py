@@ -87,7 +87,7 @@ def test_the_agent_at_rest_imports_neither_torch_nor_what_was_not_chosen():
     code = (
         "import sys, edge_agent.runtime.agent, edge_agent.cli.commands, edge_agent.workloads.loading;"
         "from wattfleet_flower import power_mode_mod;"
-        "print([name for name in ('torch', 'jtop', 'pynvml') if name in sys.modules])"
+        "print([name for name in ('torch', 'scipy', 'pandas', 'jtop', 'pynvml') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
