@@ -111,7 +111,7 @@ def test_errors_end_with_their_code_and_one_line(
     + [
         (
             ["agent", "run", "--device-id", "a", "--minibatches-per-epoch", "9", "--device", "simulated:tx2"],
-            "unknown device 'simulated:tx2': choose one of auto, sysfs,",
+            "unknown device 'simulated:tx2'; choose one of auto, sysfs,",
         ),
     ],
 )
