@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from wattfleet.errors import (
-    WattfleetError,
-)
+from wattfleet.errors import WattfleetError
 
 
 class UnknownRecordError(WattfleetError):

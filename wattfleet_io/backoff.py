@@ -1,30 +1,30 @@
-"""Pauses between attempts to reach the coordinator."""
+"""Exponential backoff with jitter, for attempts to reach the coordinator."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 
-LONGEST_S = 30.0
+MAX_S = 30.0
 FIRST_S = 0.2
 
 
 class Backoff:
-    """Pauses that double, at random up to their whole length, so that a fleet does not come back all at once."""
+    """Pauses of random length below a limit that doubles, so that a fleet does not reconnect all at once."""
 
     def __init__(self) -> None:
         self._up_to_s = FIRST_S
 
     def reset(self) -> None:
-        """An attempt went well."""
+        """Start again with short pauses, after a success."""
         self._up_to_s = FIRST_S
 
-    async def pause(self, longest_s: float = LONGEST_S, spread_s: float = 0.0) -> None:
+    async def pause(self, max_s: float = MAX_S, spread_s: float = 0.0) -> None:
         """Wait before the next attempt.
 
         Args:
-            longest_s: beyond this the pauses do not grow.
-            spread_s: spread the attempts over so many seconds at least.
+            max_s: limit on the growth of the pauses.
+            spread_s: spread the attempts over at least so many seconds.
         """
         await asyncio.sleep(random.uniform(0, max(self._up_to_s, spread_s)))
-        self._up_to_s = min(longest_s, 2 * self._up_to_s)
+        self._up_to_s = min(max_s, 2 * self._up_to_s)

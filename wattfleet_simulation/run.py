@@ -14,7 +14,8 @@ from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedErr
 from edge_agent.devices.selection import open_virtual_board
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.runtime.readiness import IDLE_S, parked_mode
+from edge_agent.runtime.readiness import parked_mode
+from edge_agent.settings import IDLE_S
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning.policies import policy_named
 from wattfleet_proto.v1 import view_pb2
@@ -30,6 +31,8 @@ _ROUND_WITHIN_S = 180.0
 _POLL_S = 0.5
 LOCAL_EPOCHS = 2
 """Passes over its data that each chosen device makes in a round."""
+PATIENCE_S = 45.0
+"""How long Flower's server waits for the SuperNodes and for a feasible first plan, seconds."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class SimulationSettings:
         seed: of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
         metrics_port: of the coordinator's `/metrics`; 0 takes a free one.
+        patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 
     devices: Sequence[SimulatedDevice]
@@ -57,6 +61,7 @@ class SimulationSettings:
     seed: int
     reference: str
     metrics_port: int
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -229,6 +234,7 @@ class SimulatedRun:
                 "rounds": settings.rounds,
                 "local-epochs": LOCAL_EPOCHS,
                 "seed": settings.seed,
+                "patience-s": settings.patience_s,
             },
         )
 

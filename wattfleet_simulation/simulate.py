@@ -23,7 +23,7 @@ from wattfleet_simulation.display import LineDisplay, LiveDisplay, closing_table
 from wattfleet_simulation.flower import HOST
 from wattfleet_simulation.report import build_report, write_json
 from wattfleet_simulation.report_html import write_html
-from wattfleet_simulation.run import Display, SimulatedRun, SimulationSettings, open_fleet
+from wattfleet_simulation.run import PATIENCE_S, Display, SimulatedRun, SimulationSettings, open_fleet
 
 REPORT_JSON = "report.json"
 REPORT_HTML = "report.html"
@@ -43,6 +43,7 @@ def run_simulation(
     metrics_port: int,
     out: Path,
     as_json: bool,
+    patience_s: float = PATIENCE_S,
 ) -> None:
     """Check everything that can be checked, run, and write the report in one go.
 
@@ -65,6 +66,7 @@ def run_simulation(
         seed=seed,
         reference=reference,
         metrics_port=metrics_port,
+        patience_s=patience_s,
     )
     boards = open_fleet(settings.devices, site_budget_w)
     _require_free(metrics_port)

@@ -18,8 +18,8 @@ import numpy as np
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.profiling.stored_profile import read_fitted
-from edge_agent.runtime.config import AgentConfig
 from edge_agent.runtime.readiness import make_ready
+from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
 from wattfleet.choosing import POWER_QUANTILE, Front, pareto_front, predicted_front
 from wattfleet.modes import ModeArray, board_named, modes_to_array
@@ -136,17 +136,14 @@ def profiled(unit: Unit) -> BoardFacts:
     """What the agent finds when it profiles a board, and the board's truth."""
     device = open_board(unit)
     with tempfile.TemporaryDirectory() as state:
-        config = AgentConfig(
-            device_id=unit.device_id,
-            coordinator="",
-            state_directory=Path(state),
-            device_folder=Path(state),
-            socket=Path(state, "socket"),
-            minibatches_per_epoch=_MINIBATCHES,
-            seed=unit.seed,
+        settings = AgentSettings(
+            device=DeviceSettings(
+                spec=f"simulated:{unit.kind}", id=unit.device_id, state_dir=Path(state), seed=unit.seed
+            ),
+            profile=ProfileSettings(minibatches_per_epoch=_MINIBATCHES),
         )
         workload, never = built_in_workload(device.step), threading.Event()
-        ready = make_ready(config, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
+        ready = make_ready(settings, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
         fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes
     predicted = Candidates.of(device.modes, fitted.prediction, fitted.measured.first_gcycles)

@@ -12,11 +12,11 @@ from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, request_headers
 from coordinator.state.leases import Pace
 
-FIRST_BACKOFF_S, LONGEST_BACKOFF_S, LONGEST_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
-WELCOMED_WITHIN_S = 60.0
-SILENCE_BORNE_S = 15.0
-LEASES_UNANSWERED = 3
-"""Those of `edge_agent.session.coordinator_session` and `wattfleet_io.backoff`."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
+WELCOME_TIMEOUT_S = 60.0
+SILENCE_TIMEOUT_S = 15.0
+SILENT_LEASES = 3
+"""Equal to those of `edge_agent.session.coordinator_session`, `edge_agent.settings` and `wattfleet_io.backoff`."""
 
 _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _FRONT = requests.front()
@@ -71,7 +71,7 @@ class Agent:
 
     def start(self) -> None:
         """Open a connection, and a session on it."""
-        self._timer = self._loop.call_later(WELCOMED_WITHIN_S, self._fail, "no answer")
+        self._timer = self._loop.call_later(WELCOME_TIMEOUT_S, self._fail, "no answer")
         self._attempt = self._loop.create_task(self._open())
 
     def stop(self) -> None:
@@ -91,7 +91,7 @@ class Agent:
         self.stop()
         # Full jitter, as the agent's.
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
-        longest_s = LONGEST_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else LONGEST_BACKOFF_S
+        longest_s = MAX_BACKOFF_OF_A_SMALL_FLEET_S if self._pace.reconnect_s else MAX_BACKOFF_S
         self._backoff_s = max(self._pace.reconnect_s, min(longest_s, 2 * self._backoff_s))
 
     async def _open(self) -> None:
@@ -141,7 +141,7 @@ class Agent:
         self._timer = self._loop.call_later(every_s, self._lease)
 
     def _lease(self) -> None:
-        if self._loop.time() - self._heard_s > max(SILENCE_BORNE_S, LEASES_UNANSWERED * self._pace.lease_s):
+        if self._loop.time() - self._heard_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
             return self._fail("no answer any more")
         self._say(requests.LEASE, is_lease=True)
         self._next_lease()

@@ -1,9 +1,10 @@
-"""The operator's site file: supplies and their budgets, which devices hang where, and what single devices may draw."""
+"""The operator's site file: supplies with their budgets and devices, and limits of single devices."""
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -34,19 +35,19 @@ else:
     import tomli as tomllib
 
 AnyBudget = Budget | PrometheusBudget
-"""Watts that follow from the time alone, or that have to be asked for."""
+"""A budget that follows from the time, or one that is queried."""
 
 
 @dataclass(frozen=True)
 class SiteFile:
-    """What a site file states.
+    """The contents of a site file.
 
     Attributes:
         supplies: the tree of supplies.
-        budgets: of every supply, by its name.
-        attached: patterns of device ids, `*`, `?` and `[...]` as in a shell, with the supply that matching devices
-            hang behind.
-        rules: what is stated of single devices, by id.
+        budgets: the budget of every supply, by its name.
+        attached: patterns of device ids, with `*`, `?` and `[...]` as in a shell, and the supply that matching
+            devices are behind.
+        rules: the rules for single devices, by id.
     """
 
     supplies: Supplies
@@ -64,41 +65,41 @@ class SiteFile:
         return cls(Supplies((Supply(SITE),)), {SITE: ConstantBudget(site_budget_w)})
 
     def supply_of(self, device_id: str) -> str:
-        """The supply that a device hangs behind: the one whose pattern its id matches, else the only site's own.
+        """The supply that a device is behind: the one whose pattern matches its id, or else the only site's.
 
         Raises:
-            InvalidInputError: it matches patterns of several supplies, or of none where there are several sites.
+            InvalidInputError: patterns of several supplies match, or none matches and there are several sites.
         """
         matching = {supply: pattern for pattern, supply in self.attached if fnmatchcase(device_id, pattern)}
         if len(matching) > 1:
             named = " and ".join(f"{pattern!r} of {supply}" for supply, pattern in sorted(matching.items()))
-            raise InvalidInputError(f"device {device_id!r} matches {named}: let it match one supply's devices")
+            raise InvalidInputError(f"device {device_id!r} matches {named}: let only one supply match")
         if matching:
             return next(iter(matching))
         if len(self.supplies.roots) > 1:
             raise InvalidInputError(
-                f"device {device_id!r} hangs behind no supply, and there are several sites"
-                f" ({', '.join(self.supplies.roots)}): name it in the devices of a supply"
+                f"device {device_id!r} matches no supply, and there are several sites"
+                f" ({', '.join(self.supplies.roots)}): add it to the devices of a supply"
             )
         return self.supplies.roots[0]
 
     def rules_of(self, device_id: str) -> DeviceRules:
-        """What is stated of a device; no limit and no tags where nothing is."""
+        """The rules for a device; no limit and no tags unless the file has some."""
         return self.rules.get(device_id, DeviceRules())
 
 
 def read_site_file(path: Path) -> SiteFile:
-    """Read and check a site file, and the plans that it names.
+    """Read and check a site file, and the CSV files that it names.
 
     Raises:
-        InvalidInputError: a file cannot be read, is no TOML, or states what cannot be; the text names file and key.
+        InvalidInputError: a file cannot be read, is not TOML, or has an invalid key or value; the text names both.
     """
     try:
         document = _Document.model_validate(tomllib.loads(_text(path)))
     except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(f"{path} is no TOML: {error}") from None
+        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
     except ValidationError as error:
-        raise InvalidInputError(f"{path}: {'; '.join(_told(error))}") from None
+        raise InvalidInputError(f"{path}: {'; '.join(_messages(error))}") from None
     try:
         return document.site_file(path.parent)
     except InvalidInputError as error:
@@ -111,11 +112,11 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise InvalidInputError(f"{path} is no UTF-8 text") from None
+        raise InvalidInputError(f"{path} is not UTF-8 text") from None
 
 
 class _Keys(BaseModel):
-    """Keys of the file: only those that are known, and no value turned into another type."""
+    """A table of the file: unknown keys are refused, and values are not converted to other types."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -140,7 +141,7 @@ class _Schedule(_Keys):
             zone = ZoneInfo(self.schedule.timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise InvalidInputError(
-                f"{self.schedule.timezone!r} is no time zone that is known here: write one such as Europe/Berlin"
+                f"unknown time zone {self.schedule.timezone!r}: write one such as Europe/Berlin"
             ) from None
         return DailySchedule.of(zone, self.schedule.spans)
 
@@ -169,12 +170,12 @@ class _Query(_Keys):
         return PrometheusBudget(self.url, self.query, self.every_s, ReadingRule(self.max_age_s, self.fallback_w))
 
 
-_KINDS = ("watts", "schedule", "csv", "query")
+_MODELS: dict[str, type[BaseModel]] = {"watts": _Watts, "schedule": _Schedule, "csv": _Csv, "query": _Query}
 
 
 def _kind(budget: object) -> str | None:
-    """The key that says what kind a budget is; None unless there is exactly one."""
-    kinds = [key for key in _KINDS if isinstance(budget, dict) and key in budget]
+    """The key that tells a budget's kind; None unless there is exactly one."""
+    kinds = [key for key in _MODELS if isinstance(budget, dict) and key in budget]
     return kinds[0] if len(kinds) == 1 else None
 
 
@@ -188,7 +189,7 @@ class _Supply(_Keys):
         Discriminator(
             _kind,
             custom_error_type="kind_of_budget",
-            custom_error_message=f"state exactly one of {', '.join(_KINDS)}",
+            custom_error_message=f"must have exactly one of the keys {', '.join(_MODELS)}",
         ),
     ]
     devices: list[str] = Field(default_factory=list)
@@ -204,10 +205,10 @@ class _Document(_Keys):
     devices: dict[str, _Device] = Field(default_factory=dict)
 
     def site_file(self, folder: Path) -> SiteFile:
-        """The file in the house's own types.
+        """The document as a `SiteFile`.
 
         Raises:
-            InvalidInputError: what is stated cannot be; the text names the key.
+            InvalidInputError: a value is invalid; the text names the key.
         """
         supplies = Supplies(tuple(Supply(name, supply.parent) for name, supply in self.supplies.items()))
         budgets = {}
@@ -219,7 +220,7 @@ class _Document(_Keys):
         return SiteFile(supplies, budgets, tuple(self._attached()), dict(self._rules()))
 
     def _attached(self) -> Iterator[tuple[str, str]]:
-        """The patterns of devices with their supply."""
+        """The patterns of device ids with their supply."""
         seen: dict[str, str] = {}
         for name, supply in self.supplies.items():
             for pattern in supply.devices:
@@ -227,19 +228,19 @@ class _Document(_Keys):
                     raise InvalidInputError(f"supplies.{name}.devices: an empty pattern matches no device")
                 if pattern in seen:
                     raise InvalidInputError(
-                        f"supplies.{name}.devices: {pattern!r} is attached to {seen[pattern]} already: a device hangs"
-                        " behind one supply"
+                        f"supplies.{name}.devices: {pattern!r} is already listed in {seen[pattern]}: a device is behind"
+                        " one supply"
                     )
                 seen[pattern] = name
                 yield pattern, name
 
     def _rules(self) -> Iterator[tuple[str, DeviceRules]]:
-        """What is stated of single devices."""
+        """The rules for single devices, by id."""
         for device_id, device in self.devices.items():
             key = f'devices."{device_id}"'
             if any(sign in device_id for sign in "*?["):
                 raise InvalidInputError(
-                    f"{key}: write the whole id of one device; patterns belong to a supply's devices"
+                    f"{key}: write the complete id of one device; patterns are for a supply's devices"
                 )
             if device.limit_w is not None:
                 require_watts(f"{key}.limit_w", device.limit_w)
@@ -251,20 +252,51 @@ class _Document(_Keys):
             yield device_id, DeviceRules(device.limit_w, frozenset(device.tags))
 
 
-_SAID = {
-    "extra_forbidden": "is no key that is known here",
-    "missing": "has to be stated",
-    "model_type": "has to be a table",
-    "dict_type": "has to be a table",
+_MESSAGES = {
+    "missing": "is missing",
+    "model_type": "must be a table",
+    "dict_type": "must be a table",
 }
-"""What to say of the problems that pydantic tells in the words of Python."""
+"""Messages for errors that pydantic describes in terms of Python."""
 
 
-def _told(error: ValidationError) -> Iterator[str]:
-    """What is wrong with a document's keys and types, one text a key."""
+def _messages(error: ValidationError) -> Iterator[str]:
+    """What is wrong with a document's keys and types, one message per key."""
     for problem in error.errors(include_url=False):
-        key = [str(part) for part in problem["loc"]]
-        # pydantic names the kind of a budget in the path, which no key of the file does.
-        if key[0] == "supplies" and key[2:3] == ["budget"] and len(key) > 3:
-            del key[3]
-        yield f"{'.'.join(key)}: {_SAID.get(problem['type'], problem['msg'])}"
+        location = [str(part) for part in problem["loc"]]
+        # pydantic adds the kind of a budget to the path, which is not a key of the file.
+        if location[0] == "supplies" and location[2:3] == ["budget"] and len(location) > 3:
+            kind = location.pop(3)
+        else:
+            kind = ""
+        if problem["type"] == "extra_forbidden":
+            yield _unknown_key(location, kind)
+        else:
+            yield f"{'.'.join(location)}: {_MESSAGES.get(problem['type'], problem['msg'])}"
+
+
+def _unknown_key(location: Sequence[str], kind: str) -> str:
+    """The message for an unknown key, with the most similar known one."""
+    *table, key = location
+    similar = difflib.get_close_matches(key, _known_keys(table, kind), n=1, cutoff=0.5)
+    where = f" in [{'.'.join(table)}]" if table else ""
+    return f"unknown key {key!r}{where}" + (f"; did you mean {similar[0]!r}?" if similar else "")
+
+
+def _known_keys(table: Sequence[str], kind: str) -> list[str]:
+    """The keys that a table of the file may have.
+
+    Args:
+        table: path of the table.
+        kind: of the budget, where the table is one or lies inside one.
+    """
+    model: type[BaseModel] = _Document
+    if table[:1] == ["devices"]:
+        model = _Device
+    elif len(table) == 2:
+        model = _Supply
+    elif len(table) == 3:
+        model = _MODELS[kind]
+    elif len(table) == 4:
+        model = _Daily
+    return list(model.model_fields)

@@ -247,7 +247,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """
         leases = [lease for lease in self._handlers if lease not in self._ended]
         for lease in leases:
-            self._leases.recall(lease, self._now_s())
+            self._leases.expect_reconnect(lease, self._now_s())
             self._end(lease, grpc.StatusCode.UNAVAILABLE, reason)
         return len(leases)
 

@@ -38,13 +38,13 @@ class Lease:
         device_id: the device.
         installation: name of the agent's installation; empty for agents that do not send one.
         expires_s: when it expires, in seconds of the clock that is passed in.
-        is_recalled: the session is being ended so that the device reconnects.
+        is_reconnecting: the session is being ended so that the device reconnects.
     """
 
     device_id: str
     installation: str
     expires_s: float
-    is_recalled: bool = False
+    is_reconnecting: bool = False
 
 
 class Leases:
@@ -113,13 +113,13 @@ class Leases:
         if self._held.get(lease.device_id) is not lease:
             return False
         del self._held[lease.device_id]
-        if lease.is_recalled:
+        if lease.is_reconnecting:
             self._expected.add(lease.device_id)
         return True
 
-    def recall(self, lease: Lease, now_s: float) -> None:
+    def expect_reconnect(self, lease: Lease, now_s: float) -> None:
         """Expect a device to reconnect after its session, which is about to be ended."""
-        lease.is_recalled = True
+        lease.is_reconnecting = True
         self._grace_ends_s = now_s + self._settings.return_grace_s
 
     def expired(self, now_s: float) -> list[Lease]:

@@ -13,7 +13,7 @@ from edge_agent.cli.front import front
 from edge_agent.cli.modes import modes
 from edge_agent.cli.profile import profile
 from edge_agent.cli.service.install import install
-from edge_agent.cli.service.run import run
+from edge_agent.cli.service.run import RunCommand, run
 from edge_agent.cli.service.uninstall import uninstall
 from edge_agent.cli.status import status
 from edge_agent.cli.watch import watch
@@ -42,6 +42,6 @@ for command in (
     front,
     install,
     uninstall,
-    run,
 ):
     app.command()(command)
+app.command(cls=RunCommand)(run)

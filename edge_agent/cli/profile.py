@@ -25,8 +25,8 @@ from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFI
 from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
-    from edge_agent.profiling.manual_profile import HandProfile
-    from edge_agent.profiling.profiling_plan import Progress
+    from edge_agent.learning.manual_profile import HandProfile
+    from edge_agent.learning.profiling_plan import Progress
 
 _DEFAULT_REFERENCE = "agx_orin_resnet18"
 
@@ -67,8 +67,8 @@ def profile(
     import platform
 
     from edge_agent.devices.selection import folder_of_device
+    from edge_agent.learning.manual_profile import HandProfileSettings, profile_by_hand
     from edge_agent.learning.reference_choice import named_reference
-    from edge_agent.profiling.manual_profile import HandProfileSettings, profile_by_hand
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import read_profile
     from edge_agent.training.knob_backup import backed_up

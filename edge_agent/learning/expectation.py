@@ -1,4 +1,4 @@
-"""What is expected of one mode of a device: measured, or predicted with an interval."""
+"""Expected time and power of one mode: measured, or predicted with an interval."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_agent.profiling.stored_profile import FittedDevice
 from wattfleet.modes import PowerMode, modes_to_array
 
 INTERVAL = 0.9
-"""The share of modes whose true value an interval holds."""
+"""Share of modes whose true value lies within the interval."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class Expectation:
     """Time and power of one mode.
 
     Attributes:
-        measured: whether they were measured; if not, they are the predicted medians.
+        measured: whether they were measured; otherwise they are predicted medians.
         minibatch_ms: milliseconds per minibatch.
         power_w: watts while training.
-        time_log_sd: standard deviation of the time's logarithm, 0 where it was measured.
-        power_log_sd: standard deviation of the power's logarithm, 0 where it was measured.
+        time_log_sd: standard deviation of the time's logarithm; 0 if measured.
+        power_log_sd: standard deviation of the power's logarithm; 0 if measured.
         minibatches_per_epoch: minibatches of one pass over the device's data.
     """
 
@@ -42,15 +42,15 @@ class Expectation:
         return self.minibatch_ms * self.minibatches_per_epoch / 1e3
 
     def keeps_power(self, watts: float) -> float | None:
-        """The probability that training draws at most so many watts; None where that was measured."""
+        """The probability that training draws at most so many watts; None if the power was measured."""
         return None if self.measured else _below(watts / self.power_w, self.power_log_sd)
 
     def keeps_epoch(self, seconds: float) -> float | None:
-        """The probability that an epoch takes at most so many seconds; None where that was measured."""
+        """The probability that an epoch takes at most so many seconds; None if the time was measured."""
         return None if self.measured else _below(seconds / self.epoch_s, self.time_log_sd)
 
     def content(self) -> dict[str, Any]:
-        """All of it as JSON."""
+        """The expectation as JSON."""
         return {
             "measured": self.measured,
             "minibatch_ms": self.minibatch_ms,
@@ -63,7 +63,7 @@ class Expectation:
 
 
 def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
-    """What is expected of a mode that the device offers."""
+    """The expectation of a mode that the device offers."""
     known = fitted.known
     place = int(np.flatnonzero((known.modes == modes_to_array([mode])).all(axis=1))[0])
     return Expectation(
@@ -77,7 +77,7 @@ def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
 
 
 def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
-    """What `Expectation.content` says, for people."""
+    """The lines of text for `Expectation.content`."""
     return {
         "known": "measured" if content["measured"] else f"predicted; in brackets the {INTERVAL:.0%} interval",
         "minibatch": f"{content['minibatch_ms']:.1f} ms",

@@ -1,4 +1,4 @@
-"""Fitting a device's predictor to what was measured, and asking it which modes to measure next."""
+"""Fits a device's predictor to its measurements, and chooses the modes to measure next."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wattfleet.prediction import Artefact, Prediction, Predictor
 
 @dataclass(frozen=True)
 class Fitted:
-    """A device's predictor, and what it says.
+    """A device's predictor and its prediction.
 
     Attributes:
         artefact: the predictor as it is stored.
@@ -30,11 +30,11 @@ class Fitting(Protocol):
     """Fits the predictor of one device."""
 
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
-        """Transfer the reference to what is known of the device.
+        """Transfer the reference to the device.
 
         Args:
-            profile: what was measured, and what rounds have shown.
-            measured_modes: modes that were measured for it.
+            profile: measurements, and observations of rounds.
+            measured_modes: number of measured modes.
 
         Raises:
             WattfleetError: the reference cannot be transferred.
@@ -45,9 +45,9 @@ class Fitting(Protocol):
         """`[m, 4]` modes to measure next, as `wattfleet.choosing.sampling.next_modes` chooses them.
 
         Args:
-            profile: what is known so far.
+            profile: measurements and observations so far.
             settings: how many, and when to stop.
-            exclude: `[k, 4]` modes never to measure.
+            exclude: `[k, 4]` modes that must not be measured.
 
         Raises:
             WattfleetError: the reference cannot be transferred.
@@ -56,14 +56,14 @@ class Fitting(Protocol):
 
 
 OpenFitting = Callable[[], AbstractContextManager[Fitting]]
-"""Begins to fit; at the end of the block, what that took is given back."""
+"""Opens a fitting; leaving the block releases its resources."""
 
 
 class FittingHere:
     """Fits in this process.
 
     Args:
-        transfer: from what, and for whom.
+        transfer: the reference and the device.
         modes: `[n, 4]` modes of the device.
 
     Raises:

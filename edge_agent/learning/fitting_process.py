@@ -1,7 +1,7 @@
-"""Fitting in a process of its own, as long as it is needed.
+"""Fits in a child process that runs only while it is needed.
 
-A fit needs scipy, which holds more memory than all the rest of an agent that idles for days. The process answers
-pickled requests one after the other, and ends when there are no more: also when the agent was killed.
+A fit needs scipy, which takes more memory than the rest of an agent that idles for days. The process answers pickled
+requests one after the other. It ends when its standard input is closed, so also when the agent is killed.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from typing import Any
 
 from edge_agent.learning.fitting import Fitted, FittingHere, OpenFitting
 from edge_agent.learning.transfer import Transfer
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, parent_connection
 
 ANSWERS_WITHIN_S = 600.0
-"""A board may fit with a single core at its lowest clock, which takes it a minute."""
+"""Default limit on one answer. One core at its lowest clock needs about a minute."""
 
-# An app or a profiled workload may train meanwhile: that is what is measured.
+# An app or a profiled workload may train at the same time, and is being measured.
 _NICENESS = 10
 
 
 class FittingFailedError(WattfleetError):
-    """The process that fits has failed; its own message is in the agent's log."""
+    """The fitting process has failed; its own message is in the agent's log."""
 
 
 def fitting_process(
     transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float = ANSWERS_WITHIN_S
 ) -> OpenFitting:
-    """What fits in a process, each time in a new one.
+    """Return a function that opens a fitting in a new process.
 
-    Every request raises what `FittingHere` would, `FittingFailedError` where the process fails otherwise, and
+    Every request raises the same errors as `FittingHere`, `FittingFailedError` if the process fails, and
     `StoppedError` once the agent stops.
 
     Args:
-        transfer: from what, and for whom.
+        transfer: the reference and the device.
         modes: `[n, 4]` modes of the device.
         stopping: set once the agent stops.
-        answers_within_s: the longest that one answer may take, seconds.
+        answers_within_s: limit on one answer, seconds.
     """
 
     @contextmanager
@@ -53,7 +53,7 @@ def fitting_process(
         try:
             process = ChildProcess(__name__)
         except OSError as error:
-            raise FittingFailedError(f"no process can be started to fit the predictor: {error.strerror}") from None
+            raise FittingFailedError(f"cannot start a process to fit the predictor: {error.strerror}") from None
         with process:
             fitting = _FittingProcess(process, stopping, answers_within_s)
             fitting.begin(transfer, modes)
@@ -83,9 +83,7 @@ class _FittingProcess:
         try:
             return self._process.ask((method, arguments), self._deadline())
         except ChildEndedError as ended:
-            raise FittingFailedError(
-                f"the process that fits the predictor {ended}; see its own message in this log"
-            ) from None
+            raise FittingFailedError(f"the fitting process {ended}; see its own message in this log") from None
 
     def _deadline(self) -> Callable[[], None]:
         """A check that raises once the agent stops, or the time for one answer is over."""
@@ -112,7 +110,7 @@ def _serve(parent: ParentConnection) -> None:
 
 
 def give_way() -> None:
-    """Let others go first, where this process may say so: the service's unit does not let it."""
+    """Lower this process's priority, if it is allowed to; the service's unit does not allow it."""
     with suppress(OSError):
         os.nice(_NICENESS)
 

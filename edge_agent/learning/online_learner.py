@@ -1,4 +1,4 @@
-"""Online learning: what rounds show joins the profile, and a board that has changed is measured anew."""
+"""Online learning: rounds refine the predictor, and a board that has changed is profiled again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, OpenFitting
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
+from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.profiling.profiling_plan import BATCH, Progress, StoppedError, profile_device
-from edge_agent.training.training import Observed
+from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.workloads.step import OpenSteps
 from wattfleet.choosing import Front, SamplingSettings, predicted_front
 from wattfleet.errors import InvalidInputError
@@ -24,30 +25,30 @@ from wattfleet.prediction import DEFAULT_DRIFT_RULE, Artefact, DriftRule, Predic
 
 _log = logging.getLogger(__name__)
 
-# A mode is measured during a round only if it keeps the round's watts with this probability.
+# A mode is measured during a round only if it stays within the round's watts with this probability.
 _CERTAINTY = 0.95
 
 
 def most_modes(journal: Journal, limit: int) -> int:
-    """Modes to measure at most: `limit`, or fewer where the profile was begun anew."""
+    """Limit on the modes to measure: `limit`, or fewer in a repeated profile."""
     return limit if journal.renewal is None else min(journal.renewal.modes, limit)
 
 
 class OnlineLearner:
-    """Keeps a device's predictor true to what its trainings show.
+    """Keeps a device's predictor up to date with its trainings.
 
     Args:
         device: the board.
-        open_steps: begins what is trained while modes are measured anew.
-        journal: its profile, open and not empty; closed with the learner.
+        open_steps: begins the workload of repeated profiles.
+        journal: its profile, open and not empty; the learner closes it.
         open_fitting: begins to fit the device's predictor.
-        fitted: what was fitted to the journal.
-        limit: modes to measure in all, at most, those measured during rounds included.
+        fitted: the result of the last fit.
+        limit: on all modes to measure, including those measured during rounds.
         minibatches_per_epoch: minibatches of one pass over the device's data.
-        seed: of the choice of modes.
-        keep: called with what is fitted, `fitted` to begin with.
-        rule: when to measure anew, and how much.
-        tolerance: the share by which a choice must still promise to get faster for measuring to go on.
+        seed: for the choice of modes.
+        keep: called after every fit, and first with `fitted`.
+        rule: when to profile again, and how many modes.
+        tolerance: measuring stops once no choice would become faster by more than this share.
     """
 
     def __init__(
@@ -80,36 +81,38 @@ class OnlineLearner:
 
     @property
     def profiled_modes(self) -> int:
-        """Modes measured; those that only a round has shown are not among them."""
+        """Number of measured modes, without those observed in rounds only."""
         return len(self._journal.records)
 
     @property
     def first_gcycles(self) -> float:
-        """CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known."""
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown."""
         return self._journal.first_gcycles
 
     @property
     def front(self) -> Front:
-        """The front by what is known now, of the modes that the board bears."""
+        """The current front, without the modes that overload the board."""
         borne = ExcludedModes.of(self._journal).bears(self._device.modes)
         modes = self._device.modes[borne]
         return predicted_front(modes, self._prediction.among(borne), self._minibatches_per_epoch, self.first_gcycles)
 
     def observe(self, observed: Observed) -> str | None:
-        """Let what a round showed join the profile, and fit the predictor anew.
+        """Add the observation of a round to the profile, and fit the predictor again.
 
         Returns:
-            Why the device has to be measured anew, by `measure_anew`; None where the predictor may still be right.
+            Why the device has to be profiled again, by `reprofile`; None if the predictor may still hold.
 
         Raises:
-            JournalError: the observation could not be written; the predictor is as it was.
+            JournalError: the observation could not be written; the predictor is unchanged.
             InvalidInputError: the device does not offer the mode.
-            FittingFailedError: the predictor could not be fitted and is as it was; the observation is kept.
+            FittingFailedError: the predictor could not be fitted and is unchanged; the observation is stored.
         """
-        shown = RoundRecord(observed.mode, observed.epoch_s * 1e3 / self._minibatches_per_epoch, observed.power_w * 1e3)
+        record = RoundRecord(
+            observed.mode, observed.epoch_s * 1e3 / self._minibatches_per_epoch, observed.power_w * 1e3
+        )
         predicted = self._predicted(observed.mode)
-        self._journal.append(shown)
-        self._residuals.append(Residual.of(shown.measurement, predicted))
+        self._journal.append(record)
+        self._residuals.append(Residual.of(record.measurement, predicted))
         reason = detect_drift(self._residuals, self._rule)
         if reason is None:
             self.refit()
@@ -118,14 +121,14 @@ class OnlineLearner:
             self._residuals.clear()
         return reason
 
-    def measure_anew(self, report: Callable[[Progress], None]) -> None:
-        """Measure as many modes as the last renewal allows, and fit the predictor to them alone.
+    def reprofile(self, report: Callable[[Progress], None]) -> None:
+        """Measure as many modes as the last renewal allows, and fit the predictor to these only.
 
         Args:
-            report: told of every measured mode; what it raises ends the profile.
+            report: called after every measured mode; an exception from it ends the profile.
 
         Raises:
-            WattfleetError: a mode could not be measured; those before it are kept.
+            WattfleetError: a mode could not be measured; earlier ones are stored.
         """
         most = most_modes(self._journal, self._limit)
         with self._open_fitting() as fitting:
@@ -135,10 +138,10 @@ class OnlineLearner:
         self._take(fitted)
 
     def productive(self, power_limit_w: float) -> ProductiveProfiler:
-        """Measures the next modes during a training that was given so many watts; none where the profile is complete.
+        """A profiler that measures the next modes during a training; it has none if the profile is complete.
 
         Args:
-            power_limit_w: watts set aside for the device: no mode that may draw more is measured.
+            power_limit_w: watts set aside for the device; modes that may draw more are excluded.
         """
         affordable = self._prediction.power_mw_quantile(_CERTAINTY) <= power_limit_w * 1e3
         most = min(most_modes(self._journal, self._limit), len(self._device.modes))
@@ -152,18 +155,18 @@ class OnlineLearner:
             with self._open_fitting() as fitting:
                 chosen = array_to_modes(fitting.next_modes(self._profile(), settings, exclude))
         except (FittingFailedError, StoppedError) as error:
-            _log.error("no modes are measured during this training: %s", error or "the agent stops")
+            _log.error("no modes are measured during this training: %s", error or "the agent is stopping")
             return ProductiveProfiler(self._device, [], self._journal)
         if not chosen:
-            # The app waits for every fit: none is made again before something new is known.
+            # The app waits for every fit, so none is repeated before there is new data.
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
     def refit(self) -> None:
-        """Fit the predictor to what the journal holds now.
+        """Fit the predictor to the journal.
 
         Raises:
-            FittingFailedError: it could not be fitted, and is as it was.
+            FittingFailedError: it could not be fitted, and is unchanged.
         """
         with self._open_fitting() as fitting:
             fitted = fitting.fit(self._profile(), self.profiled_modes)
@@ -183,6 +186,6 @@ class OnlineLearner:
     def _predicted(self, mode: PowerMode) -> Prediction:
         (found,) = np.nonzero((self._device.modes == modes_to_array([mode])).all(axis=1))
         if not len(found):
-            raise InvalidInputError(f"{mode.label()} is no mode that this device offers")
+            raise InvalidInputError(f"this device does not offer the mode {mode.label()}")
         at, known = found[:1], self._prediction
         return Prediction(known.minibatch_ms[at], known.power_mw[at], known.time_log_sd[at], known.power_log_sd[at])

@@ -1,4 +1,4 @@
-"""Which reference predictor a command line means, without a coordinator to name one."""
+"""Finds the reference predictor that a command line names, without a coordinator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from wattfleet.prediction import Artefact, read_artefact
 
 
 def named_reference(name: str) -> Artefact:
-    """The reference of a name.
+    """Load a reference by its name.
 
     Args:
-        name: that of a shipped reference, or a directory that holds an artefact.
+        name: of a shipped reference, or a directory with an artefact.
 
     Raises:
-        InvalidInputError: it is neither, or of a format that this version does not know.
+        InvalidInputError: there is no such reference, or its format is unknown.
         CorruptReferenceError: it is damaged.
     """
     if name in shipped():
@@ -25,21 +25,21 @@ def named_reference(name: str) -> Artefact:
     directory = Path(name)
     if not directory.is_dir():
         raise InvalidInputError(
-            f"no reference {name!r}: give one that ships ({', '.join(shipped())}), or the directory of one that"
-            " `wattfleet reference train` wrote"
+            f"unknown reference {name!r}: choose one of {', '.join(shipped())}, or a directory that"
+            " `wattfleet reference train` has written"
         )
     return read_artefact(directory)
 
 
 def reference_of(digest: str, state_directory: Path) -> Artefact:
-    """The reference that a stored predictor was fitted from.
+    """Load the reference that a stored predictor was fitted from.
 
     Args:
-        digest: of the reference.
-        state_directory: where the agent keeps those that it used.
+        digest: the reference's.
+        state_directory: the agent's.
 
     Raises:
-        InvalidInputError: it is kept nowhere on this machine.
+        InvalidInputError: it is not on this machine.
         CorruptReferenceError: it is damaged.
     """
     kept = state_directory / REFERENCES_DIRECTORY / digest
@@ -48,6 +48,4 @@ def reference_of(digest: str, state_directory: Path) -> Artefact:
     for name in shipped():
         if (reference := load(name)).digest == digest:
             return reference
-    raise InvalidInputError(
-        f"{kept}: the reference that the predictor was fitted from is not there: name one with --reference"
-    )
+    raise InvalidInputError(f"{kept}: the predictor's reference is missing: pass one with --reference")

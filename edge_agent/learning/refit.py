@@ -1,4 +1,4 @@
-"""A predictor fitted anew to what the journal holds, and how well it would have foreseen each measured mode."""
+"""Refits a predictor to the journal, and cross-validates it by leaving out each measured mode."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from wattfleet.prediction import Artefact, Predictor, RooflinePredictor
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is foreseen of a mode by all measured ones but itself.
+    """The prediction of a mode from all other measured modes.
 
     Attributes:
         mode: the mode.
-        minibatch_ms: what was measured, ms.
-        power_w: what was measured, W.
-        time_error: by what share of the measured time the foreseen one is too long.
-        power_error: by what share of the measured power the foreseen one is too high.
+        minibatch_ms: measured time, ms.
+        power_w: measured power, W.
+        time_error: relative error of the predicted time; positive if it is too long.
+        power_error: relative error of the predicted power; positive if it is too high.
     """
 
     mode: PowerMode
@@ -37,13 +37,13 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Refit:
-    """A predictor that was fitted anew.
+    """A refitted predictor.
 
     Attributes:
-        measured: what it was fitted to.
+        measured: the measurements.
         predictor: the predictor.
-        artefact: the same as it was stored.
-        left_out: for each mode; None where its kind of predictor does not tell, or there is no other mode.
+        artefact: the predictor as it is stored.
+        left_out: one for each mode; None if the kind of predictor does not support it, or there is no other mode.
     """
 
     measured: MeasuredProfile
@@ -56,21 +56,21 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
     """Fit the predictor of a state directory to its journal, and store it.
 
     Args:
-        state_directory: where they are.
-        reference: the predictor to transfer from, as `named_reference` takes it; None takes that of the stored one.
-        minibatches_per_epoch: minibatches of one pass over the device's data; None takes those of the stored
-            predictor, or else the reference's.
+        state_directory: the agent's.
+        reference: the predictor to transfer from, as `named_reference` takes it; None takes the stored predictor's.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None takes the stored
+            predictor's, or else the reference's.
 
     Raises:
-        InvalidInputError: no mode was measured, or it is not known what to transfer from.
+        InvalidInputError: no mode was measured, or no reference is known.
         JournalError: the journal is damaged.
         CorruptReferenceError: the reference is damaged.
     """
     measured = read_profile(state_directory)
     if measured is None or not len(measured.profile):
         raise InvalidInputError(
-            f"{state_directory}: no mode is measured yet: `wattfleet agent profile` measures some, or name the agent's"
-            " own directory with --state-dir"
+            f"{state_directory}: no mode is measured yet: run `wattfleet agent profile`, or pass the agent's directory"
+            " with --state-dir"
         )
     stored = None if reference and minibatches_per_epoch else read_predictor(state_directory)
     if reference is not None:
@@ -79,7 +79,7 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
         artefact = reference_of(stored.details.provenance["reference"], state_directory)
     else:
         raise InvalidInputError(
-            f"{state_directory}: no predictor was fitted before: name with --reference what to transfer from"
+            f"{state_directory}: no predictor was fitted yet: pass the reference to transfer from with --reference"
         )
     source = artefact if stored is None else stored
     per_epoch = minibatches_per_epoch or source.details.workload.minibatches_per_epoch

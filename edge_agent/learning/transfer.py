@@ -1,4 +1,4 @@
-"""What a device's predictor is fitted from, and how it is kept: the same for the daemon and for a profile by hand."""
+"""Transfer from a reference predictor to a device's, and how both are stored; for the daemon and the commands."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_pre
 
 @dataclass(frozen=True)
 class Transfer:
-    """From a reference predictor to one of a device.
+    """The transfer of a reference predictor to a device.
 
     Attributes:
         reference: the predictor to transfer from.
-        header: what is measured on the device.
+        header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
     """
 
@@ -29,7 +29,7 @@ class Transfer:
         """The reference, adapted to the hardware of the device's board.
 
         Raises:
-            InvalidInputError: this version does not know the kind of predictor.
+            InvalidInputError: the kind of predictor is unknown to this version.
             CorruptReferenceError: the reference is damaged.
         """
         return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
@@ -39,7 +39,7 @@ class Transfer:
 
         Args:
             predictor: fitted to the device.
-            measured_modes: modes that were measured for it.
+            measured_modes: number of measured modes.
         """
         workload = Workload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
         provenance = {
@@ -53,16 +53,16 @@ class Transfer:
 
 
 def keep_predictor(artefact: Artefact, state_directory: Path) -> None:
-    """Store a device's predictor where the agent and its commands look for it.
+    """Store a device's predictor in the state directory.
 
     Raises:
-        InvalidInputError: it cannot be written, or something else is stored there.
+        InvalidInputError: it cannot be written, or another kind of file is in its place.
     """
     write_artefact(artefact, state_directory / PREDICTOR_DIRECTORY)
 
 
 def keep_reference(reference: Artefact, state_directory: Path) -> None:
-    """Store a reference by its content, so that a later fit and the daemon have it without a coordinator.
+    """Store a reference by its digest, so that later fits and the daemon need no coordinator for it.
 
     Raises:
         InvalidInputError: it cannot be written.

@@ -8,12 +8,15 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from edge_agent.devices.device import Device
-from edge_agent.profiling.profiling_plan import StoppedError
 from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Workload
+
+
+class StoppedError(Exception):
+    """Ends a profile or a fit as the agent or command is stopping; finished measurements are kept."""
 
 
 @dataclass(frozen=True)

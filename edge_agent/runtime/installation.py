@@ -1,4 +1,4 @@
-"""What tells this agent's installation from another that was given the same device id."""
+"""The random name of this installation, which tells it from another one with the same device id."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ _NAME = re.compile(r"[0-9a-f]{32}")
 
 
 def installation_name(path: Path) -> str:
-    """The name that a file holds; made, and kept there, where it holds none.
+    """Read the name from a file; if there is none, create one and store it.
 
-    An agent that cannot keep its name goes on with one for this run: until its old session has lapsed, the coordinator
-    then takes it for another device of the same id when it restarts.
+    If the name cannot be stored, the agent uses it for this run only. After a restart, the coordinator then takes the
+    agent for another device with the same id, until the old session has expired.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
     """
     try:
-        kept = path.read_text(encoding="ascii").strip()
-        if _NAME.fullmatch(kept):
-            return kept
-        _log.error("%s: holds no name of an installation; it gets a new one", path)
+        stored = path.read_text(encoding="ascii").strip()
+        if _NAME.fullmatch(stored):
+            return stored
+        _log.error("%s: holds no installation name; creating a new one", path)
     except FileNotFoundError:
         pass
     except (OSError, UnicodeDecodeError) as error:
-        _log.error("%s: cannot be read (%s); a new name is made", path, error)
+        _log.error("%s: cannot be read (%s); creating a new installation name", path, error)
     name = uuid.uuid4().hex
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Where an agent stands: the state that `edge_agent.runtime.states` decides on, reported over the link."""
+"""Holds the device's state, and reports its changes to the coordinator."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from wattfleet_proto.v1 import session_pb2
 
 
 class StateReporter:
-    """The one place that holds and changes the state; to be used on the event loop's thread only.
+    """The only place that changes the state; to be used on the event loop's thread only.
 
     Args:
-        link: where states and fronts are reported.
+        session: reports states to the coordinator.
     """
 
-    def __init__(self, link: CoordinatorSession) -> None:
-        self._link = link
+    def __init__(self, session: CoordinatorSession) -> None:
+        self._session = session
         self.state = DeviceState.ENROLLED
-        self._unfinished = False
+        self._reprofiling = False
 
     def decide(self, event: Event) -> Decision:
-        """Enter the state that follows from an event; nothing is reported yet."""
-        decision = decide(self.state, event, self._unfinished)
+        """Enter the state that follows from an event, without reporting it."""
+        decision = decide(self.state, event, self._reprofiling)
         self.state = decision.state
-        if Action.MEASURE_ANEW in decision.actions:
-            self._unfinished = True
+        if Action.REPROFILE in decision.actions:
+            self._reprofiling = True
         elif isinstance(event, ProfileEnded):
-            self._unfinished = False
+            self._reprofiling = False
         return decision
 
     def report(self, decision: Decision, profiled_modes: int) -> None:
-        """Tell the coordinator what was decided, where there is something new to tell.
+        """Report a decision to the coordinator, unless nothing has changed.
 
         Args:
-            decision: what `decide` returned.
+            decision: the result of `decide`.
             profiled_modes: modes measured so far.
         """
         if decision.detail is not None:
-            self._link.report_state(
+            self._session.report_state(
                 session_pb2.StateReport(
                     state=state_to_message(decision.state), profiled_modes=profiled_modes, detail=decision.detail
                 )

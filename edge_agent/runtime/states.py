@@ -1,4 +1,4 @@
-"""What an agent is doing, as a pure state machine: what happened goes in, what to report and to do comes out."""
+"""The agent's state machine, without side effects: events go in, states, reports and actions come out."""
 
 from __future__ import annotations
 
@@ -8,50 +8,50 @@ from enum import Enum, auto
 from wattfleet_proto.device_state import DeviceState
 
 MAY_TRAIN = frozenset({DeviceState.READY, DeviceState.DEGRADED})
-"""Where a training may begin: a degraded device whose mode takes again is well."""
+"""States in which a training may begin. A degraded device that applies its mode has recovered."""
 
 
 class Action(Enum):
-    """What a new state asks for."""
+    """What the agent has to do in a new state."""
 
     REPORT_FRONT = auto()
-    """Report the front by what is known now, before the state: a ready device is planned by its front."""
-    MEASURE_ANEW = auto()
+    """Report the current front before the state, as a ready device is planned by its front."""
+    REPROFILE = auto()
     RECOVER = auto()
-    """Try until the device can be parked and its power be read."""
+    """Retry until the device can be parked and its power be read."""
 
 
 @dataclass(frozen=True)
 class ModeMeasured:
-    """A profile goes on; `detail` is its last step in words."""
+    """A profile has made progress; `detail` describes its last step."""
 
     detail: str
 
 
 @dataclass(frozen=True)
 class ProfileEnded:
-    """All that was to be measured is, and the device is parked; `anew` where a profile was begun anew."""
+    """A profile is complete and the device is parked; `repeated` if it was not the first."""
 
-    anew: bool
+    repeated: bool
 
 
 @dataclass(frozen=True)
 class TrainingBegan:
-    """The assigned mode is in force; `mode` is its label."""
+    """The assigned mode was applied; `mode` is its label."""
 
     mode: str
 
 
 @dataclass(frozen=True)
-class TrainingRefused:
-    """The app asked for something that cannot be; the device is parked."""
+class TrainingRejected:
+    """The app made an invalid request; the device is parked."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class TrainingBrokeOff:
-    """Whoever trained is gone; the device is parked."""
+class TrainingAborted:
+    """The app has disconnected during its training; the device is parked."""
 
 
 @dataclass(frozen=True)
@@ -59,31 +59,31 @@ class TrainingEnded:
     """The app has finished, and the device is parked.
 
     Attributes:
-        failed: the app's training failed, so there is nothing to learn.
-        drift: why the device has to be measured anew; None where it does not.
-        not_learnt: why what the round showed could not be kept; None where it was.
+        failed: the app's training failed, so nothing was learned.
+        drift: why the device has to be profiled again; None if it does not.
+        not_learned: why nothing could be learned from the round; None if it could.
     """
 
     failed: bool = False
     drift: str | None = None
-    not_learnt: str | None = None
+    not_learned: str | None = None
 
 
 @dataclass(frozen=True)
 class DeviceFailed:
-    """A knob did not follow or a sensor is gone: the device is not to be trusted with a round."""
+    """A knob was not set or a sensor has failed: the device must not get a round."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class DeviceRecovered:
-    """The device was parked and its power read."""
+    """The device could be parked and its power be read."""
 
 
 @dataclass(frozen=True)
-class BegunAnew:
-    """The device is made ready once more, as at the agent's start; `reason` says why."""
+class PreparationRestarted:
+    """The device is prepared again, as at the agent's start; `reason` says why."""
 
     reason: str
 
@@ -92,22 +92,22 @@ Event = (
     ModeMeasured
     | ProfileEnded
     | TrainingBegan
-    | TrainingRefused
-    | TrainingBrokeOff
+    | TrainingRejected
+    | TrainingAborted
     | TrainingEnded
     | DeviceFailed
     | DeviceRecovered
-    | BegunAnew
+    | PreparationRestarted
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from an event.
+    """The consequences of an event.
 
     Attributes:
         state: the state from now on.
-        detail: for people; None where there is nothing new to report.
+        detail: the report's text; None if there is nothing new to report.
         actions: what to do.
     """
 
@@ -117,7 +117,7 @@ class Decision:
 
 
 class ImpossibleEventError(Exception):
-    """An event that cannot happen in this state: a mistake in the agent."""
+    """An event that is impossible in this state: a bug in the agent."""
 
 
 _PROFILED_ONCE = frozenset({DeviceState.PROFILING, DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED})
@@ -125,31 +125,33 @@ _POSSIBLE: dict[type[Event], frozenset[DeviceState]] = {
     ModeMeasured: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     ProfileEnded: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING}),
     TrainingBegan: MAY_TRAIN,
-    TrainingRefused: frozenset({DeviceState.TRAINING}),
-    # It may break off while its mode is being put in force, too.
-    TrainingBrokeOff: frozenset({DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED}),
+    TrainingRejected: frozenset({DeviceState.TRAINING}),
+    # The app may also disconnect while its mode is being applied.
+    TrainingAborted: frozenset({DeviceState.READY, DeviceState.TRAINING, DeviceState.DEGRADED}),
     TrainingEnded: frozenset({DeviceState.TRAINING}),
     DeviceFailed: _PROFILED_ONCE,
     DeviceRecovered: _PROFILED_ONCE,
-    BegunAnew: frozenset({DeviceState.ENROLLED, DeviceState.PROFILING, DeviceState.READY, DeviceState.DEGRADED}),
+    PreparationRestarted: frozenset(
+        {DeviceState.ENROLLED, DeviceState.PROFILING, DeviceState.READY, DeviceState.DEGRADED}
+    ),
 }
 
 
-def decide(state: DeviceState, event: Event, unfinished: bool = False) -> Decision:
-    """What follows from an event.
+def decide(state: DeviceState, event: Event, reprofiling: bool = False) -> Decision:
+    """Decide on the consequences of an event.
 
     Args:
         state: the state so far.
         event: what happened.
-        unfinished: a profile was begun anew and has not ended: the device is not ready before it has.
+        reprofiling: a repeated profile has not ended; the device is not ready until it has.
 
     Raises:
-        ImpossibleEventError: it cannot happen in this state.
+        ImpossibleEventError: the event is impossible in this state.
     """
     decision = _decided(state, event)
-    if unfinished and decision.state is DeviceState.READY and not isinstance(event, ProfileEnded):
-        detail = f"{decision.detail}; measuring goes on"
-        return Decision(DeviceState.PROFILING, detail, frozenset({Action.MEASURE_ANEW}))
+    if reprofiling and decision.state is DeviceState.READY and not isinstance(event, ProfileEnded):
+        detail = f"{decision.detail}; profiling continues"
+        return Decision(DeviceState.PROFILING, detail, frozenset({Action.REPROFILE}))
     return decision
 
 
@@ -159,28 +161,28 @@ def _decided(state: DeviceState, event: Event) -> Decision:
     if isinstance(event, ModeMeasured):
         return Decision(DeviceState.PROFILING, event.detail)
     if isinstance(event, ProfileEnded):
-        return _parked("measured anew" if event.anew else None, Action.REPORT_FRONT)
+        return _parked("profiled again" if event.repeated else None, Action.REPORT_FRONT)
     if isinstance(event, TrainingBegan):
         return Decision(DeviceState.TRAINING, f"training in {event.mode}")
-    if isinstance(event, TrainingRefused):
+    if isinstance(event, TrainingRejected):
         return _parked(event.reason)
-    if isinstance(event, TrainingBrokeOff):
-        return _parked("the last training broke off")
+    if isinstance(event, TrainingAborted):
+        return _parked("the last training was aborted")
     if isinstance(event, TrainingEnded):
         return _after_training(event)
     if isinstance(event, DeviceFailed):
         return Decision(DeviceState.DEGRADED, event.reason, frozenset({Action.RECOVER}))
-    if isinstance(event, BegunAnew):
+    if isinstance(event, PreparationRestarted):
         return Decision(DeviceState.PROFILING, event.reason)
-    # Trained well in the meantime: there is nothing to recover from.
+    # A training that succeeded in the meantime has ended the degraded state already.
     return _parked("recovered") if state is DeviceState.DEGRADED else Decision(state, None)
 
 
 def _after_training(ended: TrainingEnded) -> Decision:
-    if ended.not_learnt is not None:
-        return _parked(ended.not_learnt)
+    if ended.not_learned is not None:
+        return _parked(ended.not_learned)
     if ended.drift is not None:
-        return Decision(DeviceState.PROFILING, f"measured anew: {ended.drift}", frozenset({Action.MEASURE_ANEW}))
+        return Decision(DeviceState.PROFILING, f"profiling again: {ended.drift}", frozenset({Action.REPROFILE}))
     return _parked(None) if ended.failed else _parked(None, Action.REPORT_FRONT)
 
 

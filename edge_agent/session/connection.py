@@ -1,4 +1,4 @@
-"""Connections to the coordinator: a new one for every attempt."""
+"""Connections to the coordinator: every attempt opens a new one."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import grpc
 
 from wattfleet_proto.v1 import session_pb2_grpc
 
-# A channel that is kept would try again only as gRPC's own backoff has it, up to two minutes apart, and go on over a
-# connection on which nothing comes any more. Channels that are alive at once must not share either.
+# A channel that is kept retries by gRPC's own backoff, up to two minutes apart, and keeps using a dead connection.
+# Channels that exist at the same time must share neither.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 Connect = Callable[[], AbstractAsyncContextManager["session_pb2_grpc.SessionServiceAsyncStub"]]
-"""Opens a connection to the coordinator of its own, closed with the context."""
+"""Opens a new connection to the coordinator; leaving the context closes it."""
 
 
 def connects_to(address: str) -> Connect:
-    """What opens connections to host:port."""
+    """Return a function that opens connections to host:port."""
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[session_pb2_grpc.SessionServiceAsyncStub]:

@@ -1,4 +1,4 @@
-"""Reference predictors on the device: fetched once, checked by digest, kept by content."""
+"""Reference predictors on the device: fetched once, verified by digest, cached by content."""
 
 from __future__ import annotations
 
@@ -15,70 +15,68 @@ from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
-# One that has stalled is begun anew, and so is one that is slow: it goes on where it stopped.
-_FETCHED_WITHIN_S = 30.0
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class ReferenceRefusedError(WattfleetError):
-    """The coordinator does not hand out the reference that it named."""
+    """The coordinator refuses to send the reference that it named."""
 
 
-async def reference_of_digest(digest: str, cache: Path, connect: Connect) -> Artefact:
+async def reference_of_digest(digest: str, cache: Path, connect: Connect, timeout_s: float) -> Artefact:
     """The reference predictor of a digest, from the cache or from the coordinator.
 
-    Nothing is written before the manifest has the digest and the weights are what the manifest says.
+    It is written to the cache only after manifest and weights were verified. While the coordinator is away, the fetch
+    is repeated until it succeeds.
 
     Args:
         digest: sha256 of the manifest, hexadecimal.
         cache: folder with one sub-folder per digest.
         connect: opens a connection to the coordinator.
+        timeout_s: limit on one request; the next one continues where it stopped.
 
     Raises:
-        CorruptReferenceError: what came is not what the digest stands for.
-        ReferenceRefusedError: the coordinator does not hand it out.
+        CorruptReferenceError: the received reference does not match the digest.
+        ReferenceRefusedError: the coordinator refuses to send it.
     """
-    kept = cache / digest
-    if kept.is_dir():
+    cached = cache / digest
+    if cached.is_dir():
         try:
-            return _checked(read_artefact(kept), digest)
+            return _verified(read_artefact(cached), digest)
         except CorruptReferenceError as error:
-            _log.warning("%s; fetching it anew", error)
+            _log.warning("%s; fetching it again", error)
     backoff = Backoff()
     manifest, weights = bytearray(), bytearray()
     while True:
         before = len(weights)
         try:
-            await _fetch(digest, connect, manifest, weights)
+            await _fetch(digest, connect, manifest, weights, timeout_s)
             break
         except grpc.aio.AioRpcError as error:
             if error.code() not in _AWAY:
-                raise ReferenceRefusedError(
-                    f"the coordinator did not hand out the reference: {error.details()}"
-                ) from None
-            _log.warning("coordinator away: %s", error.details())
+                raise ReferenceRefusedError(f"the coordinator did not send the reference: {error.details()}") from None
+            _log.warning("the coordinator is away (%s); retrying", error.details())
         if len(weights) > before:
             backoff.reset()
         await backoff.pause()
-    artefact = _checked(Artefact(bytes(manifest), bytes(weights)), digest)
-    write_artefact(artefact, kept)
+    artefact = _verified(Artefact(bytes(manifest), bytes(weights)), digest)
+    write_artefact(artefact, cached)
     return artefact
 
 
-async def _fetch(digest: str, connect: Connect, manifest: bytearray, weights: bytearray) -> None:
-    """Fetch what is not there yet of a reference; what came before a break stays."""
+async def _fetch(digest: str, connect: Connect, manifest: bytearray, weights: bytearray, timeout_s: float) -> None:
+    """Fetch the missing part of a reference; the part received before an error is kept."""
     request = session_pb2.FetchReferenceRequest(digest=digest, weights_offset=len(weights))
     async with connect() as stub:
-        async for message in stub.FetchReference(request, timeout=_FETCHED_WITHIN_S):
+        async for message in stub.FetchReference(request, timeout=timeout_s):
             if message.manifest:
                 manifest[:] = message.manifest
-                # A coordinator of protocol 1.0 begins anew.
+                # A coordinator of protocol 1.0 starts from the beginning.
                 del weights[message.weights_offset :]
             weights += message.weights_chunk
 
 
-def _checked(artefact: Artefact, digest: str) -> Artefact:
-    """The weights were checked against the manifest; this checks the manifest against what was asked for."""
+def _verified(artefact: Artefact, digest: str) -> Artefact:
+    """Verify the manifest against its digest; the weights were verified against the manifest already."""
     if artefact.digest != digest:
         raise CorruptReferenceError(f"asked for reference {digest[:12]}..., got {artefact.digest[:12]}...: try again")
     return artefact

@@ -1,4 +1,4 @@
-"""One round's training on the device: put the mode in force, observe or measure, park."""
+"""One round's training on the device: apply the mode, observe the training or measure modes, park."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from edge_agent.devices.device import AppTraining, Device, PowerMeter
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal import JournalError
-from edge_agent.profiling.journal_records import require_above_zero
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
-from edge_agent.training.training_power import FEWEST_READ, LISTENED_FOR_S, mean_power_w
+from edge_agent.training.training_power import MAX_SILENCE_S, MIN_SAMPLES, mean_power_w
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
@@ -19,30 +19,10 @@ from wattfleet.prediction import first_minibatch_s, steady_minibatch_s
 
 _log = logging.getLogger(__name__)
 
-# What an app may ask for: time is told per epoch, which has to remain a number to learn from.
-_FEWEST_EPOCHS, _MOST_EPOCHS = 1e-3, 1e4
-_UNNOTICED_S = 0.1
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a round's training needed.
-
-    Attributes:
-        mode: the mode in force.
-        epoch_s: seconds per epoch at the pace of steady minibatches; the training's start is not in it.
-        power_w: mean watts while training, without the start.
-
-    Raises:
-        InvalidInputError: the time or the power is not finite and above 0.
-    """
-
-    mode: PowerMode
-    epoch_s: float
-    power_w: float
-
-    def __post_init__(self) -> None:
-        require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)
+# Limits on what an app may request, so that seconds per epoch remain usable numbers.
+_MIN_EPOCHS, _MAX_EPOCHS = 1e-3, 1e4
+# Waiting for the first choice of modes for longer than this spoils the observation.
+_NEGLIGIBLE_S = 0.1
 
 
 @dataclass
@@ -54,12 +34,12 @@ class _Running:
     started_s: float
     meter: PowerMeter
     profiler: ProductiveProfiler | None = None
-    elsewhere: bool = False
-    measures_no_more: bool = False
+    unobservable: bool = False
+    measurements_ended: bool = False
 
 
 class TrainingWatch:
-    """Runs a device through the trainings of a run's rounds, one at a time."""
+    """Runs the trainings of a device, one at a time."""
 
     def __init__(
         self,
@@ -69,14 +49,14 @@ class TrainingWatch:
         productive: Callable[[float], ProductiveProfiler],
         first_gcycles: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Watch one device.
+        """Run the trainings of one device.
 
         Args:
             device: the board.
             parked: the mode between trainings.
             minibatches_per_epoch: minibatches of one pass over the device's data.
-            productive: what measures modes during a training that was given so many watts.
-            first_gcycles: CPU cycles of a training's first minibatch as far as is known, in units of 1e9.
+            productive: returns the profiler for a training with so many watts.
+            first_gcycles: returns the CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
         """
         self._device = device
         self._parked = parked
@@ -91,19 +71,19 @@ class TrainingWatch:
         return self._running is not None
 
     def start(self, mode: PowerMode, epochs: float, power_limit_w: float) -> None:
-        """Put the mode in force and begin to observe; a training left unfinished is given up.
+        """Apply the mode and begin to observe; an unfinished training is abandoned.
 
         Args:
             mode: the assigned mode.
-            epochs: local epochs that are to be trained.
+            epochs: local epochs to train.
             power_limit_w: watts set aside for the device.
 
         Raises:
-            InvalidInputError: the device does not offer the mode, or no round trains so many epochs.
+            InvalidInputError: the device does not offer the mode, or the number of epochs is out of range.
             ModeNotAppliedError: another mode was read back.
         """
-        if not _FEWEST_EPOCHS <= epochs <= _MOST_EPOCHS:
-            raise InvalidInputError(f"a round trains {_FEWEST_EPOCHS:g} to {_MOST_EPOCHS:g} epochs, not {epochs:g}")
+        if not _MIN_EPOCHS <= epochs <= _MAX_EPOCHS:
+            raise InvalidInputError(f"epochs must be {_MIN_EPOCHS:g} to {_MAX_EPOCHS:g}, not {epochs:g}")
         self.abandon()
         self._device.apply(mode)
         app = self._device.begin_training()
@@ -112,13 +92,13 @@ class TrainingWatch:
         )
 
     def minibatches_ended(self, times: Sequence[StepTimes], paused: bool) -> bool:
-        """Measure modes by minibatches that the app reports; when this returns, the mode to train on in is in force.
+        """Measure modes by the minibatches that the app reports, and apply the mode for the next ones.
 
-        Where a measurement cannot be written, no more are made during this training, which goes on in its own mode.
+        If a measurement cannot be written, the training continues in its own mode without further measurements.
 
         Args:
-            times: of the minibatches since the last report, the last of which ended just now; none of them begins to
-                measure.
+            times: of the minibatches since the last report, the last of which ended just now; empty to begin
+                measuring.
             paused: whether the training pauses now.
 
         Returns:
@@ -129,27 +109,27 @@ class TrainingWatch:
         """
         running = self._running
         assert running is not None, "minibatches follow start"
-        if running.measures_no_more:
+        if running.measurements_ended:
             return False
         if running.profiler is None:
             asked_s = self._device.clock.now_s()
             running.profiler = self._productive(running.power_limit_w)
-            # The app has waited for it, which is no training.
-            running.elsewhere |= self._device.clock.now_s() - asked_s > _UNNOTICED_S
+            # The app has waited for the profiler instead of training.
+            running.unobservable |= self._device.clock.now_s() - asked_s > _NEGLIGIBLE_S
         try:
             self._measure(running, running.profiler, times, paused)
         except JournalError as error:
-            _log.error("no more modes are measured during this training: %s", error)
-            running.measures_no_more = True
+            _log.error("measuring modes ended for this training: %s", error)
+            running.measurements_ended = True
             running.profiler.pause()
             return False
         return running.profiler.measuring
 
     def reassign(self, mode: PowerMode | None, power_limit_w: float) -> None:
-        """Go on in another mode, as the watts have changed; no modes are measured, and nothing is observed any more.
+        """Continue in another mode, as the watts have changed; observation and measurements end.
 
         Args:
-            mode: the new mode; None for that between trainings, where the training is to stop.
+            mode: the new mode; None for the parking mode, if the training is to stop.
             power_limit_w: watts set aside for the device now.
 
         Raises:
@@ -159,8 +139,8 @@ class TrainingWatch:
         running = self._running
         assert running is not None, "reassign follows start"
         if (mode, power_limit_w) == (running.mode, running.power_limit_w):
-            return  # told again at the start of a session
-        running.elsewhere = running.measures_no_more = True
+            return  # the coordinator repeats orders when a session starts
+        running.unobservable = running.measurements_ended = True
         running.mode = mode or self._parked
         running.power_limit_w = power_limit_w
         try:
@@ -174,7 +154,7 @@ class TrainingWatch:
     ) -> None:
         if not times and not paused:
             profiler.begin()
-            running.elsewhere |= profiler.measuring
+            running.unobservable |= profiler.measuring
         running.app.minibatches_ended(
             [(time.fetch_stall_ms + time.compute_ms) / 1e3 for time in times],
             lambda index, ended_s: profiler.minibatch_ended(times[index], ended_s),
@@ -186,16 +166,15 @@ class TrainingWatch:
         """End the training that was started, and park the device.
 
         Args:
-            epochs_done: local epochs that were trained, where a deadline ended it; 0 where nobody knows how many;
-                None for as many as were assigned.
+            epochs_done: trained local epochs, if a deadline ended the training; 0 if unknown; None for all that were
+                assigned.
 
         Returns:
-            What the assigned mode was seen to need; None where other modes were in force meanwhile, too little is known
-            to have been done, or the training was too short for its power to be sampled or its start to be told from
-            the rest.
+            What was observed of the assigned mode. None if other modes were in force meanwhile, too few epochs were
+            trained, or the training was too short to sample its power or to separate its warm-up.
 
         Raises:
-            PowerNotReadError: too few power samples could be read to tell what the board drew.
+            PowerNotReadError: too few power samples could be read.
             ModeNotAppliedError: the device could not be parked.
         """
         running, self._running = self._running, None
@@ -211,27 +190,31 @@ class TrainingWatch:
             finally:
                 trace = running.meter.stop()
         if changed:
-            _log.warning("nothing was observed of %s, which somebody changed: %s", running.mode.label(), changed[0])
-        if running.elsewhere or changed or epochs < _FEWEST_EPOCHS:
+            _log.warning(
+                "the observation of %s is discarded, as another process changed the mode: %s",
+                running.mode.label(),
+                changed[0],
+            )
+        if running.unobservable or changed or epochs < _MIN_EPOCHS:
             return None
         training_s = ended_s - running.started_s
-        # An app reports no time for its first minibatch; the profile knows it.
+        # The app does not report its first minibatch's time; it is known from the profile.
         observed_first = running.app.first_minibatch_observed
         first_s = first_minibatch_s(running.mode, self._first_gcycles()) if observed_first else 0.0
-        # The start is the CPU's work, and its power is not that of a training.
+        # The warm-up is the CPU's work; its power is not that of training.
         power_w = mean_power_w(trace, running.started_s + min(first_s, training_s / 2), ended_s)
         if power_w is None:
-            _log.warning("nothing was observed: training ended before power was sampled %d times", FEWEST_READ)
+            _log.warning("no observation: the training ended before power was sampled %d times", MIN_SAMPLES)
             return None
         trained = max(1.0, epochs * self._minibatches_per_epoch)
         steady_s = steady_minibatch_s(training_s, trained, first_s)
         if steady_s is None:
-            _log.warning("nothing was observed: half of the training or more may have been its start")
+            _log.warning("no observation: warm-up may have taken half of the training or more")
             return None
         return Observed(running.mode, steady_s * trained / epochs, power_w)
 
     def abandon(self) -> None:
-        """Stop observing, learn nothing, park."""
+        """Stop without an observation, and park."""
         running, self._running = self._running, None
         if running is not None:
             with self._ending(running):
@@ -239,7 +222,7 @@ class TrainingWatch:
 
     @contextmanager
     def _ending(self, running: _Running) -> Iterator[None]:
-        """Whatever happens meanwhile, end what is being measured, and park."""
+        """End measurements and park, even after an error."""
         with ExitStack() as last:
             last.callback(self.park)
             if running.profiler is not None:
@@ -247,23 +230,23 @@ class TrainingWatch:
             yield
 
     def recover(self) -> None:
-        """Park a device that was in trouble, and make sure that its power can be read again.
+        """Park a degraded device, and check that its power can be read again.
 
         Raises:
             ModeNotAppliedError: another mode was read back.
-            PowerNotReadError: too few power samples could be read to train by.
+            PowerNotReadError: too few power samples could be read.
         """
         self.abandon()
         self.park()
         begun_s, meter = self._device.clock.now_s(), self._device.start_meter()
         try:
-            self._device.clock.sleep_s(LISTENED_FOR_S)
+            self._device.clock.sleep_s(MAX_SILENCE_S)
         finally:
             trace = meter.stop()
         mean_power_w(trace, begun_s, self._device.clock.now_s())
 
     def park(self) -> None:
-        """Put the mode between trainings in force.
+        """Apply the mode between trainings.
 
         Raises:
             ModeNotAppliedError: another mode was read back.

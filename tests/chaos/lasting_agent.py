@@ -15,7 +15,7 @@ from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.config import AgentConfig
+from tests.fakes.agent_settings import agent_settings
 from wattfleet.modes import PowerMode
 
 MODE_FILE, LOG_FILE = "mode.json", "board_named.log"
@@ -51,16 +51,9 @@ async def main(folder, coordinator):
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     board = LastingBoard(folder)
-    config = AgentConfig(
-        device_id="orin-nano-0",
-        coordinator=coordinator,
-        state_directory=folder / "state",
-        device_folder=device_folder(folder / "state"),
-        socket=folder / "agent.sock",
-        minibatches_per_epoch=100,
-        seed=0,
-    )
-    await run_agent(config, board, built_in_workload(board.step), stop)
+    state = folder / "state"
+    settings = agent_settings(state, coordinator=coordinator, socket=folder / "agent.sock")
+    await run_agent(settings, board, built_in_workload(board.step), device_folder(state), stop)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from edge_agent.paths import PROFILE_FILE, device_folder
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.training.knob_backup import BACKUP_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from wattfleet.modes import array_to_modes
 
 MODES = 12

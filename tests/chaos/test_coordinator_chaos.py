@@ -57,7 +57,7 @@ class SimulatedAgent:
     device_id: str
     folder: Path
     address: str
-    link: CoordinatorSession = field(init=False)
+    session: CoordinatorSession = field(init=False)
     outbox: Outbox = field(init=False)
 
     async def run(self) -> None:
@@ -73,15 +73,15 @@ class SimulatedAgent:
             installation=self.device_id,
         )
         self.outbox = Outbox(OutboxFile(self.folder / self.device_id / "outbox.jsonl"))
-        self.link = CoordinatorSession(connects_to(self.address), hello, welcomed, self.outbox)
-        self.link.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
-        self.link.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
-        await self.link.run()
+        self.session = CoordinatorSession(connects_to(self.address), hello, welcomed, self.outbox)
+        self.session.report_front(session_pb2.FrontReport(front=front_to_message(FRONT), idle_w=3.0))
+        self.session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
+        await self.session.run()
 
     async def observe(self, plan_id: str, epoch_s: float) -> None:
         """Report a training, and wait until that is acknowledged."""
-        self.link.report_observation(session_pb2.Observation(plan_id=plan_id, epoch_s=epoch_s, power_w=9.0))
-        while not await self.link.flush(5):
+        self.session.report_observation(session_pb2.Observation(plan_id=plan_id, epoch_s=epoch_s, power_w=9.0))
+        while not await self.session.flush(5):
             pass
 
 

@@ -12,22 +12,22 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 import reference_models
-from edge_agent.devices.selection import open_device
-from edge_agent.devices.virtual.virtual_board import VirtualBoard
+from edge_agent.devices.selection import open_virtual_board
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import OnlineLearner
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.profiling.profiling_plan import profile_device
+from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import parked_mode
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ProfileEnded
+from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.orders import Orders
-from edge_agent.training.local_socket import LocalAgentServicer
+from edge_agent.settings import RecoverySettings
 from edge_agent.training.training import TrainingWatch
-from edge_agent.training.unix_socket import serve_socket
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
@@ -44,7 +44,7 @@ MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
 
 class Reports:
-    """Stands in for the link to the coordinator."""
+    """Stands in for the session with the coordinator."""
 
     connected = True
 
@@ -72,7 +72,7 @@ class Agent:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self.board: VirtualBoard = open_device("simulated:orin-nano", 1)
+        self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = built_in_workload(self.board.step).open_steps
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
@@ -91,28 +91,29 @@ class Agent:
         )
         self.board.apply(parked_mode(self.board))
         self.reports = Reports()
-        self.standing = StateReporter(self.reports)  # type: ignore[arg-type]
-        self.standing.decide(ProfileEnded(anew=False))
+        self.reporter = StateReporter(self.reports)  # type: ignore[arg-type]
+        self.reporter.decide(ProfileEnded(repeated=False))
 
 
 @contextmanager
-def agent_at(socket: Path) -> Iterator[Agent]:
+def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.came(order), loop).result(10)
+    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.receive(order), loop).result(10)
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
         reports: Any = agent.reports
-        care = RecoverySupervisor(
+        supervisor = RecoverySupervisor(
             watch,
             reports,
-            agent.standing,
+            agent.reporter,
             agent.learner,
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
+            RecoverySettings(retry_s=retry_s),
         )
-        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, care)
-        async with aclosing(care), serve_socket(socket, servicer):
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor)
+        async with aclosing(supervisor), serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
 

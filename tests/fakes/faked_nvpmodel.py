@@ -1,17 +1,21 @@
 """NVIDIA's tool on a faked Jetson, with the answers it is known for."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Sequence
+from pathlib import Path
 
 from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.nvpmodel import NvpmodelDevice
 from tests.fakes.jetson_boards import CAP_6
-from tests.fakes.jetson_tree import CPU
+from tests.fakes.jetson_tree import CPU, FakedJetson
 from wattfleet_io.clock import VirtualClock
 
 CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
 
 
-def conf_text(tree):
+def conf_text(tree: FakedJetson) -> str:
     """A configuration such as NVIDIA ships: clusters on JetPack 5, cores on JetPack 6, and a gap in the IDs."""
     board = tree.board
     clocks = [(k, policy[0]) for k, policy in enumerate(board.policies)]
@@ -51,12 +55,12 @@ def conf_text(tree):
 class FakedNvpmodel:
     """Behaves as nvpmodel does: `mood` is works, reboots, chroot, ignores, fails or missing."""
 
-    def __init__(self, tree):
+    def __init__(self, tree: FakedJetson) -> None:
         self.tree, self.mood, self.mode_id, self.mask, self.rebooted = tree, "works", 0, "0", False
-        self.answers = []
+        self.answers: list[str] = []
         tree.put("/etc/nvpmodel.conf", conf_text(tree))
 
-    def run(self, command, answer):
+    def run(self, command: Sequence[str], answer: str) -> ProgramResult:
         if command[0] != "nvpmodel":
             return self.tree.run(command, answer)
         if self.mood == "missing":
@@ -72,11 +76,12 @@ class FakedNvpmodel:
             return ProgramResult(0, "")
         return self._set(conf, int(mode_id), answer)
 
-    def _set(self, conf, mode_id, answer):
+    def _set(self, conf: str, mode_id: int, answer: str) -> ProgramResult:
         place = self.tree.location(conf)
         text = (place if place.exists() else type(place)(conf)).read_text()
-        stanza = re.search(rf"< POWER_MODEL ID={mode_id} NAME=\S+ >\n(.*?)\n<", text, re.S)[1]
-        settings = [line.split() for line in stanza.splitlines() if line]
+        stanza = re.search(rf"< POWER_MODEL ID={mode_id} NAME=\S+ >\n(.*?)\n<", text, re.S)
+        assert stanza, f"{conf} has no mode {mode_id}"
+        settings = [line.split() for line in stanza[1].splitlines() if line]
         mask = next(value for _, argument, value in settings if argument == "TPC_PG_MASK")
         if mask != self.mask:
             self.answers.append(answer)
@@ -87,7 +92,7 @@ class FakedNvpmodel:
         self.tree.put(CONF_IN_FORCE, conf)
         return ProgramResult(0, "")
 
-    def _write(self, settings):
+    def _write(self, settings: list[list[str]]) -> None:
         tree, board = self.tree, self.tree.board
         for parameter, argument, value in settings:
             if parameter == "CPU_ONLINE" and argument != "CORE_0":
@@ -116,5 +121,5 @@ class FakedNvpmodel:
             tree.put(high, rounded)
 
 
-def open_nvpmodel(tree, nvpmodel, state_directory):
+def open_nvpmodel(tree: FakedJetson, nvpmodel: FakedNvpmodel, state_directory: Path) -> NvpmodelDevice:
     return NvpmodelDevice(tree, VirtualClock(), nvpmodel.run, state_directory)

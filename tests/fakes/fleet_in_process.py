@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from coordinator.server import BoundAddresses, serve
+from coordinator.server import BoundAddresses
 from coordinator.settings import (
     CoordinatorSettings,
     PolicySettings,
@@ -29,8 +28,10 @@ from edge_agent.devices.selection import open_virtual_board
 from edge_agent.paths import device_folder
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.config import AgentConfig
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.flower_task import be_task
+from tests.fakes.polling import until
+from tests.fakes.served import serving
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView
 
@@ -125,47 +126,35 @@ def running_fleet(
     found: list[BoundAddresses] = []
     errors: list[BaseException] = []
 
-    def on_ready(addresses: BoundAddresses) -> None:
-        found.append(addresses)
-        bound.set()
-
     async def everything() -> None:
         settings = CoordinatorSettings(
-            server=ServerSettings(address="127.0.0.1:0", metrics_address="127.0.0.1:0"),
+            server=ServerSettings(address="127.0.0.1:0", metrics_address="127.0.0.1:0", stop_grace_s=0.05),
             store=StoreSettings(location=str(directory / "coordinator.db")),
             site=SiteSettings(budget_w=site_budget_w),
             policy=policy,
             profiling=ProfilingSettings(modes=profile_modes),
         )
-        stop_coordinator = asyncio.Event()
-        server = asyncio.create_task(serve(settings, on_ready, stop_coordinator))
-        while not found:
-            await asyncio.sleep(0.01)
-            if server.done():
-                await server
-        boards = {device_id: open_virtual_board(spec, k) for k, (device_id, spec) in enumerate(specs.items())}
-        agents = [
-            asyncio.create_task(
+        async with serving(settings) as client:
+            found.append(client.bound)
+            bound.set()
+            boards = {device_id: open_virtual_board(spec, k) for k, (device_id, spec) in enumerate(specs.items())}
+            agents = [
                 run_agent(
-                    AgentConfig(
-                        device_id=device_id,
-                        coordinator=found[0].address,
-                        state_directory=directory / device_id,
-                        device_folder=device_folder(directory / device_id),
+                    agent_settings(
+                        directory / device_id,
+                        device_id,
+                        coordinator=client.bound.address,
                         socket=directory / f"{device_id}.sock",
-                        minibatches_per_epoch=100,
                         seed=k,
                     ),
                     board,
                     built_in_workload(board.step),
+                    device_folder(directory / device_id),
                     stop,
                 )
-            )
-            for k, (device_id, board) in enumerate(boards.items())
-        ]
-        await asyncio.gather(*agents)
-        stop_coordinator.set()
-        await server
+                for k, (device_id, board) in enumerate(boards.items())
+            ]
+            await asyncio.gather(*agents)
 
     def run() -> None:
         try:
@@ -194,11 +183,3 @@ def running_fleet(
 
 def all_ready(view: CoordinatorView, count: int) -> bool:
     return [device.state for device in view.devices()].count(session_pb2.DEVICE_STATE_READY) == count
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that another thread brings about."""
-    give_up_s = time.monotonic() + _WITHIN_S
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not come about"
-        time.sleep(0.02)

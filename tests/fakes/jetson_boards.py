@@ -1,15 +1,17 @@
 """What the kernels of five Jetsons show, for the faked trees."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 ORIN_EMC = (204_000_000, 665_600_000, 2_133_000_000, 3_199_000_000)
 
 
-def ladder_khz(steps, *more):
+def ladder_khz(steps: int, *more: int) -> tuple[int, ...]:
     return (*(115_200 + k * 76_800 for k in range(steps)), *more)
 
 
-def orin_gpu_hz(first, steps, top):
+def orin_gpu_hz(first: int, steps: int, top: int) -> tuple[int, ...]:
     return (*(round((first + 102 * k) * 1e6) for k in range(steps)), top)
 
 
@@ -27,28 +29,28 @@ class FakedBoard:
     compatible: str
     release: str
     jetpack: int
-    kernel: tuple
-    policies: tuple
-    cpu_khz: tuple
+    kernel: tuple[int, int]
+    policies: tuple[tuple[int, ...], ...]
+    cpu_khz: tuple[int, ...]
     gpu: str
     gpu_of_node: str
-    gpu_hz: tuple
+    gpu_hz: tuple[int, ...]
     emc_cap: str
-    emc_hz: tuple
+    emc_hz: tuple[int, ...]
     has_bpmp: bool
-    chips: tuple
+    chips: tuple[tuple[tuple[str, int, int] | tuple[str, int], ...], ...]
     power_mw: float
-    zones: tuple
+    zones: tuple[tuple[str, int | None], ...]
     hottest_c: float
-    throttled: tuple
+    throttled: tuple[int, ...]
     has_fan: bool
 
     @property
-    def cores(self):
+    def cores(self) -> int:
         return sum(len(policy) for policy in self.policies)
 
     @property
-    def modes(self):
+    def modes(self) -> int:
         return self.cores * len(self.cpu_khz) * len(self.gpu_hz) * len(self.emc_hz)
 
 

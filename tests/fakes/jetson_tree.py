@@ -1,14 +1,18 @@
 """A Jetson's files under a folder, behaving like its kernel when they are written."""
 
+from __future__ import annotations
+
 import errno
 import os
 import shutil
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 
 from edge_agent.devices.jetson.programs import ProgramResult
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.tree import Tree
-from tests.fakes.jetson_boards import CAP_4_5, CAP_6
+from tests.fakes.jetson_boards import CAP_4_5, CAP_6, FakedBoard
 from wattfleet_io.clock import VirtualClock
 
 CPU = "/sys/devices/system/cpu"
@@ -28,11 +32,14 @@ class FakedJetson(Tree):
     too, as later ones do; with None its folder vanishes. A tree that is there already is taken as it is.
     """
 
-    def __init__(self, root, board, offline_policy=errno.EINVAL):
+    def __init__(self, root: Path, board: FakedBoard, offline_policy: int | None = errno.EINVAL) -> None:
         super().__init__(root)
         self.board = board
         self.offline_policy = offline_policy
-        self.unreadable, self.unwritable, self.deaf, self.written = {}, {}, set(), []
+        self.unreadable: dict[str, int] = {}
+        self.unwritable: dict[str, int] = {}
+        self.deaf: set[str] = set()
+        self.written: list[tuple[str, str]] = []
         self.fan_service_starts = True
         if not self.exists(_FAN_SERVICE):
             self._make_identity()
@@ -44,31 +51,31 @@ class FakedJetson(Tree):
             self.fan_service_runs = board.has_fan
 
     @property
-    def gpu(self):
+    def gpu(self) -> str:
         return f"/sys/class/devfreq/{self.board.gpu}"
 
     @property
-    def fan(self):
+    def fan(self) -> str:
         return self.glob("/sys/devices/platform/pwm-fan*/hwmon/hwmon*/pwm1")[0]
 
     @property
-    def fan_service_runs(self):
+    def fan_service_runs(self) -> bool:
         return self.location(_FAN_SERVICE).read_text() == "1\n"
 
     @fan_service_runs.setter
-    def fan_service_runs(self, runs):
+    def fan_service_runs(self, runs: bool) -> None:
         self.put(_FAN_SERVICE, int(runs))
 
-    def policy(self, number):
+    def policy(self, number: int) -> str:
         return f"{CPU}/cpufreq/policy{number}"
 
-    def put(self, path, value):
+    def put(self, path: str, value: object) -> None:
         """Make a file, as the kernel would."""
         place = self.location(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(f"{value}\n")
 
-    def everything(self):
+    def everything(self) -> dict[str, str | bool]:
         """All settable values, to compare what was in force."""
         knobs = [*self.glob(f"{CPU}/cpu*/online"), *self.glob(f"{CPU}/cpufreq/policy*/scaling_m*_freq")]
         knobs += [f"{self.gpu}/min_freq", f"{self.gpu}/max_freq", self.board.emc_cap]
@@ -76,19 +83,19 @@ class FakedJetson(Tree):
         knobs += [self.fan] if self.board.has_fan else []
         return {path: self.location(path).read_text().strip() for path in knobs} | {"fan": self.fan_service_runs}
 
-    def read(self, path):
+    def read(self, path: str) -> str:
         if path in self.unreadable:
             raise OSError(self.unreadable[path], os.strerror(self.unreadable[path]), path)
         if self.offline_policy == errno.EBUSY and self._is_of_offline_policy(path):
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         return super().read(path)
 
-    def write(self, path, text):
+    def write(self, path: str, text: str) -> None:
         if path in self.unwritable:
             raise OSError(self.unwritable[path], os.strerror(self.unwritable[path]), path)
         if not self.exists(path):
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        if self._is_of_offline_policy(path):
+        if self.offline_policy is not None and self._is_of_offline_policy(path):
             raise OSError(self.offline_policy, os.strerror(self.offline_policy), path)
         self.written.append((path, text))
         if path in self.deaf:
@@ -105,7 +112,7 @@ class FakedJetson(Tree):
         else:
             super().write(path, text)
 
-    def run(self, command, answer):
+    def run(self, command: Sequence[str], answer: str) -> ProgramResult:
         """The system's programs: a `RunProgram`."""
         assert command[0] == "systemctl" and command[-1] == "nvfancontrol"
         if command[1] == "is-active":
@@ -117,18 +124,18 @@ class FakedJetson(Tree):
             self.put(self.fan, 80)
         return ProgramResult(0, "")
 
-    def renumber_hwmon(self):
+    def renumber_hwmon(self) -> None:
         """Give every hwmon folder another number, as another start may."""
         for path in self.glob("/sys/**/hwmon/hwmon*"):
             place = self.location(path)
             place.rename(place.parent / f"hwmon{int(place.name.removeprefix('hwmon')) + 20}")
 
-    def _make_identity(self):
+    def _make_identity(self) -> None:
         self.put("/proc/device-tree/model", f"{self.board.model}\0")
         self.put("/proc/device-tree/compatible", f"{self.board.compatible}\0")
         self.put("/etc/nv_tegra_release", self.board.release)
 
-    def _make_cpu(self):
+    def _make_cpu(self) -> None:
         for policy in self.board.policies:
             for core in policy:
                 self.location(f"{CPU}/cpu{core}").mkdir(parents=True)
@@ -136,7 +143,7 @@ class FakedJetson(Tree):
                     self.put(f"{CPU}/cpu{core}/online", 1)
             self._make_policy(policy)
 
-    def _make_policy(self, cores):
+    def _make_policy(self, cores: tuple[int, ...]) -> None:
         folder = self.policy(cores[0])
         self.put(f"{folder}/scaling_available_frequencies", " ".join(map(str, self.board.cpu_khz)))
         for name in ("related_cpus", "affected_cpus"):
@@ -144,7 +151,7 @@ class FakedJetson(Tree):
         self.put(f"{folder}/scaling_min_freq", self.board.cpu_khz[0])
         self.put(f"{folder}/scaling_max_freq", self.board.cpu_khz[-1])
 
-    def _make_gpu(self):
+    def _make_gpu(self) -> None:
         self.put("/sys/class/devfreq/15340000.vic/device/of_node/name", "vic")
         self.put("/sys/class/devfreq/15340000.vic/available_frequencies", "115200000 601600000")
         self.put(f"{self.gpu}/device/of_node/name", f"{self.board.gpu_of_node}\0")
@@ -152,7 +159,7 @@ class FakedJetson(Tree):
         self.put(f"{self.gpu}/min_freq", self.board.gpu_hz[0])
         self.put(f"{self.gpu}/max_freq", self.board.gpu_hz[-1])
 
-    def _make_memory(self):
+    def _make_memory(self) -> None:
         top = self.board.emc_hz[-1]
         self.put(self.board.emc_cap, 0 if self.board.emc_cap == CAP_4_5 else top)
         if self.board.has_bpmp:
@@ -160,7 +167,7 @@ class FakedJetson(Tree):
             for name, value in (("max_rate", top), ("rate", top), ("mrq_rate_locked", 0), ("state", 1)):
                 self.put(f"{LOCK}/{name}", value)
 
-    def _make_rails(self):
+    def _make_rails(self) -> None:
         for number, channels in enumerate(self.board.chips):
             for channel, (name, *measured) in enumerate(channels):
                 if len(measured) == 2:
@@ -176,7 +183,7 @@ class FakedJetson(Tree):
                     self.put(f"{folder}/rail_name_{channel}", name)
                     self.put(f"{folder}/in_power{channel}_input", measured[0])
 
-    def _make_heat(self):
+    def _make_heat(self) -> None:
         for number, (kind, millidegrees) in enumerate(self.board.zones):
             zone = f"/sys/class/thermal/thermal_zone{number}"
             self.put(f"{zone}/type", kind)
@@ -191,7 +198,7 @@ class FakedJetson(Tree):
         if self.board.has_fan:
             self.put("/sys/devices/platform/pwm-fan/hwmon/hwmon2/pwm1", 80)
 
-    def _set_online(self, core, text):
+    def _set_online(self, core: int, text: str) -> None:
         super().write(f"{CPU}/cpu{core}/online", text)
         policy = next(cores for cores in self.board.policies if core in cores)
         online = [c for c in policy if c == 0 or self.location(f"{CPU}/cpu{c}/online").read_text().strip() == "1"]
@@ -203,12 +210,12 @@ class FakedJetson(Tree):
             self._make_policy(policy)
         self.put(f"{folder}/affected_cpus", " ".join(map(str, online)))
 
-    def _is_of_offline_policy(self, path):
+    def _is_of_offline_policy(self, path: str) -> bool:
         folder = path.rpartition("/")[0]
         affected = self.location(f"{folder}/affected_cpus")
         return affected.exists() and not affected.read_text().strip()
 
-    def _set_limit(self, path, folder, name, value):
+    def _set_limit(self, path: str, folder: str, name: str, value: int) -> None:
         """A minimum stays below its maximum: old kernels refuse anything else, newer ones cut it off silently."""
         is_minimum = "min" in name
         other = int(
@@ -220,37 +227,38 @@ class FakedJetson(Tree):
             value = other
         super().write(path, str(value))
 
-    def _set_cap(self, hz):
+    def _set_cap(self, hz: int) -> None:
         top = self.board.emc_hz[-1]
         if self.board.emc_cap == CAP_6:
             super().write(CAP_6, str(top if hz < 0 else self._rounded_up(hz)))
         elif hz < top:
             super().write(CAP_4_5, str(hz))
 
-    def _set_rate(self, hz):
+    def _set_rate(self, hz: int) -> None:
         if super().read(f"{LOCK}/mrq_rate_locked") == "1":
             super().write(f"{LOCK}/rate", str(self._rounded_up(hz)))
 
-    def _rounded_up(self, hz):
+    def _rounded_up(self, hz: int) -> int:
         return next((rate for rate in self.board.emc_hz if rate >= hz), self.board.emc_hz[-1])
 
 
 class Ticks(threading.Event):
     """Waiting on it lets a virtual clock run instead, so many times; then it waits to be set."""
 
-    def __init__(self, clock, ticks):
+    def __init__(self, clock: VirtualClock, ticks: int) -> None:
         super().__init__()
         self._clock, self._left = clock, ticks
         self.spent = threading.Event()
 
-    def wait(self, timeout=None):
+    def wait(self, timeout: float | None = None) -> bool:
         if self._left == 0:
             self.spent.set()
             return super().wait()
+        assert timeout is not None, "a tick has a length"
         self._left -= 1
         self._clock.sleep_s(timeout)
         return self.is_set()
 
 
-def open_sysfs(tree):
+def open_sysfs(tree: FakedJetson) -> SysfsDevice:
     return SysfsDevice(tree, VirtualClock(), tree.run)

@@ -1,21 +1,30 @@
 """A whole agent beside the test's own thread, on a simulated board."""
 
+from __future__ import annotations
+
 import asyncio
 import os
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
+from edge_agent.devices.virtual.virtual_board import Load
 from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.agent import run_agent
-from edge_agent.runtime.config import AgentConfig
-from tests.fakes.coordinator_in_process import on_loop, until
+from edge_agent.settings import AgentSettings
+from tests.fakes.agent_settings import agent_settings
+from tests.fakes.coordinator_in_process import CoordinatorInProcess, on_loop
 from tests.fakes.flower_task import be_task
-from wattfleet.modes import array_to_modes
+from tests.fakes.polling import until
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet_flower import power_mode_mod
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
@@ -25,62 +34,64 @@ class BoardThatBecomesSlower(SimulatedDevice):
 
     slowdown = 1.0
 
-    def _load_at(self, mode):
+    def _load_at(self, mode: PowerMode) -> Load:
         load = super()._load_at(mode)
         return replace(load, minibatch_ms=self.slowdown * load.minibatch_ms)
 
 
-def new_board(kind=SimulatedDevice):
+def new_board(kind: type[SimulatedDevice] = SimulatedDevice) -> SimulatedDevice:
     """One in some mode of its owner's."""
     device = kind("orin-nano", 1)
     device.apply(array_to_modes(device.modes)[777])
     return device
 
 
-def fitting_here(transfer, modes, stopping):
+def fitting_here(
+    transfer: Transfer, modes: ModeArray, stopping: threading.Event, answers_within_s: float
+) -> Callable[[], nullcontext[FittingHere]]:
     """In place of `fitting_process`: without a process to start for every round."""
     fitting = FittingHere(transfer, modes)
     return lambda: nullcontext(fitting)
 
 
-def may_connect(socket):
+def may_connect(socket: Path) -> bool:
     return os.path.exists(socket)
 
 
 class RunningAgent:
     """An agent beside the test's own thread."""
 
-    def __init__(self, config, device):
-        self.config = config
+    def __init__(self, settings: AgentSettings, device: SimulatedDevice, folder: Path) -> None:
+        self.settings = settings
         self._stop = asyncio.Event()
-        self._running = on_loop(run_agent(config, device, built_in_workload(device.step), self._stop))
+        self._running = on_loop(run_agent(settings, device, built_in_workload(device.step), folder, self._stop))
 
     @property
-    def has_ended(self):
+    def has_ended(self) -> bool:
         return self._running.done()
 
     @property
-    def error(self):
+    def error(self) -> BaseException | None:
         """What it ended with, once it has."""
         return self._running.exception(60)
 
-    def end(self):
+    def end(self) -> None:
         on_loop(self._set_stop()).result(60)
         wait([self._running], 60)
 
-    async def _set_stop(self):
+    async def _set_stop(self) -> None:
         self._stop.set()
 
-    def round(self, plan_id, mode, train=lambda: None):
+    def round(self, plan_id: str, mode: PowerMode, train: Callable[[], object] = lambda: None) -> bool:
         """Train for a round as Flower would, with `train` for the app's own work; whether it went well."""
         be_task(run_id=7, node_id=1)
         record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
         message.metadata.__dict__["_message_id"] = "1"
-        node = {"device-id": "orin-nano-0", "agent-socket": str(self.config.socket)}
+        node = {"device-id": "orin-nano-0", "agent-socket": str(self.settings.device.socket)}
         context = Context(run_id=7, node_id=5, node_config=node, state=RecordDict(), run_config={})
 
-        def app(request, _):
+        def app(request: Message, _: Context) -> Message:
             train()
             return Message(RecordDict(), reply_to=request)
 
@@ -88,17 +99,17 @@ class RunningAgent:
 
 
 @contextmanager
-def agent(coordinator, folder, device, state="state"):
-    config = AgentConfig(
-        device_id="orin-nano-0",
-        coordinator=coordinator.address,
-        state_directory=folder / state,
-        device_folder=folder / "device",
-        socket=folder / f"{state}.sock",
-        minibatches_per_epoch=100,
-        seed=0,
+def agent(
+    coordinator: CoordinatorInProcess,
+    folder: Path,
+    device: SimulatedDevice,
+    state: str = "state",
+    retry_s: float = 30.0,
+) -> Iterator[RunningAgent]:
+    settings = agent_settings(
+        folder / state, coordinator=coordinator.address, socket=folder / f"{state}.sock", retry_s=retry_s
     )
-    running = RunningAgent(config, device)
+    running = RunningAgent(settings, device, folder / "device")
     try:
         yield running
     finally:
@@ -106,9 +117,11 @@ def agent(coordinator, folder, device, state="state"):
 
 
 @contextmanager
-def ready_agent(coordinator, folder, device):
+def ready_agent(
+    coordinator: CoordinatorInProcess, folder: Path, device: SimulatedDevice, retry_s: float = 30.0
+) -> Iterator[RunningAgent]:
     coordinator.reports.clear()
-    with agent(coordinator, folder, device) as running:
+    with agent(coordinator, folder, device, retry_s=retry_s) as running:
         until(lambda: coordinator.is_ready() or running.has_ended)
         assert not running.has_ended
         yield running

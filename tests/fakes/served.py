@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from wattfleet_proto.v1 import (
 from wattfleet_simulation.coordinator_view import RunSeen
 
 _WITHIN_S = 20.0
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 READY = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
 
 
@@ -49,7 +50,7 @@ class Agent:
     async def greet(self, hello: session_pb2.Hello) -> Any:
         await self.call.write(session_pb2.SessionRequest(hello=hello))
         response = await self.call.read()
-        if response is grpc.aio.EOF:
+        if response is _END:
             await self.refused()
         return response.welcome
 
@@ -57,9 +58,9 @@ class Agent:
         """Send a message and see it acknowledged; orders that come before are noted."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
-        while (response := await self.call.read()) is not grpc.aio.EOF and response.HasField("reassign"):
+        while (response := await self.call.read()) is not _END and response.HasField("reassign"):
             self.orders.append(response.reassign)
-        if response is grpc.aio.EOF:
+        if response is _END:
             await self.refused()
         assert response.ack.sequence == self._sequence
 
@@ -73,7 +74,7 @@ class Agent:
 
     async def goodbye(self) -> None:
         await self.call.done_writing()
-        assert await self.call.read() is grpc.aio.EOF
+        assert await self.call.read() is _END
 
 
 @dataclass
@@ -126,7 +127,8 @@ class Client:
 
     async def plan(self, number: int = 1, run_id: str = RUN) -> planning_pb2.PlanRoundResponse:
         request = planning_pb2.PlanRoundRequest(run_id=run_id, round=number, node_ids=NODES, epochs=1.0)
-        return await self.planning.PlanRound(request)
+        plan: planning_pb2.PlanRoundResponse = await self.planning.PlanRound(request)
+        return plan
 
     async def rounds(self, run_id: str = "") -> RunSeen:
         """A run, the newest unless it is named, with its rounds."""
@@ -144,7 +146,8 @@ async def serving(config: CoordinatorSettings) -> AsyncIterator[Client]:
     stop = asyncio.Event()
     bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
     running = asyncio.create_task(serve(config, bound.set_result, stop))
-    await asyncio.wait([running, bound], return_when=asyncio.FIRST_COMPLETED)
+    waited_for: list[asyncio.Future[Any]] = [running, bound]
+    await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         await running
     try:
@@ -164,12 +167,6 @@ async def serving_client(config: CoordinatorSettings) -> AsyncIterator[Client]:
 
 def status(refused: pytest.ExceptionInfo[grpc.aio.AioRpcError]) -> tuple[grpc.StatusCode, str]:
     return refused.value.code(), refused.value.details() or ""
-
-
-async def until(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what the coordinator does by itself; the test's own time limit ends it."""
-    while not await condition():
-        await asyncio.sleep(0.01)
 
 
 def fetch(digest: str) -> session_pb2.FetchReferenceRequest:

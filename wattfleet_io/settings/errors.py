@@ -49,6 +49,8 @@ def explain(
         where = [str(part) for part in problem["loc"]][:2]
         if problem["type"] == "extra_forbidden":
             yield f"{config}: {_unknown(where, keys)}"
+        elif problem["type"] == "missing":
+            yield _missing(where, keys)
         else:
             yield f"{_subject(where, origins)} {_complaint(problem)}"
 
@@ -73,6 +75,12 @@ def _unknown(where: list[str], keys: list[Key]) -> str:
     if homes := [f"[{key.group}]" for key in keys if key.name == name]:
         return f"unknown key {name!r} in [{group}]; it belongs in {' or '.join(homes)}"
     return f"unknown key {name!r} in [{group}]{suggestion(name, [key.name for key in keys if key.group == group])}"
+
+
+def _missing(where: list[str], keys: list[Key]) -> str:
+    group, name = where
+    (option,) = [key.option for key in keys if [key.group, key.name] == where]
+    return f"{option or name} is required: pass it, or set {name!r} in [{group}] of the settings file"
 
 
 def _complaint(problem: Any) -> str:

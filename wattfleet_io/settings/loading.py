@@ -71,7 +71,7 @@ def load(
         (variables(), lambda path: variable_of(prefix, path)),
         (_nested(options or {}), lambda path: option_of[path]),
     ]
-    merged: dict[str, Any] = {}
+    merged: dict[str, Any] = {group: {} for group in model.model_fields}
     origins: dict[str, str] = {}
     for content, origin_of in layers:
         merged = _merged(merged, content)

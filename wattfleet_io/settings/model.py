@@ -77,7 +77,7 @@ def setting(
     """One documented key of a `Group`.
 
     Args:
-        default: the value where nothing is given.
+        default: the value where nothing is given; `...` for a required key.
         description: what the key decides, in full sentences without the default.
         unit: such as "s" or "W"; empty for none.
         option: the command-line option that sets the key, such as "--keep-days"; empty for none.
@@ -129,6 +129,8 @@ class Key:
     @property
     def default_text(self) -> str:
         """The default in words."""
+        if self.field.is_required():
+            return "none, it is required"
         default = self.field.get_default(call_default_factory=True)
         if default is None:
             return self._extra("unset") or "not set"

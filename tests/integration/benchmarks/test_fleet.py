@@ -20,7 +20,8 @@ from benchmarks.fleet import agent, requests
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
 from benchmarks.fleet.result import figure
-from edge_agent.session import coordinator_session as link
+from edge_agent.session import coordinator_session
+from edge_agent.settings import SessionSettings
 from wattfleet_io import backoff
 from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2
@@ -81,12 +82,12 @@ def test_interrupted_it_ends_its_servers() -> None:
 def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     front = session_pb2.SessionRequest.FromString(requests.front())
     assert len(front_from_message(front.front.front)) == 64
-    real = {**vars(link), "_FIRST_BACKOFF_S": backoff.FIRST_S, "_LONGEST_BACKOFF_S": backoff.LONGEST_S}
-    for name in (
-        *("FIRST_BACKOFF_S", "LONGEST_BACKOFF_S", "LONGEST_BACKOFF_OF_A_SMALL_FLEET_S"),
-        *("WELCOMED_WITHIN_S", "SILENCE_BORNE_S", "LEASES_UNANSWERED"),
-    ):
-        assert vars(agent)[name] == real[f"_{name}"]
+    private, settings = vars(coordinator_session), SessionSettings()
+    assert (agent.FIRST_BACKOFF_S, agent.MAX_BACKOFF_S) == (backoff.FIRST_S, backoff.MAX_S)
+    assert agent.MAX_BACKOFF_OF_A_SMALL_FLEET_S == private["_MAX_BACKOFF_OF_A_SMALL_FLEET_S"]
+    assert agent.SILENT_LEASES == private["_SILENT_LEASES"]
+    assert agent.WELCOME_TIMEOUT_S == settings.welcome_timeout_s
+    assert agent.SILENCE_TIMEOUT_S == settings.silence_timeout_s
 
 
 Ended = tuple[list[bytes], int, str]

@@ -158,7 +158,7 @@ class Slow(Store):
         await asyncio.to_thread(self.reading.wait, _WITHIN_S)
 
 
-async def test_what_a_list_was_reading_does_not_come_back_in_place_of_what_changed_meanwhile(tmp_path: Path) -> None:
+async def test_a_list_in_progress_does_not_restore_rounds_that_changed_meanwhile(tmp_path: Path) -> None:
 
     store, fleet = Slow(tmp_path / "coordinator.db"), small_fleet()
     writer = Writer(store, soon)

@@ -13,7 +13,8 @@ from coordinator.settings import CoordinatorSettings
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
-from tests.fakes.served import READY, Client, serving_client, until
+from tests.fakes.polling import eventually
+from tests.fakes.served import READY, Client, serving_client
 from wattfleet_proto.v1 import power_pb2, session_pb2
 
 HELLO = session_pb2.Hello(
@@ -31,17 +32,17 @@ class Agent:
     def __init__(self, client: Client, folder: Path) -> None:
         self.welcomes = 0
         outbox = Outbox(OutboxFile(folder / "outbox.jsonl"))
-        self.link = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
+        self.session = CoordinatorSession(connects_to(client.bound.address), HELLO, self._welcomed, outbox)
 
     async def _welcomed(self, welcome: session_pb2.Welcome) -> None:
         self.welcomes += 1
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Agent]:
-        running = asyncio.create_task(self.link.run())
+        running = asyncio.create_task(self.session.run())
         try:
-            self.link.report_state(READY)
-            assert await self.link.flush(10)
+            self.session.report_state(READY)
+            assert await self.session.flush(10)
             yield self
         finally:
             running.cancel()
@@ -68,11 +69,11 @@ async def test_the_newer_one_stays_and_the_older_one_is_back_when_it_has_left(
                 async def tried() -> bool:
                     return tries >= 10
 
-                await until(tried)
+                await eventually(tried)
                 assert (older.welcomes, newer.welcomes) == (1, 1)
-                assert newer.link.connected and not older.link.connected
+                assert newer.session.connected and not older.session.connected
 
             async def is_back() -> bool:
-                return older.link.connected
+                return older.session.connected
 
-            await until(is_back)
+            await eventually(is_back)

@@ -242,7 +242,7 @@ def test_a_host_that_is_not_here_is_refused() -> None:
         serve_metrics(small_fleet(), "203.0.113.7", 0)
 
 
-def test_what_rounds_came_to_stays_when_they_are_let_go_of_and_an_old_one_that_comes_back_is_not_the_newest() -> None:
+def test_latest_results_survive_eviction_and_a_restored_round_is_not_newest() -> None:
     fleet = trained_fleet()
     first = fleet.rounds.finish(f"{RUN}/1", [], 80.0)
     fleet.flower.plan(RUN, 2, NODES, 2.0)

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +12,15 @@ from click.testing import CliRunner
 from sqlalchemy import URL, event
 from sqlalchemy.pool import Pool
 
-from coordinator.repository.repository import FleetRepository
-from coordinator.repository.retention import delete_old_runs_daily
-from coordinator.repository.writer import Writer
-from coordinator.server import BoundAddresses, serve
+from coordinator.server import serve
 from coordinator.settings import CoordinatorSettings
-from coordinator.state.fleet import Fleet
-from coordinator.state.records import RunRecord
-from coordinator.state.rounds import cache as round_cache
-from coordinator.store.errors import NotOwnerError, StoreFullError, StoreInUseError
+from coordinator.store.errors import NotOwnerError, StoreInUseError
 from coordinator.store.ownership import AdvisoryLock, FileLock
 from coordinator.store.store import Store
 from tests.fakes.postgresql import PostgresServer
-from tests.fakes.records_to_store import finished_round, planned_round, rounds_of
-from tests.fakes.served import Client, serving_client
-from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN, small_fleet
-from wattfleet.planning.policies import AllDevices
+from tests.fakes.running_coordinator import Running, runs_of, start_run
 from wattfleet_io import cli
 from wattfleet_proto.v1 import (
-    operator_pb2,
-    planning_pb2,
-    planning_pb2_grpc,
-    session_pb2,
     view_pb2,
     view_pb2_grpc,
 )
@@ -49,39 +32,6 @@ _WITHIN_S = 30.0
 def config(config: CoordinatorSettings) -> CoordinatorSettings:
     """A coordinator that soon notices when a store is free or is another's."""
     return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
-
-
-class Running:
-    """A coordinator in this process."""
-
-    def __init__(self, config: CoordinatorSettings) -> None:
-        self.stop = asyncio.Event()
-        self.bound: asyncio.Future[BoundAddresses] = asyncio.get_running_loop().create_future()
-        self.task = asyncio.create_task(serve(config, self.bound.set_result, self.stop))
-
-    @asynccontextmanager
-    async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        await asyncio.wait([self.task, self.bound], return_when=asyncio.FIRST_COMPLETED)
-        if self.task.done():
-            await self.task
-        async with grpc.aio.insecure_channel((await self.bound).address) as channel:
-            yield channel
-
-    async def end(self) -> None:
-        self.stop.set()
-        await self.task
-
-
-async def start_run(channel: grpc.aio.Channel, run_id: str) -> None:
-    planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
-    await planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3))
-
-
-def runs_of(config: CoordinatorSettings) -> list[str]:
-    store = Store(Path(config.store.location))
-    runs = [record.run_id for record in store.load().runs]
-    store.close()
-    return runs
 
 
 async def test_a_second_coordinator_on_one_store_ends_at_once_and_the_first_serves_on(
@@ -145,7 +95,7 @@ async def test_a_coordinator_that_only_listens_learns_that_it_was_taken_over_and
         second.close()
 
 
-async def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_when_there_is_room(
+async def test_a_full_disk_is_reported_reads_work_and_all_is_stored_later(
     config: CoordinatorSettings,
 ) -> None:
     pages = [1_000_000_000]
@@ -177,231 +127,6 @@ async def test_a_full_disk_is_told_and_what_can_be_read_is_and_all_is_stored_whe
         assert len(runs_of(config)) == started + 3, "the one that was refused is stored as well"
     finally:
         event.remove(Pool, "checkout", limit)
-
-
-# --- history ------------------------------------------------------------------------------------------------------
-
-
-async def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are_asked_for(
-    config: CoordinatorSettings,
-) -> None:
-    store = Store(Path(config.store.location))
-    old, newest = finished_round(1, "old"), finished_round(1, "newest")
-    store.save(RunRecord("old", "FedAvg", 1, finished=True), old)
-    store.save(RunRecord("newest", "FedAvg", 1, finished=True), newest)
-    store.close()
-
-    running = Running(config)
-    async with running.channel() as channel:
-        view: Any = view_pb2_grpc.ViewServiceStub(channel)
-        planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
-        assert (await view.ListRuns(view_pb2.ListRunsRequest())).runs[-1].run_id == "newest"
-        streamed = view.StreamRounds(view_pb2.StreamRoundsRequest(run_id="old"))
-        [listed] = [each async for each in streamed]
-        assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)
-        # No device is there, so that a plan can only be the one that was made.
-        again = planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0)
-        assert (await planning.PlanRound(again)).assignments == listed.plan.assignments
-        await planning.ReportMetrics(
-            planning_pb2.ReportMetricsRequest(run_id="old", round=1, metrics={"accuracy": 0.75})
-        )
-    await running.end()
-    after = Store(Path(config.store.location))
-    assert rounds_of(after, "old") == [replace(old, metrics={"accuracy": 0.75})]
-    after.close()
-
-
-async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
-    config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one round at hand: each plan counts on those before, and late reports find their rounds."""
-    monkeypatch.setattr(round_cache, "_DECISIONS", 1)
-    config = config.with_values(store={"archive_check_s": 0.001})
-    fleets: list[Fleet] = []
-
-    right = FleetRepository.keep_evicting
-
-    async def noting(repository: FleetRepository) -> None:
-        fleets.append(repository.fleet)
-        await right(repository)
-
-    monkeypatch.setattr(FleetRepository, "keep_evicting", noting)
-
-    async def at_hand(expected: set[str]) -> None:
-        while set(fleets[-1].rounds.records) != expected:
-            await asyncio.sleep(0.001)
-
-    async def first(client: Client) -> None:
-        orin, nano = await client.two_ready()
-        for number in (1, 2, 3, 4):
-            chosen = {part.device_id: "" for part in (await client.plan(number)).assignments}
-            failing = {**chosen, "nano": "no reply"} if "nano" in chosen else chosen
-            results = [planning_pb2.DeviceResult(device_id=name, failure=why) for name, why in failing.items()]
-            await client.planning.FinishRound(
-                planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/{number}", results=results, wall_s=9.0)
-            )
-        await at_hand({f"{RUN}/4"})
-        await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/1", epoch_s=20.0, power_w=30.0))
-        await client.planning.ReportMetrics(
-            planning_pb2.ReportMetricsRequest(run_id=RUN, round=2, metrics={"accuracy": 0.5})
-        )
-        again = await client.plan(2)
-        assert (again.plan_id, len(again.assignments)) == (f"{RUN}/2", 2), "it is not planned anew"
-        await at_hand({f"{RUN}/4"})
-        listed = (await client.rounds(RUN)).rounds
-        assert [(one.round, dict(one.metrics), len(one.observations)) for one in listed] == [
-            (1, {}, 1),
-            (2, {"accuracy": 0.5}, 0),
-            (3, {}, 0),
-            (4, {}, 0),
-        ]
-        await at_hand({f"{RUN}/4"})
-        with pytest.raises(grpc.aio.AioRpcError, match="unknown plan"):
-            await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=f"{RUN}/9", wall_s=1.0))
-        await orin.send(observation=session_pb2.Observation(plan_id=f"{RUN}/9", epoch_s=20.0, power_w=30.0))
-
-    def nano_rests(plan: planning_pb2.PlanRoundResponse) -> bool:
-        """As it failed in rounds 1, 2 and 4."""
-        reasons = {decision.device_id: decision.reason for decision in plan.decisions}
-        return "failed 3 times in a row" in reasons["nano"]
-
-    async def look(client: Client) -> None:
-        await client.two_ready()
-        preview = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id=RUN))
-        assert preview.round == 5 and nano_rests(preview.plan)
-
-    async def go_on(client: Client) -> None:
-        await client.two_ready()
-        assert nano_rests(await client.plan(5))
-
-    for story in (first, look, go_on):
-        async with serving_client(config) as client:
-            await story(client)
-
-
-async def test_the_next_round_of_a_run_that_is_in_the_store_only_is_shown_with_its_number_and_epochs(
-    config: CoordinatorSettings,
-) -> None:
-    store = Store(Path(config.store.location))
-    for name, rounds in (("older", 2), ("newer", 3)):
-        store.save(RunRecord(name, "FedAvg", 9), *(finished_round(number + 1, name) for number in range(rounds)))
-    store.close()
-
-    async with serving_client(config) as client:
-        await client.two_ready()
-        shown = await client.operator.PreviewPlan(operator_pb2.PreviewPlanRequest(run_id="older"))
-        assert (shown.round, shown.epochs) == (3, 1.5)
-
-
-@pytest.mark.parametrize("first", ["plan", "start_run", "finish_round"])
-async def test_no_round_of_an_archived_run_is_planned_twice(config: CoordinatorSettings, first: str) -> None:
-    store = Store(Path(config.store.location))
-    old = planned_round(1, "old")
-    store.save(RunRecord("old", "FedAvg", 1, finished=True), old, RunRecord("newest", "FedAvg", 1))
-    store.close()
-
-    running = Running(config)
-    async with running.channel() as channel:
-        planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
-        if first == "start_run":
-            await start_run(channel, "old")
-        elif first == "finish_round":
-            await planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id="old/1", wall_s=3.0))
-        plan = await planning.PlanRound(planning_pb2.PlanRoundRequest(run_id="old", round=1, epochs=1.0))
-        assert plan.plan_id == "old/1" and len(plan.assignments) == 2
-    await running.end()
-    after = Store(Path(config.store.location))
-    assert [replace(record, wall_s=None) for record in rounds_of(after, "old")] == [old]
-    after.close()
-
-
-async def test_old_runs_are_forgotten_at_the_start(config: CoordinatorSettings) -> None:
-    long_ago = Store(Path(config.store.location), lambda: datetime.now(timezone.utc) - timedelta(days=31))
-    long_ago.save(RunRecord("old", "FedAvg", 1, finished=True), finished_round(1, "old"))
-    long_ago.save(RunRecord("unfinished", "FedAvg", 1), planned_round(1, "unfinished"))
-    long_ago.close()
-    lately = Store(Path(config.store.location))
-    lately.save(planned_round(2, "unfinished"))
-    lately.close()
-
-    async def runs_kept(keep_days: float | None) -> list[str]:
-        running = Running(config.with_values(store={"keep_days": keep_days}))
-        async with running.channel():
-            pass
-        await running.end()
-        return runs_of(config)
-
-    assert await runs_kept(None) == ["old", "unfinished"]
-    assert await runs_kept(32) == ["old", "unfinished"]
-    assert await runs_kept(30) == ["unfinished"]
-
-
-async def test_old_runs_are_forgotten_every_day_in_the_store_and_in_memory(
-    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture
-) -> None:
-    now = [datetime(2026, 1, 1, tzinfo=timezone.utc)]
-    store = Store(Path(config.store.location), lambda: now[0])
-    fleet = small_fleet()
-    fleet.flower.start_run("old", "FedAvg", 1)
-    planned, awaited = fleet.flower.plan("old", 1, [ORIN_NODE], 1.0), fleet.flower.plan("4711", 1, [NANO_NODE], 1.0)
-    store.save(fleet.flower.finish_run("old", ""), planned, fleet.flower.run("4711"), awaited)
-    store.save(fleet.flower.start_run("left alone", "FedAvg", 1))
-    days: list[float] = []
-
-    async def a_day(seconds: float) -> None:
-        if len(days) == 3:
-            raise asyncio.CancelledError
-        assert ("old" in fleet.flower.runs) == (len(days) < 3)
-        days.append(seconds)
-        now[0] += timedelta(seconds=seconds)
-
-    with caplog.at_level("INFO"):
-        keeper = Writer(store)
-        with pytest.raises(asyncio.CancelledError):
-            await delete_old_runs_daily(FleetRepository(fleet, keeper), timedelta(days=2.5), a_day)
-        await keeper.close()
-    assert days == [86_400.0] * 3
-    assert "deleted 2 runs older than" in caplog.text
-    assert (list(fleet.flower.runs), list(fleet.rounds.records)) == (["4711"], ["4711/1"])
-    kept = store.load()
-    assert ([record.run_id for record in kept.runs], kept.rounds) == (["4711"], [awaited])
-    store.close()
-    # What was set aside for its devices is free again, and their next round is planned as if it had never been.
-    anew = small_fleet()
-    anew.flower.plan("4711", 1, [NANO_NODE], 1.0)
-    assert fleet.flower.plan("4711", 2, list(fleet.flower.nodes), 1.0) == anew.flower.plan(
-        "4711", 2, list(anew.flower.nodes), 1.0
-    )
-
-
-async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Full(Store):
-        asked = 0
-
-        def delete_some(self, *_: object) -> list[str] | None:
-            self.asked += 1
-            if self.asked % 2:
-                return [f"old {self.asked}"]
-            raise StoreFullError("the disk is full")
-
-    full, days = Full(tmp_path / "coordinator.db"), [0, 0]
-    fleet = Fleet(
-        small_fleet().operator.allowance, AllDevices(), runs=[RunRecord(f"old {k}", "FedAvg", 1) for k in (1, 2, 3)]
-    )
-
-    async def a_day(_: float) -> None:
-        if not days:
-            raise asyncio.CancelledError
-        days.pop()
-
-    keeper = Writer(full)
-    with pytest.raises(asyncio.CancelledError):
-        await delete_old_runs_daily(FleetRepository(fleet, keeper), timedelta(days=1), a_day)
-    await keeper.close()
-    full.close()
-    assert full.asked == 4
-    assert set(fleet.flower.runs) == {"old 2"}, "what is gone from the store is gone"
-    assert "deleting old runs stopped until tomorrow: the disk is full" in caplog.text
 
 
 # --- options ------------------------------------------------------------------------------------------------------

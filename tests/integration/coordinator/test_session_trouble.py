@@ -12,7 +12,8 @@ import grpc
 import pytest
 
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.served import READY, Agent, Client, serving_client, status, until
+from tests.fakes.polling import eventually
+from tests.fakes.served import READY, Agent, Client, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.integration.coordinator.test_sessions import INVALID, hello_of
 from wattfleet.prediction import Artefact
@@ -130,7 +131,7 @@ async def test_a_device_that_is_gone_for_good_is_waited_for_after_one_restart_on
             with closing(sqlite3.connect(config.store.location)) as store:
                 return store.execute("SELECT DISTINCT state FROM device").fetchall() == [("offline",)]
 
-        await until(noted)
+        await eventually(noted)
     async with serving_client(config) as client:
         assert await refusal(client) == "no device is ready to train: orin is offline, nano is offline"
 
@@ -241,7 +242,7 @@ async def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapse
             return await client.states() == {"slow": "offline"}
 
         async with blocked_reader(client, hello_of("slow")):
-            await until(offline)
+            await eventually(offline)
             again = client.agent()
             await again.hello("slow")
             await again.goodbye()

@@ -12,7 +12,8 @@ import pytest
 
 from coordinator.services import sessions
 from coordinator.settings import CoordinatorSettings
-from tests.fakes.served import READY, Agent, fetch, serving_client, status, until
+from tests.fakes.polling import eventually
+from tests.fakes.served import READY, Agent, fetch, serving_client, status
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from wattfleet.modes import board_named
 from wattfleet.prediction import Artefact, restore_predictor
@@ -112,7 +113,7 @@ async def test_an_agent_whose_connection_breaks_goes_offline(config: Coordinator
         async def offline() -> bool:
             return await client.states() == {"orin": "offline"}
 
-        await until(offline)
+        await eventually(offline)
 
 
 async def test_a_session_in_which_nothing_is_said_never_begins(

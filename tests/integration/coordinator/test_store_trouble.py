@@ -223,7 +223,7 @@ def test_a_table_of_postgresql_that_is_locked_for_long(postgresql_database: URL)
     assert said.endswith("canceling statement due to lock timeout")
 
 
-async def test_a_name_that_is_too_long_for_an_index_of_postgresql_keeps_no_other_record_from_being_stored(
+async def test_a_name_too_long_for_a_postgresql_index_blocks_no_other_record(
     postgresql_database: URL,
 ) -> None:
     store = Store(postgresql_database)

@@ -1,4 +1,4 @@
-"""The agent's session: what was not acknowledged is repeated, what stands is told anew, a refusal is final."""
+"""The agent's session: it repeats unacknowledged reports and the latest state, and ends when it is refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ import pytest
 from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.settings import SessionSettings
+from tests.fakes.polling import eventually
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
 
+IMPATIENT = SessionSettings(silence_timeout_s=0.2)
 HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
 
 
@@ -72,14 +75,16 @@ async def served(coordinator: Coordinator) -> AsyncIterator[int]:
 
 
 @asynccontextmanager
-async def linked_to(port: int, outbox: Outbox) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
+async def session_at(
+    port: int, outbox: Outbox, settings: SessionSettings = SessionSettings()
+) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
     async def on_welcome(welcome: session_pb2.Welcome) -> None:
         pass
 
-    link = CoordinatorSession(connects_to(f"127.0.0.1:{port}"), HELLO, on_welcome, outbox)
-    running = asyncio.create_task(link.run())
+    session = CoordinatorSession(connects_to(f"127.0.0.1:{port}"), HELLO, on_welcome, outbox, settings)
+    running = asyncio.create_task(session.run())
     try:
-        yield link, running
+        yield session, running
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError, InvalidInputError):
@@ -87,10 +92,10 @@ async def linked_to(port: int, outbox: Outbox) -> AsyncIterator[tuple[Coordinato
 
 
 @asynccontextmanager
-async def linked(
-    coordinator: Coordinator, outbox: Outbox
+async def session_with(
+    coordinator: Coordinator, outbox: Outbox, settings: SessionSettings = SessionSettings()
 ) -> AsyncIterator[tuple[CoordinatorSession, asyncio.Task[None]]]:
-    async with served(coordinator) as port, linked_to(port, outbox) as both:
+    async with served(coordinator) as port, session_at(port, outbox, settings) as both:
         yield both
 
 
@@ -142,11 +147,6 @@ def run(body: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(bounded())
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.01)
-
-
 def state(detail: str) -> session_pb2.StateReport:
     return session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, detail=detail)
 
@@ -154,25 +154,25 @@ def state(detail: str) -> session_pb2.StateReport:
 def test_reports_arrive_in_order_and_are_acknowledged(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
-        async with linked(coordinator, outbox) as (link, _):
+        async with session_with(coordinator, outbox) as (session, _):
             for k in range(5):
-                link.report_observation(session_pb2.Observation(plan_id=str(k)))
-            assert await link.flush(10)
+                session.report_observation(session_pb2.Observation(plan_id=str(k)))
+            assert await session.flush(10)
             assert [request.observation.plan_id for request in coordinator.sessions[0]] == list("01234")
 
     run(body)
 
 
-def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew(outbox: Outbox) -> None:
+def test_unacknowledged_reports_and_the_latest_state_are_sent_again(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(patience=3)
-        async with linked(coordinator, outbox) as (link, _):
-            link.report_front(session_pb2.FrontReport(idle_w=7))
-            link.report_state(state("first"))
-            link.report_observation(session_pb2.Observation(plan_id="lost"))
-            await until(lambda: len(coordinator.sessions) == 2)
-            link.report_state(state("second"))
-            assert await link.flush(10)
+        async with session_with(coordinator, outbox) as (session, _):
+            session.report_front(session_pb2.FrontReport(idle_w=7))
+            session.report_state(state("first"))
+            session.report_observation(session_pb2.Observation(plan_id="lost"))
+            await eventually(lambda: len(coordinator.sessions) == 2)
+            session.report_state(state("second"))
+            assert await session.flush(10)
             again = coordinator.sessions[1]
             assert "lost" in {r.observation.plan_id for r in again}
             assert [r.front.idle_w for r in again if r.HasField("front")] == [7]
@@ -181,81 +181,73 @@ def test_what_was_not_acknowledged_comes_again_and_what_stands_is_told_anew(outb
     run(body)
 
 
-def test_only_the_newest_state_waits_for_a_coordinator_that_is_away(outbox: Outbox) -> None:
+def test_only_the_latest_state_waits_for_an_absent_coordinator(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.refusal = (grpc.StatusCode.UNAVAILABLE, "starting")
-        async with linked(coordinator, outbox) as (link, _):
+        async with session_with(coordinator, outbox) as (session, _):
             for k in range(100):
-                link.report_state(state(str(k)))
-            assert not await link.flush(0.1)
+                session.report_state(state(str(k)))
+            assert not await session.flush(0.1)
             coordinator.refusal = None
-            assert await link.flush(20)
+            assert await session.flush(20)
             assert [r.state.detail for r in coordinator.sessions[0]] == ["99"]
 
     run(body)
 
 
-def test_it_says_that_it_is_there_where_there_is_nothing_to_report(outbox: Outbox) -> None:
+def test_leases_are_sent_while_there_is_nothing_to_report(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(lease_s=0.1)
-        async with linked(coordinator, outbox):
-            await until(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
+        async with session_with(coordinator, outbox):
+            await eventually(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
             assert all(request.HasField("lease") for request in coordinator.sessions[0])
 
     run(body)
 
 
-def test_a_coordinator_that_falls_silent_is_called_anew(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_agent.session.coordinator_session._SILENCE_BORNE_S", 0.2)
-
+def test_the_agent_reconnects_to_a_silent_coordinator(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(patience=10**9, lease_s=0.05)
-        async with linked(coordinator, outbox) as (link, _):
-            await until(lambda: link.connected)
+        async with session_with(coordinator, outbox, IMPATIENT) as (session, _):
+            await eventually(lambda: session.connected)
             coordinator.mute_sessions = 1
-            link.report_observation(session_pb2.Observation(plan_id="unheard"))
-            await until(lambda: len(coordinator.sessions) > 1)
-            assert await link.flush(20)
+            session.report_observation(session_pb2.Observation(plan_id="unheard"))
+            await eventually(lambda: len(coordinator.sessions) > 1)
+            assert await session.flush(20)
             assert "unheard" in {request.observation.plan_id for request in coordinator.sessions[-1]}
 
     run(body)
 
 
-def test_a_connection_on_which_nothing_comes_any_more_is_left_for_a_new_one(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_agent.session.coordinator_session._SILENCE_BORNE_S", 0.2)
-
+def test_a_dead_connection_is_replaced_by_a_new_one(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(lease_s=0.05)
         async with served(coordinator) as port:
             proxy = Proxy(port)
-            async with proxy.listening() as front, linked_to(front, outbox) as (link, _):
-                await until(lambda: link.connected)
+            async with proxy.listening() as front, session_at(front, outbox, IMPATIENT) as (session, _):
+                await eventually(lambda: session.connected)
                 proxy.silent = 1
-                link.report_observation(session_pb2.Observation(plan_id="unheard"))
-                assert await link.flush(20)
+                session.report_observation(session_pb2.Observation(plan_id="unheard"))
+                assert await session.flush(20)
                 assert proxy.connections == 2
 
     run(body)
 
 
-def test_a_coordinator_that_is_long_away_is_tried_as_often_as_the_agent_means_to(
-    outbox: Outbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reconnecting_follows_the_agents_backoff_and_not_grpcs(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("wattfleet_io.backoff.random.uniform", lambda low, high: 0.01)
 
     async def body() -> None:
         proxy = Proxy(None)
-        async with proxy.listening() as front, linked_to(front, outbox):
+        async with proxy.listening() as front, session_at(front, outbox):
             # gRPC's own backoff would be at minutes.
-            await until(lambda: proxy.connections >= 30)
+            await eventually(lambda: proxy.connections >= 30)
 
     run(body)
 
 
-def test_of_two_agents_from_one_disk_the_first_leaves_the_device_to_the_second(
+def test_of_two_agents_from_a_copied_disk_the_older_yields(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pauses: list[float] = []
@@ -268,20 +260,20 @@ def test_of_two_agents_from_one_disk_the_first_leaves_the_device_to_the_second(
         coordinator = Coordinator()
         coordinator.refusal = (grpc.StatusCode.ABORTED, "a newer session of the same installation has begun")
         monkeypatch.setattr("wattfleet_io.backoff.random.uniform", noted)
-        async with linked(coordinator, outbox) as (link, _):
-            await until(lambda: len(coordinator.installations) == 1)
+        async with session_with(coordinator, outbox) as (session, _):
+            await eventually(lambda: len(coordinator.installations) == 1)
             coordinator.refusal = (grpc.StatusCode.ALREADY_EXISTS, "orin-0 is connected already")
-            await until(lambda: len(coordinator.installations) >= 4)
+            await eventually(lambda: len(coordinator.installations) >= 4)
             coordinator.refusal = None
-            link.report_state(state("the other has left"))
-            assert await link.flush(20)
+            session.report_state(state("the other has left"))
+            assert await session.flush(20)
             # Only with the name of both would it end the other's session.
             first, *later = coordinator.installations
             assert first == HELLO.installation and set(later) == {""}
 
     run(body)
     assert min(pauses[:4]) == 60.0
-    assert "a newer session of the same installation has begun. This one waits" in caplog.text
+    assert "a newer session of the same installation has begun. This agent waits" in caplog.text
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS])
@@ -289,42 +281,42 @@ def test_a_refusal_is_final(outbox: Outbox, code: grpc.StatusCode) -> None:
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.refusal = (code, "give it another id")
-        async with linked(coordinator, outbox) as (_, running):
+        async with session_with(coordinator, outbox) as (_, running):
             with pytest.raises(InvalidInputError, match="give it another id"):
                 await running
 
     run(body)
 
 
-def test_what_an_earlier_process_could_not_deliver_arrives_before_what_is_new(tmp_path: Path) -> None:
+def test_reports_of_an_earlier_process_arrive_before_new_ones(tmp_path: Path) -> None:
     path = tmp_path / "outbox.jsonl"
     seen = session_pb2.Observation(plan_id="while it was away", epoch_s=10, power_w=12)
     Outbox(OutboxFile(path)).add(session_pb2.SessionRequest(observation=seen))
 
     async def body() -> None:
         coordinator = Coordinator()
-        async with linked(coordinator, Outbox(OutboxFile(path))) as (link, _):
-            link.report_observation(session_pb2.Observation(plan_id="new", epoch_s=10, power_w=12))
-            assert await link.flush(10)
+        async with session_with(coordinator, Outbox(OutboxFile(path))) as (session, _):
+            session.report_observation(session_pb2.Observation(plan_id="new", epoch_s=10, power_w=12))
+            assert await session.flush(10)
             assert [r.observation.plan_id for r in coordinator.sessions[0]] == ["while it was away", "new"]
-            assert link.connected
+            assert session.connected
 
     run(body)
     assert path.read_bytes() == b""
 
 
-def test_leases_follow_what_an_acknowledgement_asks_for(outbox: Outbox) -> None:
+def test_an_acknowledgement_can_change_the_lease(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator(lease_s=60.0, ack=session_pb2.Ack(lease_s=0.05))
-        async with linked(coordinator, outbox) as (link, _):
-            await until(lambda: link.connected)
-            link.report_state(state("a report, so that there is an acknowledgement"))
-            await until(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
+        async with session_with(coordinator, outbox) as (session, _):
+            await eventually(lambda: session.connected)
+            session.report_state(state("a report, so that there is an acknowledgement"))
+            await eventually(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
 
     run(body)
 
 
-def test_a_fleet_comes_back_over_the_seconds_that_its_coordinator_asked_for(
+def test_reconnects_are_spread_over_the_time_that_the_coordinator_names(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spans: list[float] = []
@@ -335,12 +327,12 @@ def test_a_fleet_comes_back_over_the_seconds_that_its_coordinator_asked_for(
 
     async def body() -> None:
         coordinator = Coordinator(patience=2, ack=session_pb2.Ack(reconnect_s=77.0))
-        async with linked(coordinator, outbox) as (link, _):
-            await until(lambda: link.connected)
+        async with session_with(coordinator, outbox) as (session, _):
+            await eventually(lambda: session.connected)
             monkeypatch.setattr("edge_agent.session.coordinator_session.random.uniform", noted)
             for _ in range(2):
-                link.report_observation(session_pb2.Observation(plan_id="one"))
-            await until(lambda: len(coordinator.sessions) == 2)
+                session.report_observation(session_pb2.Observation(plan_id="one"))
+            await eventually(lambda: len(coordinator.sessions) == 2)
 
     run(body)
     assert 77.0 in spans
@@ -350,14 +342,14 @@ def test_a_coordinator_of_another_major_version_is_final(outbox: Outbox) -> None
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.version = session_pb2.ProtocolVersion(major=2, minor=0)
-        async with linked(coordinator, outbox) as (_, running):
-            with pytest.raises(InvalidInputError, match="cannot be understood: .* update the older"):
+        async with session_with(coordinator, outbox) as (_, running):
+            with pytest.raises(InvalidInputError, match="incompatible coordinator: .* update the older"):
                 await running
 
     run(body)
 
 
-def test_an_answer_that_only_newer_agents_know_is_passed_over(outbox: Outbox) -> None:
+def test_unknown_answers_of_a_newer_coordinator_are_ignored(outbox: Outbox) -> None:
     class Newer(Coordinator):
         async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
             async for response in super().Session(request_iterator, context):
@@ -367,9 +359,9 @@ def test_an_answer_that_only_newer_agents_know_is_passed_over(outbox: Outbox) ->
     async def body() -> None:
         coordinator = Newer()
         coordinator.version = session_pb2.ProtocolVersion(major=1, minor=99)
-        async with linked(coordinator, outbox) as (link, _):
-            link.report_state(state("understood"))
-            assert await link.flush(10)
+        async with session_with(coordinator, outbox) as (session, _):
+            session.report_state(state("understood"))
+            assert await session.flush(10)
             assert len(coordinator.sessions) == 1
 
     run(body)
@@ -387,9 +379,9 @@ def test_a_coordinator_that_knows_no_starts_gets_a_front_that_it_takes(
     async def body() -> None:
         coordinator = Coordinator()
         coordinator.version = session_pb2.ProtocolVersion(major=1, minor=minor)
-        async with linked(coordinator, outbox) as (link, _):
-            link.report_front(session_pb2.FrontReport(front=power_pb2.Front(points=points), idle_w=7))
-            assert await link.flush(10)
+        async with session_with(coordinator, outbox) as (session, _):
+            session.report_front(session_pb2.FrontReport(front=power_pb2.Front(points=points), idle_w=7))
+            assert await session.flush(10)
             (taken,) = [request.front for request in coordinator.sessions[0] if request.HasField("front")]
             assert [point.epoch_s for point in taken.front.points] == epochs_s
 

@@ -1,4 +1,4 @@
-"""The whole agent: it leaves the device as it was, goes on without its coordinator, and says what is wrong."""
+"""The whole agent: it restores the device, works without the coordinator, and reports faults."""
 
 import errno
 import os
@@ -12,7 +12,8 @@ from edge_agent.paths import OUTBOX_FILE, PROFILE_FILE
 from edge_agent.profiling.journal import JournalError
 from edge_agent.training.knob_backup import BACKUP_FILE, DeviceBusyError
 from edge_agent.workloads.process import WorkloadFailedError
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from tests.fakes.running_agent import (
     BoardThatBecomesSlower,
     agent,
@@ -46,7 +47,7 @@ def board():
     return new_board()
 
 
-def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path, coordinator, board):
+def test_knobs_are_backed_up_before_the_first_change_and_restored_at_the_end(tmp_path, coordinator, board):
     before = board.current_mode()
     with ready_agent(coordinator, tmp_path, board):
         assert (tmp_path / "device" / BACKUP_FILE).exists()
@@ -56,9 +57,7 @@ def test_a_device_is_kept_before_it_is_touched_and_put_back_at_the_end(tmp_path,
     assert coordinator.states[0] == session_pb2.DEVICE_STATE_PROFILING
 
 
-def test_an_agent_that_is_stopped_while_it_profiles_stops_at_once_and_puts_the_device_back(
-    tmp_path, coordinator, board
-):
+def test_an_agent_stopped_while_profiling_ends_at_once_and_restores_the_device(tmp_path, coordinator, board):
     before = board.current_mode()
     steps, begun = 0, threading.Event()
     step = board.step
@@ -78,9 +77,7 @@ def test_an_agent_that_is_stopped_while_it_profiles_stops_at_once_and_puts_the_d
     assert board.current_mode() == before
 
 
-def test_a_workload_that_fails_while_the_agent_is_stopped_is_no_failure_of_the_agent(
-    tmp_path, coordinator, board, caplog
-):
+def test_a_workload_that_fails_while_stopping_is_no_failure_of_the_agent(tmp_path, coordinator, board, caplog):
     before = board.current_mode()
     begun, ending = threading.Event(), threading.Event()
 
@@ -99,7 +96,7 @@ def test_a_workload_that_fails_while_the_agent_is_stopped_is_no_failure_of_the_a
     assert board.current_mode() == before
 
 
-def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_directories(tmp_path, coordinator, board):
+def test_two_agents_on_one_device_exclude_each_other(tmp_path, coordinator, board):
     with ready_agent(coordinator, tmp_path, board):
         parked = board.current_mode()
         with agent(coordinator, tmp_path, board, state="other") as second:
@@ -109,7 +106,7 @@ def test_two_agents_on_one_device_exclude_each_other_whatever_their_state_direct
         assert board.current_mode() == parked
 
 
-def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restart(tmp_path, coordinator, board):
+def test_reports_of_rounds_without_the_coordinator_survive_a_restart(tmp_path, coordinator, board):
     modes = array_to_modes(board.modes)
     with ready_agent(coordinator, tmp_path, board) as running:
         coordinator.go()
@@ -125,7 +122,7 @@ def test_rounds_go_on_without_the_coordinator_and_their_reports_survive_a_restar
         assert len([report for report in coordinator.reports if report.HasField("front")]) <= 2
 
 
-def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_path, coordinator, board, monkeypatch):
+def test_a_full_disk_ends_a_profile_with_a_remedy_and_a_restored_device(tmp_path, coordinator, board, monkeypatch):
     before = board.current_mode()
     fsync, synced = os.fsync, []
 
@@ -147,7 +144,7 @@ def test_a_full_disk_ends_a_profile_with_what_to_do_and_the_device_put_back(tmp_
         assert len((tmp_path / "state" / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
 
 
-def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator, board, caplog):
+def test_a_predictor_that_cannot_be_stored_is_kept_in_memory(tmp_path, coordinator, board, caplog):
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "predictor").write_text("no folder")
     with ready_agent(coordinator, tmp_path, board) as running:
@@ -156,14 +153,13 @@ def test_a_predictor_that_finds_no_room_is_kept_in_memory(tmp_path, coordinator,
         until(coordinator.is_ready)
 
 
-def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp_path, coordinator, board, monkeypatch):
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+def test_a_knob_without_permission_degrades_the_device_until_it_is_granted(tmp_path, coordinator, board):
     apply = board.apply
 
     def denied(mode):
         raise ModeNotAppliedError("/sys/devices/system/cpu/cpu1/online: Permission denied")
 
-    with ready_agent(coordinator, tmp_path, board) as running:
+    with ready_agent(coordinator, tmp_path, board, retry_s=0.02) as running:
         board.apply = denied
         with pytest.raises(AgentUnreachableError, match="ABORTED: .*Permission denied"):
             running.round("7/1", array_to_modes(board.modes)[1234])
@@ -174,10 +170,7 @@ def test_a_knob_without_permission_degrades_the_device_until_it_has_it_again(tmp
         assert running.round("7/2", array_to_modes(board.modes)[1234])
 
 
-def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until_it_is_back(
-    tmp_path, coordinator, board, monkeypatch
-):
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+def test_a_failed_power_sensor_degrades_the_device_until_it_works_again(tmp_path, coordinator, board):
     start_meter, listened = board.start_meter, []
 
     class GoneMeter:
@@ -188,7 +181,7 @@ def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until
             listened.append(board.clock.now_s())
             return self.read()
 
-    with ready_agent(coordinator, tmp_path, board) as running:
+    with ready_agent(coordinator, tmp_path, board, retry_s=0.02) as running:
         board.start_meter = GoneMeter
         with pytest.raises(AgentUnreachableError, match="UNAVAILABLE: power was read only 0 of 1 times"):
             running.round("7/1", array_to_modes(board.modes)[1234])
@@ -201,8 +194,7 @@ def test_a_sensor_that_is_gone_makes_power_missing_and_the_device_degraded_until
         assert coordinator.observed == ["7/2"]
 
 
-def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_path, coordinator, monkeypatch):
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
+def test_a_profile_interrupted_by_a_fault_continues_after_recovery(tmp_path, coordinator):
     board = new_board(BoardThatBecomesSlower)
     measuring, tried = board.measuring, []
 
@@ -210,13 +202,13 @@ def test_a_profile_that_a_degraded_device_broke_off_goes_on_once_it_is_well(tmp_
         tried.append(board.clock.now_s())
         raise ModeNotAppliedError("/sys/class/hwmon/hwmon0/pwm1: Permission denied")
 
-    with ready_agent(coordinator, tmp_path, board) as running:
+    with ready_agent(coordinator, tmp_path, board, retry_s=0.02) as running:
         board.slowdown, board.measuring = 3.0, denied
         for k in range(DEFAULT_DRIFT_RULE.outside):
             assert running.round(f"7/{k}", array_to_modes(board.modes)[1234 + k])
         until(lambda: len(tried) > 1 and coordinator.states[-1] == DEGRADED)
         board.measuring = measuring
-        until(lambda: "measured anew" in coordinator.reports[-1].state.detail and coordinator.is_ready())
+        until(lambda: "profiled again" in coordinator.reports[-1].state.detail and coordinator.is_ready())
         assert coordinator.fronts[-1].profiled_modes == MODES
         assert running.round("7/9", array_to_modes(board.modes)[1234])
     assert PROFILING in coordinator.states[coordinator.states.index(DEGRADED) :]

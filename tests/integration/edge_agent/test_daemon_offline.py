@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.paths import REFERENCES_DIRECTORY, WELCOME_FILE
-from tests.fakes.coordinator_in_process import CoordinatorInProcess, until
+from tests.fakes.coordinator_in_process import CoordinatorInProcess
+from tests.fakes.polling import until
 from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor
@@ -33,7 +34,7 @@ def coordinator(tmp_path, fits_here):
 
 
 def serves(running):
-    return running.has_ended or os.path.exists(running.config.socket)
+    return running.has_ended or os.path.exists(running.settings.device.socket)
 
 
 def other_reference(artefact):
@@ -44,7 +45,7 @@ def other_reference(artefact):
     )
 
 
-def test_an_agent_that_starts_without_its_coordinator_serves_rounds_and_reports_them_later(tmp_path, coordinator):
+def test_rounds_without_the_coordinator_are_reported_when_it_is_back(tmp_path, coordinator):
     board = new_board()
     with agent(coordinator, tmp_path, board) as running:
         until(lambda: serves(running))
@@ -53,11 +54,11 @@ def test_an_agent_that_starts_without_its_coordinator_serves_rounds_and_reports_
             until(lambda: coordinator.is_ready() and coordinator.observed)
             assert coordinator.observed == ["7/1"]
             assert coordinator.fronts[-1].profiled_modes == MODES
-            assert PROFILING not in coordinator.states, "it asks for nothing else, so nothing is begun anew"
+            assert PROFILING not in coordinator.states, "it asks for nothing else, so nothing is profiled again"
     assert running.error is None
 
 
-def test_an_agent_that_was_never_welcomed_waits_for_its_coordinator(tmp_path):
+def test_an_agent_without_a_stored_welcome_waits_for_the_coordinator(tmp_path):
     coordinator, board = CoordinatorInProcess(tmp_path, MODES), new_board()
     with agent(coordinator, tmp_path, board) as running, coordinator.running():
         until(lambda: coordinator.is_ready() or running.has_ended)
@@ -74,7 +75,7 @@ def test_an_agent_that_was_never_welcomed_waits_for_its_coordinator(tmp_path):
         b'{"reference_digest": "%s"}' % (b"0" * 64),
     ],
 )
-def test_a_damaged_welcome_is_named_and_the_coordinator_waited_for(tmp_path, coordinator, caplog, content):
+def test_with_a_damaged_welcome_the_agent_waits_for_the_coordinator(tmp_path, coordinator, caplog, content):
     (tmp_path / "state" / WELCOME_FILE).write_bytes(content)
     with agent(coordinator, tmp_path, new_board()) as running:
         until(lambda: "waiting for the coordinator" in caplog.text)
@@ -92,13 +93,13 @@ def test_a_reference_that_was_lost_is_waited_for(tmp_path, coordinator, caplog):
     (manifest,) = (tmp_path / "state" / REFERENCES_DIRECTORY).glob("*/manifest.json")
     manifest.write_bytes(b"{}")
     with agent(coordinator, tmp_path, new_board()) as running:
-        until(lambda: "fetching it anew" in caplog.text)
+        until(lambda: "fetching it again" in caplog.text)
         with coordinator.running():
             until(lambda: coordinator.is_ready() or running.has_ended)
     assert running.error is None
 
 
-def test_a_coordinator_that_comes_back_with_other_wishes_has_them_met_and_remembered(tmp_path, coordinator):
+def test_a_changed_request_of_a_returning_coordinator_is_met_and_stored(tmp_path, coordinator):
     coordinator.reference = other_reference(coordinator.reference)
     coordinator.profile_modes = MODES + 3
     board = new_board()
@@ -108,7 +109,7 @@ def test_a_coordinator_that_comes_back_with_other_wishes_has_them_met_and_rememb
             until(lambda: coordinator.fronts and coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
             until(coordinator.is_ready)
             assert coordinator.fronts[-1].reference_digest == coordinator.reference.digest
-            assert PROFILING in coordinator.states, "while it is made ready anew, no round is planned with it"
+            assert PROFILING in coordinator.states, "while it is prepared again, no round is planned with it"
             assert running.round("7/1", array_to_modes(board.modes)[1234])
     assert running.error is None
     with agent(coordinator, tmp_path, new_board()) as running:
@@ -119,28 +120,28 @@ def test_a_coordinator_that_comes_back_with_other_wishes_has_them_met_and_rememb
             assert PROFILING not in coordinator.states
 
 
-def test_a_round_in_hand_is_trained_to_its_end_before_other_wishes_are_met(tmp_path, coordinator):
+def test_the_current_round_ends_before_a_changed_request_is_met(tmp_path, coordinator):
     board = new_board()
-    trains, other_wishes = threading.Event(), threading.Event()
+    trains, request_changed = threading.Event(), threading.Event()
 
-    def until_other_wishes():
+    def until_request_changes():
         trains.set()
-        assert other_wishes.wait(60)
+        assert request_changed.wait(60)
 
     with agent(coordinator, tmp_path, board) as running:
         until(lambda: serves(running))
         went_well = []
         mode = array_to_modes(board.modes)[1234]
-        app = threading.Thread(target=lambda: went_well.append(running.round("7/1", mode, until_other_wishes)))
+        app = threading.Thread(target=lambda: went_well.append(running.round("7/1", mode, until_request_changes)))
         app.start()
         assert trains.wait(60)
         coordinator.profile_modes = MODES + 3
         with coordinator.running():
             until(lambda: coordinator.states)
             assert board.current_mode() == mode
-            other_wishes.set()
+            request_changed.set()
             app.join(60)
             assert went_well == [True]
             until(lambda: coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
-        assert may_connect(running.config.socket)
+        assert may_connect(running.settings.device.socket)
     assert running.error is None

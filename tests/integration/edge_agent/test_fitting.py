@@ -19,7 +19,7 @@ from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.journal import JournalHeader
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, modes_to_array
@@ -73,7 +73,7 @@ def test_another_process_fits_the_same():
 def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
     strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
     object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
-    with pytest.raises(InvalidInputError, match="kind 'oracle', this Wattfleet knows roofline"):
+    with pytest.raises(InvalidInputError, match="unknown predictor 'oracle': installed are roofline"):
         with opened(replace(TRANSFER, reference=strange))() as fitting:
             fitting.fit(true_profile(8), 8)
 
@@ -155,15 +155,18 @@ def test_an_agent_that_is_ready_and_has_learnt_holds_no_scipy(tmp_path):
 import sys, threading
 from pathlib import Path
 import edge_agent.runtime.agent, edge_agent.cli.commands, reference_models
-from edge_agent.runtime.config import AgentConfig
+from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.profiling.profiled_workload import built_in_workload
 from edge_agent.runtime.readiness import make_ready
-from edge_agent.training.training import Observed
+from edge_agent.learning.observation import Observed
 folder, device = Path({str(tmp_path)!r}), SimulatedDevice("orin-nano", 1)
-config = AgentConfig("bench", "127.0.0.1:7070", folder, folder, folder / "socket", 100, 0)
+settings = AgentSettings(
+    device=DeviceSettings(spec="simulated:orin-nano", id="bench", state_dir=folder),
+    profile=ProfileSettings(minibatches_per_epoch=100),
+)
 reference, stopping = reference_models.load("agx_orin_resnet18"), threading.Event()
-ready = make_ready(config, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
+ready = make_ready(settings, device, built_in_workload(device.step), reference, 6, lambda progress: None, stopping)
 ready.learner.observe(Observed(ready.parked, 100.0, 5.0))
 ready.learner.productive(60.0)
 ready.front_report()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import tempfile
 import threading
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +17,19 @@ from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import FittingFailedError
+from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner, most_modes
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import USUAL_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
-from edge_agent.profiling.profiled_workload import built_in_workload
-from edge_agent.profiling.profiling_plan import StoppedError, profile_device
-from edge_agent.runtime.config import AgentConfig
+from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.runtime.readiness import make_ready
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
+from tests.fakes.agent_settings import agent_settings
 from tests.fakes.running_agent import BoardThatBecomesSlower
-from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, array_to_modes, modes_to_array
 from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, warmup_s
 
@@ -47,17 +49,36 @@ class TrainsByItself(PhysicalBoard):
         return getattr(self.board, name)
 
 
+@functools.cache
+def profiled(seed):
+    """A board after its profile, with the fitted predictor and the journal; made once for all tests."""
+    device = BoardThatBecomesSlower("orin-nano", seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "profile.jsonl"
+        with Journal.open(path, HEADER) as journal:
+            fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), device.modes)
+            open_steps = built_in_workload(device.step).open_steps
+            fitted = profile_device(device, open_steps, journal, fitting, LIMIT, 0, lambda progress: None)
+        return device, fitted, path.read_bytes()
+
+
 class Bench:
     """A simulated board with a journal, a learner and trainings."""
 
     def __init__(self, path, seed=1, rule=DriftRule(modes=8), more=0, before_fit=lambda: None):  # noqa: B008 - frozen
-        self.device = BoardThatBecomesSlower("orin-nano", seed)
+        restarts = path.exists()
+        self.device, fitted, journal = copy.deepcopy(profiled(seed))
         self.kept = []
+        if restarts:
+            self.device = BoardThatBecomesSlower("orin-nano", seed)
+        else:
+            path.write_bytes(journal)
         self.journal = Journal.open(path, HEADER)
         open_steps = built_in_workload(self.device.step).open_steps
-        most = most_modes(self.journal, LIMIT)
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), self.device.modes)
-        fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
+        if restarts:
+            most = most_modes(self.journal, LIMIT)
+            fitted = profile_device(self.device, open_steps, self.journal, fitting, most, 0, lambda progress: None)
         self.learner = OnlineLearner(
             self.device,
             open_steps,
@@ -149,7 +170,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
         assert rounds <= 8
     assert "took longer" in reason
     old = len(bench.kept)
-    bench.learner.measure_anew(lambda progress: None)
+    bench.learner.reprofile(lambda progress: None)
     assert len(bench.journal.records) == 8
     assert len(bench.kept) == old + 1
     modes = bench.device.modes[::97]
@@ -157,7 +178,7 @@ def test_a_board_that_became_slower_is_noticed_and_measured_anew_within_bounds(b
     assert np.median(np.abs(predicted.minibatch_ms / (1.6 * true_ms) - 1)) < 0.12
 
 
-def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after_a_restart(tmp_path):
+def test_interrupted_remeasurement_continues_within_its_bound_after_a_restart(tmp_path):
     bench = Bench(tmp_path / "profile.jsonl", rule=DriftRule(outside=1, of_last=1, modes=8))
     mode = array_to_modes(bench.device.modes)[1234]
     assert "took longer" in bench.learner.observe(Observed(mode, 1e6, 20.0))
@@ -167,7 +188,7 @@ def test_measuring_anew_that_was_interrupted_goes_on_within_the_same_bound_after
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench.learner.measure_anew(stop_after_three)
+        bench.learner.reprofile(stop_after_three)
     bench.learner.close()
     again = Bench(tmp_path / "profile.jsonl")
     assert len(again.journal.records) == 8
@@ -246,24 +267,15 @@ def test_a_fit_that_fails_or_is_stopped_leaves_the_round_its_own_mode(tmp_path, 
 
 
 def test_an_agent_that_measures_few_modes_first_leaves_the_others_to_the_rounds(tmp_path):
-    config = AgentConfig(
-        "bench",
-        "127.0.0.1:7070",
-        tmp_path / "state",
-        tmp_path / "state",
-        tmp_path / "socket",
-        PER_EPOCH,
-        0,
-        modes_first=6,
-    )
+    settings = agent_settings(tmp_path / "state", "bench", minibatches_per_epoch=PER_EPOCH, modes_first=6)
     device = SimulatedDevice("orin-nano", 1)
     ready = make_ready(
-        config, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
+        settings, device, built_in_workload(device.step), REFERENCE, 20, lambda progress: None, threading.Event()
     )
     assert ready.learner.profiled_modes == ready.front_report().profiled_modes == 6
     assert ready.learner.productive(60.0).measuring
     ready.learner.close()
     kept = read_artefact(tmp_path / "state" / PREDICTOR_DIRECTORY)
     assert kept.details.figures["profiled_modes"] == 6
-    with pytest.raises(InvalidInputError, match="at least 1 mode"):
-        replace(config, modes_first=0)
+    with pytest.raises(ValueError, match="modes_first"):
+        agent_settings(tmp_path / "state", modes_first=0)

@@ -53,7 +53,7 @@ def shipped() -> Artefact:
 
 
 def fetch(coordinator: FakeCoordinator, digest: str, cache: Path) -> Artefact:
-    return asyncio.run(reference_of_digest(digest, cache, lambda: nullcontext(coordinator)))  # type: ignore[arg-type]
+    return asyncio.run(reference_of_digest(digest, cache, lambda: nullcontext(coordinator), 30.0))  # type: ignore[arg-type]
 
 
 def test_fetched_once_and_kept(shipped: Artefact, tmp_path: Path) -> None:
@@ -118,10 +118,7 @@ class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
         yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[offset:])
 
 
-async def test_a_fetch_that_stalls_goes_on_where_it_stopped(
-    shipped: Artefact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("edge_agent.session.references._FETCHED_WITHIN_S", 0.5)
+async def test_a_fetch_that_stalls_goes_on_where_it_stopped(shipped: Artefact, tmp_path: Path) -> None:
     coordinator = StallingCoordinator(shipped)
 
     async def body() -> Artefact:
@@ -130,7 +127,7 @@ async def test_a_fetch_that_stalls_goes_on_where_it_stopped(
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         try:
-            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(f"127.0.0.1:{port}"))
+            fetched = reference_of_digest(shipped.digest, tmp_path, connects_to(f"127.0.0.1:{port}"), 0.5)
             return await asyncio.wait_for(fetched, 20)
         finally:
             await server.stop(None)

@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 import errno
-import logging
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrace
-from edge_agent.devices.physical import PhysicalBoard
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
 from edge_agent.devices.selection import open_device
 from edge_agent.devices.sysfs import SysfsDevice
 from edge_agent.devices.virtual.virtual_board import VirtualBoard
-from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import Observed, TrainingWatch
+from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
-from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
+from tests.fakes.real_time_board import MODE, PARKED, RealTimeBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode, modes_to_array
-from wattfleet_io.clock import VirtualClock
+from wattfleet.modes import modes_to_array
 
-MODE = PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000)
 NAN = float("nan")
 
 
@@ -47,7 +40,7 @@ def watch(board: VirtualBoard) -> TrainingWatch:
     return TrainingWatch(board, parked_mode(board), minibatches_per_epoch=500, productive=nothing_to_measure)
 
 
-def test_what_is_observed_is_what_the_board_is(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_the_observation_matches_the_boards_true_figures(board: VirtualBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=2, power_limit_w=60)
     assert board.current_mode() == MODE
     observed = watch.finish()
@@ -58,13 +51,13 @@ def test_what_is_observed_is_what_the_board_is(board: VirtualBoard, watch: Train
     assert board.current_mode() == parked_mode(board)
 
 
-def test_a_failed_training_parks_and_teaches_nothing(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_failed_training_parks_without_an_observation(board: VirtualBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=1, power_limit_w=60)
     watch.abandon()
     assert board.current_mode() == parked_mode(board)
 
 
-def test_a_reassigned_mode_is_tried_even_where_the_rounds_own_cannot_be_put_back(board: VirtualBoard) -> None:
+def test_a_reassigned_mode_is_applied_even_if_restoring_the_own_mode_fails(board: VirtualBoard) -> None:
     class Stuck:
         measuring = True
 
@@ -83,7 +76,7 @@ def test_a_reassigned_mode_is_tried_even_where_the_rounds_own_cannot_be_put_back
     assert board.current_mode() == lower
 
 
-def test_what_is_in_force_already_is_no_change(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=2, power_limit_w=60)
     watch.reassign(MODE, 60)
     observed = watch.finish()
@@ -93,7 +86,7 @@ def test_what_is_in_force_already_is_no_change(board: VirtualBoard, watch: Train
     assert watch.finish() is None, "other watts"
 
 
-def test_the_next_round_replaces_one_that_never_ended(board: VirtualBoard, watch: TrainingWatch) -> None:
+def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: TrainingWatch) -> None:
     watch.start(MODE, epochs=1, power_limit_w=60)
     board.clock.sleep_s(1000)
     slower = MODE._replace(gpu_hz=318_750_000)
@@ -104,11 +97,9 @@ def test_the_next_round_replaces_one_that_never_ended(board: VirtualBoard, watch
 
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, 1e-320, 1e-4, 1e5, float("nan"), float("inf")])
-def test_as_good_as_no_or_endless_epochs_are_no_training(
-    board: VirtualBoard, watch: TrainingWatch, epochs: float
-) -> None:
+def test_numbers_of_epochs_out_of_range_are_refused(board: VirtualBoard, watch: TrainingWatch, epochs: float) -> None:
     before = board.current_mode()
-    with pytest.raises(InvalidInputError, match="0.001 to 10000 epochs"):
+    with pytest.raises(InvalidInputError, match="epochs must be 0.001 to 10000"):
         watch.start(MODE, epochs, power_limit_w=60)
     assert board.current_mode() == before
 
@@ -140,7 +131,7 @@ def test_power_that_cannot_be_read_is_missing_not_zero(
 
 
 @pytest.mark.parametrize("figure", [0.0, -1.0, float("nan"), float("inf")])
-def test_nothing_is_observed_that_cannot_be_learnt_from(figure: float) -> None:
+def test_observations_must_be_finite_and_positive(figure: float) -> None:
     with pytest.raises(InvalidInputError, match="epoch_s"):
         Observed(MODE, figure, 12.0)
     with pytest.raises(InvalidInputError, match="power_w"):
@@ -172,7 +163,7 @@ def opened(jetson: FakedJetson) -> SysfsDevice:
     return device
 
 
-def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it_may(jetson: FakedJetson) -> None:
+def test_a_knob_without_permission_is_named_and_recovers_with_it(jetson: FakedJetson) -> None:
     device = opened(jetson)
     watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
     gpu = f"{jetson.gpu}/max_freq"
@@ -189,7 +180,7 @@ def test_a_knob_that_may_not_be_written_is_named_and_the_device_recovers_once_it
     assert observed is not None and observed.power_w == ORIN_NANO.power_mw / 1e3
 
 
-def test_a_power_rail_that_is_gone_is_missing_and_no_recovery_before_it_is_back(jetson: FakedJetson) -> None:
+def test_recovery_waits_until_a_failed_power_rail_is_back(jetson: FakedJetson) -> None:
     device = opened(jetson)
     watch = TrainingWatch(device, parked_mode(device), 500, nothing_to_measure)
     rails = jetson.glob("/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in*_input")
@@ -219,7 +210,7 @@ def test_a_power_rail_that_is_gone_is_missing_and_no_recovery_before_it_is_back(
         ([], [], None),
     ],
 )
-def test_a_rounds_power_rests_on_more_than_was_missed(
+def test_a_rounds_power_needs_more_read_samples_than_missing_ones(
     monkeypatch: pytest.MonkeyPatch, at_s: list[float], shown_w: list[float], observed_w: float | None
 ) -> None:
     board = RealTimeBoard()
@@ -241,7 +232,7 @@ def test_a_rounds_power_rests_on_more_than_was_missed(
     assert (board.mode, board.meters) == (PARKED, 0)
 
 
-def test_a_training_too_short_for_its_power_to_be_sampled_is_no_trouble_and_teaches_nothing() -> None:
+def test_a_training_too_short_to_sample_power_yields_no_observation() -> None:
     board = RealTimeBoard()
     watch = TrainingWatch(board, PARKED, 500, nothing_to_measure)  # type: ignore[arg-type]
     watch.start(MODE, epochs=1, power_limit_w=30)
@@ -252,7 +243,7 @@ def test_a_training_too_short_for_its_power_to_be_sampled_is_no_trouble_and_teac
     assert watch.finish() is not None
 
 
-def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
+def test_a_mode_changed_by_another_process_yields_no_observation(
     jetson: FakedJetson, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = opened(jetson)
@@ -261,174 +252,5 @@ def test_a_mode_that_somebody_changed_during_the_training_is_not_observed(
     device.clock.sleep_s(10)
     jetson.put(f"{jetson.gpu}/min_freq", jetson.board.gpu_hz[0])
     assert watch.finish() is None
-    assert "somebody changed: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
+    assert "another process changed the mode: /sys/class/devfreq/17000000.gpu/min_freq: wanted" in caplog.text
     assert device.current_mode() == parked_mode(device)
-
-
-class RealTimeBoard(PhysicalBoard):
-    """A board that trains by itself: minibatches are over when the app says so, power is 12 W, but 9 W in `OTHER`."""
-
-    board_kind = "orin-nano"
-    provenance = "hardware"
-
-    def __init__(self) -> None:
-        self.clock = VirtualClock()
-        self.modes = modes_to_array([MODE, OTHER, PARKED])
-        self.mode = PARKED
-        self.held = 0
-        self.meters = 0
-
-    def current_mode(self) -> PowerMode:
-        return self.mode
-
-    def apply(self, mode: PowerMode) -> None:
-        self.clock.sleep_s(1.0)  # as a Jetson takes its time
-        self.mode = mode
-
-    def conditions(self) -> Conditions:
-        return Conditions(None, None)
-
-    @contextmanager
-    def measuring(self) -> Iterator[None]:
-        self.held += 1
-        yield
-        self.held -= 1
-
-    def differences(self, mode: PowerMode) -> list[str]:
-        return [] if self.mode == mode else [f"{self.mode.label()} is in force"]
-
-    def start_meter(self) -> RealTimeBoard.Meter:
-        self.meters += 1
-        return self.Meter(self)
-
-    class Meter:
-        def __init__(self, board: RealTimeBoard) -> None:
-            self.board = board
-            self.begin_s = board.clock.now_s()
-
-        def read(self) -> PowerTrace:
-            at_s = np.arange(self.begin_s, self.board.clock.now_s(), 0.2)
-            return PowerTrace(at_s, np.full(len(at_s), 9000.0 if self.board.mode == OTHER else 12_000.0))
-
-        def stop(self) -> PowerTrace:
-            self.board.meters -= 1
-            return self.read()
-
-
-OTHER = PowerMode(8, 1_728_000, 624_750_000, 3_199_000_000)
-PARKED = PowerMode(1, 115_200, 114_750_000, 204_000_000)
-TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
-
-
-def test_reports_of_several_minibatches_are_spread_over_the_time_they_took(tmp_path: Path) -> None:
-    board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
-        watch.start(MODE, epochs=1, power_limit_w=30)
-        assert watch.minibatches_ended([], paused=False)
-        assert (board.mode, board.held) == (OTHER, 1)
-        reports, wanted = 0, True
-        while wanted:
-            board.clock.sleep_s(0.5)
-            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
-            reports += 1
-        (record,) = journal.records
-        assert (record.minibatch_ms, record.power_mw) == (pytest.approx(100), 9000)
-        assert (record.fetch_stall_ms, record.compute_ms) == (10, 90)
-        assert reports == 9, "41 minibatches are enough; those after them in the last report do not count"
-        assert record.minibatches == 40
-        assert (board.mode, board.held) == (MODE, 0)
-        assert watch.finish() is None
-    assert (board.mode, board.meters) == (PARKED, 0)
-
-
-def test_a_training_given_up_while_a_mode_is_measured_gives_the_fan_back(tmp_path: Path) -> None:
-    board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
-        watch.start(MODE, epochs=1, power_limit_w=30)
-        watch.minibatches_ended([], paused=False)
-        watch.abandon()
-        assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
-        assert not journal.records
-
-
-@pytest.mark.parametrize("end", [TrainingWatch.abandon, TrainingWatch.finish])
-@pytest.mark.parametrize("broken", ["meter", "fan"])
-def test_a_training_whose_end_fails_parks_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
-) -> None:
-    board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-
-    def fails(meter: object) -> PowerTrace:
-        raise ModeNotAppliedError("it is gone")
-
-    @contextmanager
-    def fan_fails() -> Iterator[None]:
-        yield
-        raise ModeNotAppliedError("it is gone")
-
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
-        if broken == "meter":
-            monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
-        else:
-            monkeypatch.setattr(board, "measuring", fan_fails)
-        watch.start(MODE, epochs=1, power_limit_w=30)
-        watch.minibatches_ended([], paused=False)
-        assert board.mode == OTHER
-        with pytest.raises(ModeNotAppliedError, match="it is gone"):
-            end(watch)
-        assert (board.mode, board.held) == (PARKED, 0)
-        monkeypatch.undo()
-        watch.recover()
-
-
-def test_a_full_disk_ends_the_measuring_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    board, full = RealTimeBoard(), False
-
-    def write(descriptor: int, data: bytes) -> int:
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return os.write(descriptor, data)
-
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header, write) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
-        watch.start(MODE, epochs=1, power_limit_w=30)
-        assert watch.minibatches_ended([], paused=False)
-        full = True
-        with caplog.at_level(logging.ERROR):
-            for _ in range(20):
-                board.clock.sleep_s(0.5)
-                wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
-        assert not wanted
-        assert (board.mode, board.held, board.meters) == (MODE, 0, 1)
-        assert not watch.minibatches_ended([], paused=False), "the next epoch measures nothing either"
-        assert board.mode == MODE
-        assert ["No space left" in record.message for record in caplog.records] == [True]
-        assert watch.finish() is None
-    assert (board.mode, board.meters) == (PARKED, 0)

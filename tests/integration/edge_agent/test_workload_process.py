@@ -8,8 +8,7 @@ import psutil
 import pytest
 
 from edge_agent.devices.virtual.simulated import SimulatedDevice
-from edge_agent.profiling.profiled_workload import profiled_workload
-from edge_agent.profiling.profiling_plan import StoppedError
+from edge_agent.profiling.profiled_workload import StoppedError, profiled_workload
 from edge_agent.workloads.process import WorkloadFailedError, workload_steps
 from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard
@@ -106,7 +105,7 @@ def test_hardware_needs_a_workload_and_a_soft_device_takes_none():
         profiled_workload(SimulatedDevice("orin-nano", 1), "resnet18", 16, "cuda")
 
 
-def test_what_is_trained_names_the_profile_and_a_soft_device_stands_for_its_references():
+def test_the_workload_names_the_profile_and_virtual_devices_use_the_references():
     reference = Workload("resnet18-imagenet", 16, 5000)
     own = profiled_workload(RealTimeBoard(), "own_process_workload:train", 8, "cpu")
     assert own.described(reference, 100) == Workload("own_process_workload:train", 8, 100)

@@ -24,3 +24,9 @@ def warnings(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) 
 def agent(tmp_path: Path) -> Iterator[Agent]:
     with agent_at(tmp_path / "agent.sock") as running:
         yield running
+
+
+@pytest.fixture
+def agent_that_retries_soon(tmp_path: Path) -> Iterator[Agent]:
+    with agent_at(tmp_path / "agent.sock", retry_s=0.02) as running:
+        yield running

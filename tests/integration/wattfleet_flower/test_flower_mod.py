@@ -16,10 +16,11 @@ import pytest
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 
 from edge_agent.devices.device import ModeNotAppliedError
+from edge_agent.learning.observation import Observed
 from edge_agent.profiling.journal_records import Renewal
 from edge_agent.runtime.readiness import parked_mode
-from edge_agent.training.training import Observed, TrainingWatch
-from edge_agent.training.unix_socket import require_own_socket
+from edge_agent.runtime.unix_socket import require_own_socket
+from edge_agent.training.training import TrainingWatch
 from tests.fakes.agent_socket import (
     MODE,
     Agent,
@@ -29,6 +30,7 @@ from tests.fakes.agent_socket import (
     context,
     message,
 )
+from tests.fakes.polling import until
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 from wattfleet_flower import AgentUnreachableError, power_mode_mod
@@ -102,7 +104,7 @@ def test_an_app_that_answers_with_an_error_is_not_observed(agent: Agent) -> None
 @pytest.mark.parametrize(
     ("request_", "reason"),
     [
-        (lambda: assigned(device_id="agx-orin-0"), "this is orin-nano-0's agent"),
+        (lambda: assigned(device_id="agx-orin-0"), "this is the agent of orin-nano-0"),
         (lambda: assigned(mode=MODE._replace(gpu_hz=1_300_500_000)), "INVALID_ARGUMENT"),
     ],
 )
@@ -148,19 +150,18 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
             power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
         call.cancel()  # as the end of its process does
         never_ends.set()
-    give_up_s = time.monotonic() + 10
-    while agent.board.current_mode() != parked_mode(agent.board):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.board.current_mode() == parked_mode(agent.board))
     assert agent.reports.observations == []
     assert all(name.startswith("asyncio_") for name in on), "parking takes its time, and the loop has more to do"
     # The next round finds it well.
     assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
 
 
-def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_degraded_device_comes_back_once_it_can_be_parked(
+    agent_that_retries_soon: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = agent_that_retries_soon
     apply, broken = agent.board.apply, True
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.02)
 
     def sometimes(mode: PowerMode) -> None:
         if broken:
@@ -173,10 +174,7 @@ def test_a_degraded_device_comes_back_once_it_can_be_parked(agent: Agent, monkey
     time.sleep(0.1)
     assert [report.state for report in agent.reports.states] == [session_pb2.DEVICE_STATE_DEGRADED]
     broken = False
-    give_up_s = time.monotonic() + 10
-    while agent.reports.states[-1].state != session_pb2.DEVICE_STATE_READY:
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.reports.states[-1].state == session_pb2.DEVICE_STATE_READY)
 
 
 def test_no_agent_no_training(tmp_path: Path) -> None:
@@ -195,7 +193,7 @@ def test_owner_and_group_may_connect_and_a_stale_socket_is_replaced(tmp_path: Pa
 def test_neither_a_file_nor_a_living_agents_socket_is_taken(tmp_path: Path) -> None:
     precious = tmp_path / "precious.txt"
     precious.write_text("do not lose")
-    with pytest.raises(InvalidInputError, match="no socket"):
+    with pytest.raises(InvalidInputError, match="is not a socket"):
         require_own_socket(precious)
     assert precious.read_text() == "do not lose"
     with agent_at(tmp_path / "agent.sock") as living:
@@ -215,10 +213,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
     agent.learner.observe = lambda observed: next(reasons, None)  # type: ignore[method-assign]
     agent.journal.append(Renewal("3 of the last 5 rounds took longer", 5))
     power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
-    give_up_s = time.monotonic() + 20
-    while agent.reports.states[-1].detail != "parked; measured anew":
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    until(lambda: agent.reports.states[-1].detail == "parked; profiled again")
     assert len(agent.journal.records) == 5
     assert session_pb2.DEVICE_STATE_PROFILING in [report.state for report in agent.reports.states]
     assert agent.board.current_mode() == parked_mode(agent.board)
@@ -226,7 +221,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"epochs": 1e-320}, "0.001 to 10000 epochs"), ({"plan_id": "7" * 201}, "200 characters at most")],
+    [({"epochs": 1e-320}, "epochs must be 0.001 to 10000"), ({"plan_id": "7" * 201}, "at most 200 characters")],
 )
 def test_an_invalid_assignment_is_refused_before_any_change(agent: Agent, change: dict[str, Any], reason: str) -> None:
     before = list(agent.journal.measurements)
@@ -245,7 +240,7 @@ def test_a_round_whose_observation_is_rejected_leaves_the_device_ready(agent: Ag
     agent.learner.observe = observe  # type: ignore[method-assign]
     reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert not reply.has_error()
-    assert agent.standing.state is DeviceState.READY
+    assert agent.reporter.state is DeviceState.READY
     assert agent.reports.states[-1].detail == "parked; minibatch_ms has to be finite"
 
 
@@ -264,4 +259,4 @@ def test_a_refused_training_that_cannot_be_parked_degrades_the_device(
 
     with pytest.raises(AgentUnreachableError, match="INVALID_ARGUMENT"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
-    assert agent.standing.state is DeviceState.DEGRADED
+    assert agent.reporter.state is DeviceState.DEGRADED

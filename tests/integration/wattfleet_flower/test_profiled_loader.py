@@ -111,4 +111,4 @@ def test_a_minibatch_of_impossible_times_is_refused(agent: Agent, fetch_stall_ms
     with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: {reason}"):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert agent.standing.state is DeviceState.READY
+    assert agent.reporter.state is DeviceState.READY

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 from flwr.app import Context, Message
@@ -16,6 +15,7 @@ from tests.fakes.agent_socket import (
     assigned,
     context,
 )
+from tests.fakes.polling import until
 from wattfleet_flower import power_mode_mod, profiled, until_deadline
 from wattfleet_proto.assignment import (
     CUT_KEY,
@@ -24,13 +24,6 @@ from wattfleet_proto.assignment import (
 )
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
-
-
-def until(condition: Callable[[], bool]) -> None:
-    give_up_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < give_up_s, "it did not come about"
-        time.sleep(0.005)
 
 
 def test_a_round_continues_in_the_new_mode_and_is_not_observed(agent: Agent) -> None:

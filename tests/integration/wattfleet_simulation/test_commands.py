@@ -35,7 +35,10 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--devices", "agx-orin:500"], "1 to 32 devices, not 500"),
         (["--devices", "agx-orin:two"], "kind:count"),
         (["--devices", "agx-orin,agx-orin"], "twice"),
-        (["--site-budget-w", "12"], r"12 W cannot carry one training device.*allow at least \d+ W"),
+        (
+            ["--devices", "agx-orin,orin-nano", "--site-budget-w", "12"],
+            r"12 W cannot carry one training device.*allow at least \d+ W",
+        ),
         (["--site-budget-w", "-5"], "above zero"),
         (["--site-budget-w", "nan"], "finite"),
         (["--rounds", "0"], "at least 1 round"),
@@ -99,5 +102,5 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        said = refused(capsys, monkeypatch, tmp_path / "out", "--metrics-port", str(port))
+        said = refused(capsys, monkeypatch, tmp_path / "out", "--devices", "orin-nano", "--metrics-port", str(port))
     assert f"port {port} cannot be listened on: choose another" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -12,6 +13,9 @@ import uuid
 from pathlib import Path
 
 import pytest
+
+from wattfleet_io.cli import main
+from wattfleet_simulation import simulate
 
 pytestmark = [pytest.mark.deployment, pytest.mark.timeout(300)]
 
@@ -73,16 +77,31 @@ def test_rounds_complete(tmp_path: Path) -> None:
     assert "agx-orin-0" in page and "simulated" in page
 
 
-def test_a_failing_run_is_named(tmp_path: Path) -> None:
+def test_a_failing_run_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The budget never rises; the nodes are there within this time even on a busy machine.
+    impatient = functools.partial(simulate.run_simulation, patience_s=25.0)
+    monkeypatch.setattr(simulate, "run_simulation", impatient)
+
+    def fails(out: Path, *arguments: str) -> tuple[int, str]:
+        """How the command ends in this process, and what it prints."""
+        (_, *line), environment, _ = command(out, *arguments)
+        monkeypatch.setattr(sys, "argv", ["wattfleet", *line])
+        monkeypatch.setenv("PATH", environment["PATH"])
+        with pytest.raises(SystemExit) as end:
+            main()
+        return int(end.value.code or 0), capsys.readouterr().err
+
     # Enough by the boards' truth, not by the planner's quantiles: the plan, and so the Flower run, must fail.
-    refused = subprocess.run(
-        command(tmp_path, "--site-budget-w", "1")[0], capture_output=True, text=True, timeout=60, check=False
-    )
-    least_w = refused.stderr.split("allow at least ")[1].split(" W")[0]
-    line, environment, mark = command(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 1
-    assert "the Flower run failed" in done.stderr and "is not enough to train one device" in done.stderr
+    _, refused = fails(tmp_path / "refused", "--site-budget-w", "1")
+    least_w = refused.split("allow at least ")[1].split(" W")[0]
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(_MARK, mark)
+    code, error = fails(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
+    assert code == 1
+    assert "the Flower run failed" in error and "is not enough to train one device" in error
+    assert (tmp_path / "out" / "logs" / "superlink.log").exists()
     assert not (tmp_path / "out" / "report.json").exists()
     assert gone(mark), processes_of(mark)
 

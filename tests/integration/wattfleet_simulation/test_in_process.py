@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import urllib.request
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.settings import PolicySettings
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet, until
+from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
+from tests.fakes.polling import until
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
@@ -21,6 +23,23 @@ from wattfleet_simulation.digits_app.task import DigitsNet, evaluate
 
 FLEET = {"agx-orin-0": "simulated:agx-orin", "orin-nano-0": "simulated:orin-nano", "xavier-0": "simulated:xavier-agx"}
 CONFIG = {"devices": 3, "seed": 0, "local-epochs": 1, "learning-rate": 0.05}
+
+
+@pytest.fixture(scope="module")
+def profiled_devices(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The state of every agent after a first start, in which it measured its board."""
+    folder = tmp_path_factory.mktemp("profiled")
+    with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0):
+        pass
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, profiled_devices: Path) -> Path:
+    """A folder of the test's own, with the state of agents that have measured their boards."""
+    for device_id in FLEET:
+        shutil.copytree(profiled_devices / device_id, tmp_path / device_id)
+    return tmp_path
 
 
 def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
@@ -38,10 +57,8 @@ def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: Powe
     strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
 
 
-def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
-    with running_fleet(
-        tmp_path, FLEET, policy=PolicySettings(name="fastest-k", clients=2), site_budget_w=75.0
-    ) as fleet:
+def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
+    with running_fleet(folder, FLEET, policy=PolicySettings(name="fastest-k", clients=2), site_budget_w=75.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         _train(fleet, grid, rounds=2)
         until(lambda: all(r.HasField("observed_site_w") for r in fleet.view.newest_run().rounds))
@@ -79,12 +96,12 @@ def test_rounds_hold_the_watts_and_train(tmp_path: Path) -> None:
 
         # The front that was reported is that of the predictor that the device keeps.
         front = front_from_message(devices["agx-orin-0"].front)
-        kept = restore_predictor(read_artefact(tmp_path / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
+        kept = restore_predictor(read_artefact(folder / "agx-orin-0" / PREDICTOR_DIRECTORY)).predict(front.modes)
         assert kept.minibatch_ms * 100 / 1e3 == pytest.approx(front.epoch_s)
 
 
-def test_another_strategy_and_a_broken_node(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
+def test_another_strategy_and_a_broken_node(folder: Path) -> None:
+    with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         strategy = PowerAware(FedMedian(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
         _train(fleet, grid, 1, strategy)
@@ -104,8 +121,8 @@ def _continue(fleet: RunningFleet, grid: InProcessGrid, strategy: PowerAware) ->
     strategy.aggregate_train(2, replies)
 
 
-def test_too_few_watts_end_the_run_with_the_reason(tmp_path: Path) -> None:
-    with running_fleet(tmp_path, FLEET, policy=PolicySettings(name="all"), site_budget_w=20.0) as fleet:
+def test_too_few_watts_end_the_run_with_the_reason(folder: Path) -> None:
+    with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=20.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):
             _train(fleet, grid, rounds=1)

@@ -195,7 +195,7 @@ TROUBLES = [
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_a_source_that_fails_leaves_its_reading_until_it_is_stale_and_then_the_fallback(trouble: Answer) -> None:
+def test_a_failing_source_keeps_its_reading_until_stale_then_the_fallback(trouble: Answer) -> None:
     async def scenario(w: Watched) -> None:
         w.meter.answer = trouble
         await w.clock.advance(60)

@@ -162,7 +162,7 @@ def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
     assert fleet.trim() == ([], [])
 
 
-def test_watts_that_fell_while_the_coordinator_was_away_are_kept_when_devices_are_back() -> None:
+def test_a_budget_that_fell_during_an_outage_is_kept_when_devices_return() -> None:
     before = small_fleet()
     before.flower.plan(RUN, 1, NODES, 1.0)
     fleet = restarted(before)
@@ -188,7 +188,7 @@ def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     assert small_fleet().rounds.reassignment_for("orin") is None
 
 
-def test_a_device_that_nobody_says_where_it_hangs_any_more_keeps_no_round_from_being_planned() -> None:
+def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> None:
     before = small_fleet()
     make_ready(before, "both", ORIN_FRONT, 5.0, 99)
     before.flower.plan(RUN, 1, [99], 1.0)

@@ -97,7 +97,7 @@ def test_devices_that_are_called_back_are_waited_for_from_the_end_of_their_sessi
     called = [leases.begin(device_id, "x", 0.0)[0] for device_id in ("a", "b")]
     other, _ = leases.begin("other", "x", 0.0)
     for lease in called:
-        leases.recall(lease, 1_000.0)
+        leases.expect_reconnect(lease, 1_000.0)
         leases.end(lease)
     leases.end(other)
     assert leases.expected_back({"a", "b", "other"}, 1_010.0) == (2, SETTINGS.return_grace_s - 10.0)

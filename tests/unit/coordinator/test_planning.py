@@ -16,8 +16,8 @@ from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
+from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
-from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning.policies import AllDevices, PlanningContext, SelectionRequest
@@ -29,7 +29,7 @@ from wattfleet_proto.v1 import planning_pb2
 async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_only(has_restarted: bool) -> None:
 
     now_s = 1_000.0
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     repository = FleetRepository(fleet, writer)
     planning = RoundPlanning(repository, Leases(now_s), lambda: now_s)
 
@@ -59,7 +59,7 @@ def service_of(fleet: Fleet, writer: Writer) -> PlanningServicer:
 
 async def test_a_node_that_can_be_no_device_is_no_hindrance_to_the_others(caplog: pytest.LogCaptureFixture) -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     bindings = [
         planning_pb2.NodeBinding(node_id=number, device_id=device_id)
         for number, device_id in enumerate(("", "x" * 300, "a\0b", "late"))
@@ -73,7 +73,7 @@ async def test_a_node_that_can_be_no_device_is_no_hindrance_to_the_others(caplog
 @pytest.mark.parametrize(("run_id", "strategy"), [("", "FedAvg"), ("x" * 201, "FedAvg"), ("1", "x" * 201)])
 async def test_a_run_without_a_usable_name_is_refused(run_id: str, strategy: str) -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     request = planning_pb2.StartRunRequest(run_id=run_id, strategy=strategy, rounds=1)
     with pytest.raises(InvalidInputError, match="1 to 200 printable characters"):
         await service_of(fleet, writer).StartRun(request, None)
@@ -83,7 +83,7 @@ async def test_a_run_without_a_usable_name_is_refused(run_id: str, strategy: str
 
 async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
 
-    fleet, writer = small_fleet(), Writer(Paper())
+    fleet, writer = small_fleet(), Writer(RecordingStore())
     service, plan_id = service_of(fleet, writer), fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
     results = [planning_pb2.DeviceResult(device_id="orin", failure="x" * 10_000)]
     await service.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=1.0, results=results), None)
@@ -114,7 +114,7 @@ async def planning(
     fleet: Fleet, policy: SlowPolicy, story: Callable[[PlanningServicer], Awaitable[None]]
 ) -> RoundRecord:
     """A round of two devices, in the midst of whose planning something happens."""
-    writer = Writer(Paper())
+    writer = Writer(RecordingStore())
     service = service_of(fleet, writer)
     asked = asyncio.create_task(service.PlanRound(request(RUN), None))
     await asyncio.to_thread(policy.asked.wait, 10)

@@ -121,7 +121,7 @@ def test_a_history_that_is_recalled_is_brought_up_to_what_is_at_hand() -> None:
     assert len(fleet.rounds.cache.history(RUN).rounds) == 3, "what is at hand stays"
 
 
-def test_a_round_that_is_recalled_comes_before_the_newest_and_does_not_undo_what_came_since() -> None:
+def test_a_restored_round_is_not_the_newest_and_keeps_later_changes() -> None:
     fleet = small_fleet()
     first, *_, newest = [train(fleet, number) for number in range(1, 5)]
     let_go(fleet)

@@ -14,8 +14,8 @@ from coordinator.services.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
+from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
-from tests.integration.coordinator.test_store_writer import Paper
 from wattfleet.budgets import InForce
 from wattfleet_proto.device_state import DeviceState
 
@@ -48,31 +48,31 @@ async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> No
 
 async def test_devices_are_told_that_the_watts_fell_though_nothing_can_be_stored() -> None:
 
-    fleet, paper, told = small_fleet(), Paper(), Told()
-    paper.fails_with = StoreFullError("the disk is full")
-    writer = Writer(paper, lambda _: asyncio.sleep(0.01))
+    fleet, recording, told = small_fleet(), RecordingStore(), Told()
+    recording.fails_with = StoreFullError("the disk is full")
+    writer = Writer(recording, lambda _: asyncio.sleep(0.01))
     fleet.flower.plan(RUN, 1, NODES, 1.0)
     Trimmer(FleetRepository(fleet, writer), told).budget_changed("site", InForce(20.0, "query", False, "the meter"))
     assert told.device_ids == ["orin"]
-    while not paper.attempts:
+    while not recording.attempts:
         await asyncio.sleep(0)
-    paper.fails_with = None
-    while not paper.transactions:
+    recording.fails_with = None
+    while not recording.transactions:
         await asyncio.sleep(0.01)
     await writer.close()
-    assert [record for records in paper.transactions for record in records] == [fleet.rounds.records[f"{RUN}/1"]]
+    assert [record for records in recording.transactions for record in records] == [fleet.rounds.records[f"{RUN}/1"]]
 
 
 async def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
 
-    fleet, paper, told = small_fleet(60.0), Paper(), Told()
-    writer = Writer(paper)
+    fleet, recording, told = small_fleet(60.0), RecordingStore(), Told()
+    writer = Writer(recording)
     fleet.flower.plan(RUN, 1, [NODES[1]], 1.0)
     fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
     await looked(fleet, writer, told)
     assert told.device_ids == ["nano"]
     await writer.close()
-    stored: list[StoredRecord] = [record for records in paper.transactions for record in records]
+    stored: list[StoredRecord] = [record for records in recording.transactions for record in records]
     assert stored == [fleet.rounds.records[f"{RUN}/1"]]
 
 
@@ -88,7 +88,7 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
             raise ZeroDivisionError
         return right(fleet)
 
-    fleet, writer, told = small_fleet(60.0), Writer(Paper()), Told()
+    fleet, writer, told = small_fleet(60.0), Writer(RecordingStore()), Told()
     fleet.flower.plan(RUN, 1, [NODES[1]], 1.0)
     fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
     monkeypatch.setattr(Fleet, "trim", trim)

@@ -110,7 +110,7 @@ def test_a_preset_is_applied_by_its_name(run, jetson):
     assert run("apply", "15W", "--json").content["argument"] == "6,1113600,408000000,204000000"
 
 
-def test_nvpmodel_applies_a_preset_as_nvidia_means_it_and_says_what_a_reboot_would_do(tmp_path, run, as_device, state):
+def test_nvpmodel_applies_a_preset_and_prints_what_a_reboot_would_do(tmp_path, run, as_device, state):
     jetson = FakedJetson(tmp_path / "root", AGX_ORIN_JP5)
     nvpmodel = FakedNvpmodel(jetson)
     as_device(open_nvpmodel(jetson, nvpmodel, state))

@@ -35,7 +35,7 @@ def test_a_predictor_that_was_lost_is_made_again(fit, state):
     before = read_artefact(state / "predictor").digest
     shutil.rmtree(state / "predictor")
     ended = fit()
-    assert ended.code == 2 and "name with --reference what to transfer from" in ended.err
+    assert ended.code == 2 and "pass the reference to transfer from" in ended.err
     assert (
         fit("--reference", REFERENCE, "--minibatches-per-epoch", 2000, "--json").content["predictor"]["digest"]
         == before
@@ -82,7 +82,7 @@ def test_what_is_measured_later_joins(fit, agent, state):
     ("arguments", "said"),
     [
         (("--device", "simulated:orin-nx"), "holds the profile of the board orin-nano, and this device is orin-nx"),
-        (("--reference", "nowhere"), "no reference 'nowhere': give one that ships"),
+        (("--reference", "nowhere"), "unknown reference 'nowhere': choose one of"),
     ],
 )
 def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
@@ -94,4 +94,4 @@ def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
 
 def test_nothing_measured_is_nothing_to_fit(agent, tmp_path):
     ended = agent("fit", "--device", PROFILED, "--state-dir", tmp_path / "empty")
-    assert ended.code == 2 and "no mode is measured yet: `wattfleet agent profile`" in ended.err
+    assert ended.code == 2 and "no mode is measured yet: run `wattfleet agent profile`" in ended.err

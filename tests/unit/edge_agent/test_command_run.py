@@ -1,4 +1,4 @@
-"""`wattfleet agent run`: what ends it."""
+"""`wattfleet agent run`: its settings, and the signals that end it."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def ended_by(monkeypatch):
     """The signals that were sent to an agent that ended."""
     sent = []
 
-    async def run_agent(config, board, profiled, stop):
+    async def run_agent(settings, board, profiled, device_folder, stop):
         os.kill(os.getpid(), sent[-1])
         await asyncio.wait_for(stop.wait(), 10)
 
@@ -40,7 +40,7 @@ def test_a_signal_ends_it_in_good_order(run, ended_by, number):
 
 
 def test_what_nohup_ignores_does_not_end_it(run, monkeypatch):
-    async def run_agent(config, board, profiled, stop):
+    async def run_agent(settings, board, profiled, device_folder, stop):
         os.kill(os.getpid(), signal.SIGHUP)
         await asyncio.sleep(0.05)
         assert not stop.is_set()
@@ -51,3 +51,42 @@ def test_what_nohup_ignores_does_not_end_it(run, monkeypatch):
         assert run().code == 0
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_options_override_the_environment_which_overrides_the_file(agent, tmp_path, monkeypatch):
+    config = tmp_path / "agent.toml"
+    config.write_text(
+        '[device]\nid = "from-file"\nseed = 3\n[recovery]\nretry_s = 60\n[session]\nsilence_timeout_s = 20\n'
+    )
+    monkeypatch.setenv("WATTFLEET_AGENT_RECOVERY_RETRY_S", "90")
+    options = ("run", "--device", "simulated:orin-nano", "--minibatches-per-epoch", 100, "--config", config)
+    ended = agent(*options, "--device-id", "from-option", "--print-config")
+    assert ended.code == 0
+    for line in ('id = "from-option"', "seed = 3", "retry_s = 90.0", "silence_timeout_s = 20.0", "idle_s = 20.0"):
+        assert line in ended.out.splitlines(), ended.out
+
+
+def test_missing_settings_are_named_with_the_options_that_set_them(agent):
+    ended = agent("run", "--device", "simulated:orin-nano")
+    assert ended.code == 2
+    assert "--device-id is required: pass it, or set 'id' in [device] of the settings file" in ended.err
+    assert "--minibatches-per-epoch is required" in ended.err
+
+
+@pytest.fixture
+def started_with(monkeypatch):
+    """The settings that the agent was started with."""
+    seen = []
+
+    async def run_agent(settings, board, profiled, device_folder, stop):
+        seen.append((settings, device_folder))
+
+    monkeypatch.setattr("edge_agent.runtime.agent.run_agent", run_agent)
+    return seen
+
+
+def test_the_agent_runs_with_the_effective_settings(run, started_with, tmp_path):
+    assert run().code == 0
+    ((settings, device_folder),) = started_with
+    assert (settings.device.id, settings.profile.minibatches_per_epoch) == ("orin-nano-0", 100)
+    assert (settings.device.state_dir, device_folder) == (tmp_path, tmp_path / "device")

@@ -48,7 +48,7 @@ def test_a_board_that_was_never_overloaded_bears_all(journal):
     assert borne(journal) == MODES
 
 
-def test_what_throttles_at_every_attempt_is_left_out_with_all_that_is_higher_in_every_knob(journal):
+def test_a_mode_that_always_throttles_is_excluded_with_all_higher_modes(journal):
     given_up(journal, MODE)
     assert borne(journal) == [LESS_CPU, LOWER]
 

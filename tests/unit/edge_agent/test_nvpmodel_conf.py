@@ -58,7 +58,7 @@ def test_what_is_written_is_what_was_meant():
     assert parse_conf(conf.text(), "copy") == conf
 
 
-def test_stanzas_begin_in_the_first_column_with_spaces_inside_as_nvpmodel_wants_them():
+def test_stanzas_begin_in_the_first_column_and_use_spaces():
     text = parse_conf(CONF, "nvpmodel.conf").text()
     assert "\n< POWER_MODEL ID=3 NAME=10W >\n" in text
     assert text.endswith("< PM_CONFIG DEFAULT=3 >\n")

@@ -8,6 +8,7 @@ import os
 import pytest
 
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.settings import SessionSettings
 from tests.fakes.fronts import front
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -59,14 +60,14 @@ def test_what_was_acknowledged_is_not_delivered_by_the_next_process(path):
     outbox.add(observation(1))
     outbox.add(observation(2))
     outbox.add(state("ready"))
-    outbox.acknowledged(1)
-    outbox.acknowledged(0)  # of a lease
-    outbox.acknowledged(99)
-    assert outbox.has_up_to(2) and not outbox.has_up_to(1)
+    outbox.acknowledge(1)
+    outbox.acknowledge(0)  # of a lease
+    outbox.acknowledge(99)
+    assert outbox.has_any_up_to(2) and not outbox.has_any_up_to(1)
     outbox.add(observation(3))
     assert waiting(opened(path)) == ["2", "3"]
-    outbox.acknowledged(2)
-    outbox.acknowledged(4)
+    outbox.acknowledge(2)
+    outbox.acknowledge(4)
     assert waiting(opened(path)) == []
 
 
@@ -82,7 +83,7 @@ def test_what_waited_long_is_delivered_without_a_write_for_each(path):
 
     outbox = Outbox(OutboxFile(path, write))
     for request in outbox.after(0):
-        outbox.acknowledged(request.sequence)
+        outbox.acknowledge(request.sequence)
     assert len(writes) <= 1
     assert waiting(opened(path)) == []
 
@@ -98,13 +99,13 @@ def test_only_the_newest_front_waits_an_earlier_processs_included(path):
 
 
 def test_beyond_the_bound_the_oldest_observations_are_forgotten_and_counted(path, caplog):
-    outbox = opened(path, most=3)
+    outbox = opened(path, settings=SessionSettings(max_queued_observations=3))
     outbox.add(front_of(1))
     for number in range(5):
         outbox.add(observation(number))
     assert waiting(outbox) == waiting(opened(path)) == ["2", "3", "4"]
-    assert outbox.forgotten == 2
-    assert "the observation of 1 is forgotten: 2 so far" in caplog.text
+    assert outbox.dropped == 2
+    assert "the observation of 1 is dropped, 2 so far" in caplog.text
     assert outbox.after(0)[0].HasField("front")
 
 
@@ -128,7 +129,7 @@ def test_damage_is_kept_aside_and_the_sound_reports_are_delivered(path, caplog, 
     assert waiting(outbox) == ["run/0"]
     assert waiting(opened(path)) == ["run/0"], "a restart before anything is added"
     aside = path.with_name("outbox.jsonl.damaged")
-    assert "1 of its lines are damaged" in caplog.text and str(aside) in caplog.text
+    assert "skipped damaged lines: 1" in caplog.text and str(aside) in caplog.text
     assert aside.read_bytes().startswith(damage)
     outbox.add(observation("run/2"))
     assert waiting(opened(path)) == ["run/0", "run/2"]

@@ -169,7 +169,7 @@ def test_a_mode_that_does_not_apply_is_left_out_and_the_training_goes_on(board, 
     assert [one.mode for one in journal.discarded] == [modes[refused]] * 3
 
 
-def test_a_mode_that_somebody_changed_meanwhile_is_discarded_and_the_own_mode_is_back(board, modes, journal):
+def test_a_measurement_is_discarded_if_another_program_changed_the_mode(board, modes, journal):
     own = board.current_mode()
     changed = []
     for number in ProductiveProfiler(board, modes[:1], journal).profiled(range(ENOUGH), board.step):

@@ -10,12 +10,12 @@ from edge_agent.devices.device import Conditions, ModeNotAppliedError, PowerTrac
 from edge_agent.devices.physical import PhysicalBoard
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
+from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.profiling.disturbance import DisturbedError, Limits, TooHotError
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.mode_measurement import MeasurementError, ProfilerSettings
 from edge_agent.profiling.profiler import Profiler
-from edge_agent.profiling.profiling_plan import profile_device
 from edge_agent.workloads.step import StepTimes
 from tests.fakes.jetson_boards import CAP_6, ORIN_NANO
 from tests.fakes.jetson_tree import CPU, LOCK, FakedJetson, open_sysfs
@@ -127,7 +127,7 @@ def test_a_rail_that_cannot_be_read_at_times_leaves_gaps_not_zeros():
     assert record.power_samples >= 5
 
 
-def test_a_rail_that_cannot_be_read_at_all_fails_the_measurement_within_the_patience():
+def test_an_unreadable_rail_fails_the_measurement_within_the_timeout():
     device = ScriptedDevice(power_at=lambda at_s: np.nan)
     with pytest.raises(MeasurementError, match="0 settled power samples.*5 are needed"):
         Profiler(device, ProfilerSettings(patience_s=30)).measure(MODE, device.step)
@@ -259,7 +259,7 @@ def test_a_mode_that_fails_is_discarded_and_the_next_one_is_measured(tmp_path, t
     assert (device.running_meters, device.held) == (0, 0)
 
 
-def test_three_different_modes_that_fail_in_a_row_end_the_profile_with_the_last_error(tmp_path):
+def test_three_different_failing_modes_in_a_row_end_the_profile(tmp_path):
     device = ScriptedDevice(power_at=lambda at_s: np.nan)
     modes = [MODE._replace(cores=cores) for cores in (4, 3, 2, 1)]
     device.modes = modes_to_array(modes)
@@ -284,7 +284,7 @@ def test_a_mode_that_is_measured_ends_a_row_of_failures(tmp_path):
         assert len(journal.discarded) == 4
 
 
-def test_a_board_that_refuses_its_highest_mode_is_profiled_without_it_across_restarts(tmp_path):
+def test_a_refused_highest_mode_is_left_out_across_restarts(tmp_path):
     device = SimulatedDevice("orin-nano", 0)
     highest, apply = device.current_mode(), device.apply
     refused = []
@@ -383,7 +383,7 @@ def test_what_a_throttling_board_shows_is_discarded():
     assert Profiler(device).measure(MODE, device.step).power_mw == 13_000
 
 
-def test_a_mode_that_throttles_every_time_is_left_out_and_every_attempt_is_on_record(tmp_path):
+def test_a_mode_that_always_throttles_is_excluded_and_each_attempt_recorded(tmp_path):
     device = ScriptedDevice()
     device.conditions_at = lambda at_s: Conditions(None, int(at_s) if device.in_force == MODE else 0)
     with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:

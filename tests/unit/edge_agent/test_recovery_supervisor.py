@@ -1,4 +1,4 @@
-"""The care for a device at its beginning and at its end, where nothing may touch it any more."""
+"""The supervisor for a device at its beginning and at its end, where nothing may touch it any more."""
 
 import asyncio
 import threading
@@ -8,6 +8,7 @@ import pytest
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import DeviceFailed, TrainingBegan, TrainingEnded
+from edge_agent.settings import RecoverySettings
 from wattfleet_proto.v1 import session_pb2
 
 READY, TRAINING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_TRAINING
@@ -34,8 +35,8 @@ class Board:
     def __init__(self):
         self.touched = []
 
-    def measure_anew(self, report):
-        self.touched.append("measured anew")
+    def reprofile(self, report):
+        self.touched.append("profiled again")
 
     def recover(self):
         self.touched.append("recovered")
@@ -54,23 +55,21 @@ def reports():
     return Reports()
 
 
-def care_of(board, reports, front_report=session_pb2.FrontReport):
-    return RecoverySupervisor(board, reports, StateReporter(reports), board, front_report)
+def supervisor_of(board, reports, front_report=session_pb2.FrontReport):
+    return RecoverySupervisor(board, reports, StateReporter(reports), board, front_report, RecoverySettings(retry_s=0))
 
 
 @pytest.mark.parametrize("event", [TrainingEnded(drift="slower"), DeviceFailed("no permission")])
-async def test_nothing_touches_the_device_once_its_care_was_closed(board, reports, monkeypatch, event):
-    monkeypatch.setattr("edge_agent.runtime.recovery_supervisor._CHECKED_EVERY_S", 0.0)
-
+async def test_nothing_touches_the_device_once_its_supervisor_was_closed(board, reports, event):
     async def last_training_ends_while_the_agent_does():
-        care = care_of(board, reports)
-        await care.begin()
-        async with care.training:
-            care.happened(TrainingBegan("4c"))
-            closing = asyncio.create_task(care.aclose())
+        supervisor = supervisor_of(board, reports)
+        await supervisor.start()
+        async with supervisor.device_lock:
+            supervisor.handle(TrainingBegan("4c"))
+            closing = asyncio.create_task(supervisor.aclose())
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-            await care.settled(event)
+            await supervisor.handle_with_front(event)
         await closing
         closed_with = list(board.touched)
         for _ in range(20):
@@ -80,17 +79,17 @@ async def test_nothing_touches_the_device_once_its_care_was_closed(board, report
     assert (await last_training_ends_while_the_agent_does()) == board.touched == []
 
 
-async def test_a_care_that_is_closed_twice_over_still_waits_for_the_last_training(board, reports):
+async def test_a_supervisor_that_is_closed_twice_over_still_waits_for_the_last_training(board, reports):
 
-    care = care_of(board, reports)
-    await care.training.acquire()
-    closing = asyncio.create_task(care.aclose())
+    supervisor = supervisor_of(board, reports)
+    await supervisor.device_lock.acquire()
+    closing = asyncio.create_task(supervisor.aclose())
     for _ in range(3):
         await asyncio.sleep(0)
         closing.cancel()
         await asyncio.sleep(0.001)
     assert not closing.done()
-    care.training.release()
+    supervisor.device_lock.release()
     with pytest.raises(asyncio.CancelledError):
         await closing
 
@@ -103,12 +102,12 @@ async def test_a_training_is_not_reported_before_the_readiness_that_it_follows(b
         assert train.wait(10)
         return session_pb2.FrontReport()
 
-    care = care_of(board, reports, slow_front)
-    beginning = asyncio.create_task(care.begin())
+    supervisor = supervisor_of(board, reports, slow_front)
+    beginning = asyncio.create_task(supervisor.start())
     await asyncio.to_thread(computing.wait, 10)
-    assert care.training.locked(), "an app that asks now is told so"
+    assert supervisor.device_lock.locked(), "an app that asks now is told so"
     train.set()
     await beginning
-    async with care.training:
-        care.happened(TrainingBegan("4c"))
+    async with supervisor.device_lock:
+        supervisor.handle(TrainingBegan("4c"))
     assert reports.states == [READY, TRAINING]

@@ -137,7 +137,7 @@ class LoggedDevice:
 
 
 @pytest.mark.data
-def test_the_profiler_measures_what_the_tables_say_when_the_logged_runs_happen_again(corpora):
+def test_the_profiler_reproduces_the_tables_from_the_logged_runs(corpora):
     table = pd.read_csv(corpora / "orin_nano_resnet18.csv").set_index(["cores", "cpu_khz", "gpu_hz", "mem_hz"])
     logs = read_raw_logs(corpora / "orin_nano_resnet18_telemetry")
     assert len(logs) == 26

@@ -7,52 +7,58 @@ from hypothesis import strategies as st
 from edge_agent.runtime.states import (
     MAY_TRAIN,
     Action,
-    BegunAnew,
     Decision,
     DeviceFailed,
     DeviceRecovered,
     ImpossibleEventError,
     ModeMeasured,
+    PreparationRestarted,
     ProfileEnded,
+    TrainingAborted,
     TrainingBegan,
-    TrainingBrokeOff,
     TrainingEnded,
-    TrainingRefused,
+    TrainingRejected,
     decide,
 )
 from wattfleet_proto.device_state import DeviceState
 
-FRONT, ANEW, RECOVER = (frozenset({action}) for action in (Action.REPORT_FRONT, Action.MEASURE_ANEW, Action.RECOVER))
+FRONT, AGAIN, RECOVER = (frozenset({action}) for action in (Action.REPORT_FRONT, Action.REPROFILE, Action.RECOVER))
 NOTHING = frozenset()
 
 TABLE = [
     (DeviceState.ENROLLED, ModeMeasured("measured 4c"), DeviceState.PROFILING, "measured 4c", NOTHING),
-    (DeviceState.ENROLLED, ProfileEnded(anew=False), DeviceState.READY, "parked", FRONT),
-    (DeviceState.PROFILING, ProfileEnded(anew=False), DeviceState.READY, "parked", FRONT),
-    (DeviceState.PROFILING, ProfileEnded(anew=True), DeviceState.READY, "parked; measured anew", FRONT),
+    (DeviceState.ENROLLED, ProfileEnded(repeated=False), DeviceState.READY, "parked", FRONT),
+    (DeviceState.PROFILING, ProfileEnded(repeated=False), DeviceState.READY, "parked", FRONT),
+    (DeviceState.PROFILING, ProfileEnded(repeated=True), DeviceState.READY, "parked; profiled again", FRONT),
     (DeviceState.READY, TrainingBegan("4c"), DeviceState.TRAINING, "training in 4c", NOTHING),
     (DeviceState.DEGRADED, TrainingBegan("4c"), DeviceState.TRAINING, "training in 4c", NOTHING),
     (DeviceState.TRAINING, TrainingEnded(), DeviceState.READY, "parked", FRONT),
     (DeviceState.TRAINING, TrainingEnded(failed=True), DeviceState.READY, "parked", NOTHING),
-    (DeviceState.TRAINING, TrainingEnded(drift="slower"), DeviceState.PROFILING, "measured anew: slower", ANEW),
-    (DeviceState.TRAINING, TrainingEnded(not_learnt="disk full"), DeviceState.READY, "parked; disk full", NOTHING),
-    (DeviceState.TRAINING, TrainingRefused("no epochs"), DeviceState.READY, "parked; no epochs", NOTHING),
-    (DeviceState.TRAINING, TrainingBrokeOff(), DeviceState.READY, "parked; the last training broke off", NOTHING),
-    (DeviceState.READY, TrainingBrokeOff(), DeviceState.READY, "parked; the last training broke off", NOTHING),
+    (DeviceState.TRAINING, TrainingEnded(drift="slower"), DeviceState.PROFILING, "profiling again: slower", AGAIN),
+    (DeviceState.TRAINING, TrainingEnded(not_learned="disk full"), DeviceState.READY, "parked; disk full", NOTHING),
+    (DeviceState.TRAINING, TrainingRejected("no epochs"), DeviceState.READY, "parked; no epochs", NOTHING),
+    (DeviceState.TRAINING, TrainingAborted(), DeviceState.READY, "parked; the last training was aborted", NOTHING),
+    (DeviceState.READY, TrainingAborted(), DeviceState.READY, "parked; the last training was aborted", NOTHING),
     (DeviceState.READY, DeviceFailed("no permission"), DeviceState.DEGRADED, "no permission", RECOVER),
     (DeviceState.TRAINING, DeviceFailed("no sensor"), DeviceState.DEGRADED, "no sensor", RECOVER),
     (DeviceState.PROFILING, DeviceFailed("too hot"), DeviceState.DEGRADED, "too hot", RECOVER),
     (DeviceState.DEGRADED, DeviceFailed("still"), DeviceState.DEGRADED, "still", RECOVER),
     (DeviceState.DEGRADED, DeviceRecovered(), DeviceState.READY, "parked; recovered", NOTHING),
     (DeviceState.READY, DeviceRecovered(), DeviceState.READY, None, NOTHING),
-    (DeviceState.READY, BegunAnew("another reference"), DeviceState.PROFILING, "another reference", NOTHING),
-    (DeviceState.DEGRADED, BegunAnew("another reference"), DeviceState.PROFILING, "another reference", NOTHING),
+    (DeviceState.READY, PreparationRestarted("new reference"), DeviceState.PROFILING, "new reference", NOTHING),
+    (
+        DeviceState.DEGRADED,
+        PreparationRestarted("new reference"),
+        DeviceState.PROFILING,
+        "new reference",
+        NOTHING,
+    ),
 ]
 
 MEASURING_GOES_ON = [
-    (DeviceState.DEGRADED, DeviceRecovered(), "parked; recovered; measuring goes on"),
-    (DeviceState.TRAINING, TrainingEnded(), "parked; measuring goes on"),
-    (DeviceState.TRAINING, TrainingBrokeOff(), "parked; the last training broke off; measuring goes on"),
+    (DeviceState.DEGRADED, DeviceRecovered(), "parked; recovered; profiling continues"),
+    (DeviceState.TRAINING, TrainingEnded(), "parked; profiling continues"),
+    (DeviceState.TRAINING, TrainingAborted(), "parked; the last training was aborted; profiling continues"),
 ]
 
 EVENTS = st.sampled_from([event for _, event, *_ in TABLE])
@@ -65,9 +71,9 @@ def test_what_follows(state, event, then, detail, actions):
 
 @pytest.mark.parametrize(("state", "event", "detail"), MEASURING_GOES_ON)
 def test_a_device_that_was_to_be_measured_is_not_ready_before_it_was(state, event, detail):
-    assert decide(state, event, unfinished=True) == Decision(DeviceState.PROFILING, detail, ANEW)
-    ended = decide(DeviceState.PROFILING, ProfileEnded(anew=True), unfinished=True)
-    assert ended == Decision(DeviceState.READY, "parked; measured anew", FRONT)
+    assert decide(state, event, reprofiling=True) == Decision(DeviceState.PROFILING, detail, AGAIN)
+    ended = decide(DeviceState.PROFILING, ProfileEnded(repeated=True), reprofiling=True)
+    assert ended == Decision(DeviceState.READY, "parked; profiled again", FRONT)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_a_device_that_was_to_be_measured_is_not_ready_before_it_was(state, even
         (DeviceState.READY, TrainingEnded()),
         (DeviceState.TRAINING, ModeMeasured("measured 4c")),
         (DeviceState.ENROLLED, DeviceFailed("no permission")),
-        (DeviceState.TRAINING, BegunAnew("another reference")),
+        (DeviceState.TRAINING, PreparationRestarted("new reference")),
     ],
 )
 def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
@@ -89,10 +95,10 @@ def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
 
 @given(st.lists(EVENTS, max_size=30))
 def test_whatever_happens_a_device_is_only_ready_when_parked_and_only_out_of_the_rounds_while_looked_after(events):
-    state, unfinished = DeviceState.ENROLLED, False
+    state, reprofiling = DeviceState.ENROLLED, False
     for event in events:
         try:
-            decision = decide(state, event, unfinished)
+            decision = decide(state, event, reprofiling)
         except ImpossibleEventError:
             continue
         assert decision.detail is None or decision.detail
@@ -106,5 +112,5 @@ def test_whatever_happens_a_device_is_only_ready_when_parked_and_only_out_of_the
         if isinstance(event, DeviceFailed):
             assert decision.state is DeviceState.DEGRADED
         state = decision.state
-        unfinished = Action.MEASURE_ANEW in decision.actions or unfinished and not isinstance(event, ProfileEnded)
-        assert not (unfinished and state is DeviceState.READY)
+        reprofiling = Action.REPROFILE in decision.actions or reprofiling and not isinstance(event, ProfileEnded)
+        assert not (reprofiling and state is DeviceState.READY)

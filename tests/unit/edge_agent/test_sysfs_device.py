@@ -100,7 +100,7 @@ def test_on_jetpack_6_the_memory_maximum_is_a_number(tmp_path):
     assert tree.read(CAP_6) == "3199000000"
 
 
-def test_without_debugfs_the_cap_alone_sets_the_memory_and_the_table_is_the_usual_one(orin):
+def test_without_debugfs_the_cap_sets_the_memory_from_the_built_in_table(orin):
     for name in ("mrq_rate_locked", "rate", "max_rate", "state"):
         orin.location(f"{LOCK}/{name}").unlink()
     orin.location(f"{BPMP}/emc/possible_rates").unlink()
@@ -217,7 +217,7 @@ def test_everything_is_as_it_was_after_a_profile(tmp_path, board, offline_policy
 
 @BOARDS
 @OFFLINE_POLICIES
-def test_a_policy_whose_cores_are_offline_is_set_only_where_it_does_not_say_its_limits(tmp_path, board, offline_policy):
+def test_an_offline_policy_is_set_only_if_its_limits_cannot_be_read(tmp_path, board, offline_policy):
     tree = FakedJetson(tmp_path, board, offline_policy)
     tree.write(f"{tree.policy(0)}/scaling_max_freq", str(board.cpu_khz[2]))
     for core in range(1, board.cores):
@@ -262,9 +262,7 @@ def test_cores_that_were_offline_go_back_there_with_their_clocks_free(tmp_path, 
 
 @OFFLINE_POLICIES
 @pytest.mark.parametrize("cores_at_last", [4, 12])
-def test_cores_that_were_offline_find_no_limits_of_ours_when_their_owner_brings_them_back(
-    tmp_path, offline_policy, cores_at_last
-):
+def test_cores_that_come_online_later_carry_none_of_our_limits(tmp_path, offline_policy, cores_at_last):
     orin = FakedJetson(tmp_path, AGX_ORIN_JP5, offline_policy)
     orin.write(f"{orin.policy(8)}/scaling_max_freq", "1113600")
     for core in range(4, 12):
@@ -283,7 +281,7 @@ def test_cores_that_were_offline_find_no_limits_of_ours_when_their_owner_brings_
     assert [orin.read(f"{orin.policy(core)}/scaling_min_freq") for core in (4, 8)] == ["115200", "115200"]
 
 
-def test_a_policy_that_cannot_be_set_while_its_core_is_woken_is_named_and_sleeps_again(orin):
+def test_a_policy_that_cannot_be_set_is_named_and_its_core_goes_offline_again(orin):
     for core in range(4, 12):
         orin.write(f"{CPU}/cpu{core}/online", "0")
     device = open_sysfs(orin)

@@ -37,7 +37,7 @@ def test_a_folder_without_the_corpora_is_named(tmp_path):
 
 
 @pytest.mark.data
-def test_a_xavier_agx_is_an_agx_orin_with_a_quarter_of_the_cores_at_the_published_power(corpora):
+def test_a_xavier_is_an_orin_with_a_quarter_of_the_cores_at_the_published_power(corpora):
     agx = board_fit.fit_board(board_fit.read_profile(corpora / board_fit.AGX_CORPUS))
     time, power = board_fit.xavier_agx(agx)
     assert time.compute_mcycles == pytest.approx(4 * agx.time.compute_mcycles)

@@ -1,4 +1,4 @@
-"""The file of the agent's socket: whose it is, and who may connect."""
+"""Serves the agent's unix socket: checks its path, and limits who may connect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import grpc
 
-from edge_agent.training.local_socket import STATUS, LocalAgentServicer
+from edge_agent.runtime.local_socket import STATUS, LocalAgentServicer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.v1 import local_pb2_grpc
@@ -20,18 +20,18 @@ _GROUP_MAY_CONNECT = 0o660
 
 
 def require_own_socket(path: Path) -> None:
-    """Make sure that a socket can be served at a path: what a killed agent left there is removed.
+    """Check that a socket can be served at a path; remove a socket that a killed agent has left.
 
     Raises:
-        InvalidInputError: another agent serves it, or something else lies there.
+        InvalidInputError: another agent serves it, or the path is another kind of file.
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise InvalidInputError(f"{path} is there and is no socket: choose another --socket")
+            raise InvalidInputError(f"{path} exists and is not a socket: choose another --socket")
     except FileNotFoundError:
         return
     except OSError as error:
-        raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
+        raise InvalidInputError(f"{path}: cannot serve a socket: {error.strerror}") from None
     with socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))
@@ -42,16 +42,16 @@ def require_own_socket(path: Path) -> None:
                 raise InvalidInputError(f"{path}: a stale socket cannot be removed: {error.strerror}") from None
             return
         except OSError as error:
-            raise InvalidInputError(f"{path}: cannot be served: {error.strerror}") from None
+            raise InvalidInputError(f"{path}: cannot serve a socket: {error.strerror}") from None
     raise InvalidInputError(f"another agent serves {path}: give each device a --socket of its own")
 
 
 @asynccontextmanager
 async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterator[None]:
-    """Serve the socket for the owner and the group of its file.
+    """Serve the socket to the owner and the group of its file.
 
     Raises:
-        InvalidInputError: the socket cannot be made there.
+        InvalidInputError: the socket cannot be created.
     """
     server = grpc.aio.server(interceptors=[ErrorInterceptor(STATUS)])
     local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
@@ -62,7 +62,7 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
         await server.start()
         os.chmod(path, _GROUP_MAY_CONNECT)
     except (OSError, RuntimeError) as error:
-        raise InvalidInputError(f"{path}: cannot serve a socket there: {error}") from None
+        raise InvalidInputError(f"{path}: cannot serve a socket: {error}") from None
     try:
         yield
     finally:

@@ -11,13 +11,13 @@ from edge_agent.devices.device import Device
 from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.online_learner import most_modes
+from edge_agent.learning.profiling_plan import Progress, profile_device
 from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
 from edge_agent.paths import PROFILE_FILE
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
-from edge_agent.profiling.profiling_plan import Progress, profile_device
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import Artefact
 
@@ -94,8 +94,8 @@ def profile_by_hand(
         profiled: what is trained meanwhile.
         reference: the predictor to transfer from.
         state_directory: where the journal and the predictor are kept; it is made where it is missing.
-        begun: told how many modes an earlier run measured, and how many there will be at most.
-        report: told of every measured mode.
+        begun: called with the number of modes that an earlier run measured, and the limit.
+        report: called after every measured mode.
 
     Raises:
         InvalidInputError: the journal that is there is of something else, or a file cannot be written.
@@ -135,5 +135,6 @@ def _require_power(device: Device) -> None:
     """Find out before the first minibatch, not after a minute of them, that power cannot be read."""
     if math.isnan(power_now_mw(device)):
         raise MeasurementError(
-            f"{device.board_kind}: power cannot be read, so no mode can be measured; `wattfleet agent doctor` says why"
+            f"{device.board_kind}: power cannot be read, so no mode can be measured; run"
+            " `wattfleet agent doctor` for the reason"
         )

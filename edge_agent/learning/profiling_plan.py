@@ -20,10 +20,6 @@ BATCH = 3
 """Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
 
 
-class StoppedError(Exception):
-    """Raised by who is told of progress, to end a profile after the mode that was just measured."""
-
-
 @dataclass(frozen=True)
 class Progress:
     """How far a profile is.
@@ -62,7 +58,7 @@ def profile_device(
         fitting: fits the device's predictor.
         limit: modes to measure at most.
         seed: of the spread modes.
-        report: told of every measured mode.
+        report: called after every measured mode.
         tolerance: the share by which a choice must still promise to get faster for it to go on.
 
     Returns:

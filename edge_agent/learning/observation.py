@@ -1,0 +1,29 @@
+"""The observation of one round's training, from which the predictor learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_agent.profiling.journal_records import require_above_zero
+from wattfleet.modes import PowerMode
+
+
+@dataclass(frozen=True)
+class Observed:
+    """The observation of a round's training.
+
+    Attributes:
+        mode: the mode in force.
+        epoch_s: seconds per epoch at the pace of steady minibatches, without the warm-up.
+        power_w: mean power while training, without the warm-up, W.
+
+    Raises:
+        InvalidInputError: the time or the power is not finite and above 0.
+    """
+
+    mode: PowerMode
+    epoch_s: float
+    power_w: float
+
+    def __post_init__(self) -> None:
+        require_above_zero(epoch_s=self.epoch_s, power_w=self.power_w)

@@ -1,0 +1,168 @@
+"""Serves one device: prepares it as the coordinator asks, runs rounds, and starts again when the request changes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Coroutine
+from contextlib import aclosing, closing, suppress
+from typing import Any, TypeVar
+
+from edge_agent.devices.device import Device
+from edge_agent.learning.profiling_plan import Progress
+from edge_agent.paths import REFERENCES_DIRECTORY
+from edge_agent.profiling.profiled_workload import ProfiledWorkload, StoppedError
+from edge_agent.runtime.local_socket import LocalAgentServicer
+from edge_agent.runtime.readiness import Readiness, make_ready
+from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
+from edge_agent.runtime.state_reporter import StateReporter
+from edge_agent.runtime.states import ModeMeasured
+from edge_agent.runtime.unix_socket import serve_socket
+from edge_agent.session.connection import Connect
+from edge_agent.session.coordinator_session import CoordinatorSession
+from edge_agent.session.latest_welcome import LatestWelcome
+from edge_agent.session.references import reference_of_digest
+from edge_agent.settings import AgentSettings
+from edge_agent.training.training import TrainingWatch
+from wattfleet.errors import WattfleetError
+from wattfleet_io.tasks import run_uncancelled
+from wattfleet_proto.v1 import session_pb2
+
+Result = TypeVar("Result")
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_CHANGED = "preparing again: the coordinator asks for another reference or another number of modes"
+
+
+class DeviceService:
+    """Prepares a device and serves its trainings, for one Welcome after the other.
+
+    Args:
+        settings: how to run.
+        device: the board, whose knobs are backed up.
+        profiled: the workload that is trained while modes are measured.
+        session: reports to the coordinator.
+        welcome: the coordinator's latest Welcome.
+        connect: opens connections to the coordinator.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        device: Device,
+        profiled: ProfiledWorkload,
+        session: CoordinatorSession,
+        welcome: LatestWelcome,
+        connect: Connect,
+    ) -> None:
+        self._settings = settings
+        self._device = device
+        self._profiled = profiled
+        self._session = session
+        self._welcome = welcome
+        self._connect = connect
+        self._reporter = StateReporter(session)
+
+    async def run(self) -> None:
+        """Serve until cancelled; nothing touches the device after that."""
+        welcome = await self._welcome.first(self._session.attempted)
+        while True:
+            changed = asyncio.create_task(self._welcome.changed_from(welcome), name="changed welcome")
+            stopping = threading.Event()
+            try:
+                ready = await _unless(changed, self._made_ready(welcome, stopping))
+                if ready is not None:
+                    await self._serve(ready, changed, stopping)
+                welcome = await changed
+            finally:
+                changed.cancel()
+            _log.info("%s: %s", self._settings.device.id, _REQUEST_CHANGED)
+
+    async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+        """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""
+        settings, device, profile_modes = self._settings, self._device, welcome.profile_modes
+        cache = settings.device.state_dir / REFERENCES_DIRECTORY
+        timeout_s = settings.session.reference_timeout_s
+        reference = await reference_of_digest(welcome.reference_digest, cache, self._connect, timeout_s)
+        # Not earlier: after a restart without the coordinator, a Welcome without its reference would be useless.
+        self._welcome.store(welcome)
+        loop = asyncio.get_running_loop()
+
+        def show(progress: Progress) -> None:
+            self._reporter.report(self._reporter.decide(ModeMeasured(progress.detail)), progress.done)
+
+        def report(progress: Progress) -> None:
+            if stopping.is_set():
+                raise StoppedError
+            loop.call_soon_threadsafe(show, progress)
+
+        making = asyncio.to_thread(
+            make_ready, settings, device, self._profiled, reference, profile_modes, report, stopping
+        )
+        work = asyncio.create_task(making, name="make ready")
+        try:
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            # A thread cannot be cancelled. It stops after the current minibatch and uses the device until then.
+            stopping.set()
+            await run_uncancelled(_discard(work))
+            raise
+
+    async def _serve(
+        self, ready: Readiness, changed: asyncio.Task[session_pb2.Welcome], stopping: threading.Event
+    ) -> None:
+        """Serve a ready device's trainings until `changed` is done and the current training has ended."""
+        with closing(ready.learner):
+            learner, device_id = ready.learner, self._settings.device.id
+            watch = TrainingWatch(
+                self._device,
+                ready.parked,
+                self._settings.profile.minibatches_per_epoch,
+                learner.productive,
+                lambda: learner.first_gcycles,
+            )
+            supervisor = RecoverySupervisor(
+                watch, self._session, self._reporter, learner, ready.front_report, self._settings.recovery
+            )
+            servicer = LocalAgentServicer(device_id, watch, self._session, learner, supervisor, self._settings.session)
+            async with aclosing(supervisor), serve_socket(self._settings.device.socket, servicer):
+                try:
+                    await supervisor.start()
+                    _log.info("%s is ready: %d modes measured", device_id, learner.profiled_modes)
+                    await asyncio.wait([changed])
+                finally:
+                    stopping.set()
+                await supervisor.retire(_REQUEST_CHANGED)
+
+
+async def _discard(work: asyncio.Task[Readiness]) -> None:
+    """Wait for a preparation that was told to stop, and release what it opened."""
+    try:
+        (await work).learner.close()
+    except StoppedError:
+        pass
+    except WattfleetError as error:
+        # A workload that is stopped together with the agent fails, which is expected.
+        _log.warning("failed while stopping: %s", error)
+
+
+async def _unless(other: asyncio.Task[Any], work: Coroutine[Any, Any, Result]) -> Result | None:
+    """The result of `work`; None if `other` is done first, after `work` was cancelled and has ended."""
+    working = asyncio.create_task(work)
+    try:
+        await asyncio.wait([working, other], return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        await run_uncancelled(_cancel(working))
+        raise
+    if not working.done():
+        await run_uncancelled(_cancel(working))
+    return None if working.cancelled() else working.result()
+
+
+async def _cancel(working: asyncio.Task[Any]) -> None:
+    """Cancel a task and wait for its end; an error other than the cancellation is raised."""
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working

@@ -1,0 +1,133 @@
+"""The coordinator's latest Welcome, saved so that the agent can start while the coordinator is away."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+
+from google.protobuf import json_format
+
+from wattfleet_io.atomic_files import replace_file
+from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+# The digest becomes the name of a folder.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class WelcomeFile:
+    """Stores the last Welcome across restarts, as one JSON object.
+
+    Args:
+        path: the file; its folder is created.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> session_pb2.Welcome | None:
+        """The Welcome of an earlier process; None where there is none or it is damaged, which is logged."""
+        try:
+            return _parsed(self._path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            problem = f"cannot be read: {error.strerror}"
+        except ValueError as error:
+            problem = f"is damaged ({error})"
+        _log.error("%s: %s; waiting for the coordinator, after which the file is written again", self._path, problem)
+        return None
+
+    def store(self, welcome: session_pb2.Welcome) -> None:
+        """Replace the stored Welcome; a failure is logged."""
+        try:
+            if self._path.exists() and _parsed(self._path.read_bytes()) == welcome:
+                return
+        except (OSError, ValueError):
+            pass  # it is replaced below
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, json_format.MessageToJson(welcome, preserving_proto_field_name=True).encode())
+        except OSError as error:
+            _log.error(
+                "%s: cannot be written: %s; after a restart the agent has to wait for the coordinator",
+                self._path,
+                error.strerror,
+            )
+
+
+def _parsed(content: bytes) -> session_pb2.Welcome:
+    """Parse the content of a file.
+
+    Raises:
+        ValueError: it holds no usable Welcome; the text says why.
+    """
+    try:
+        welcome = json_format.Parse(content, session_pb2.Welcome())
+    except (json_format.ParseError, UnicodeDecodeError) as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    if not _DIGEST.fullmatch(welcome.reference_digest):
+        raise ValueError("it names no reference")
+    if welcome.profile_modes < 1:
+        raise ValueError("it has no modes measured")
+    return welcome
+
+
+class LatestWelcome:
+    """The latest Welcome that the agent has received, for those that wait for a new one.
+
+    Args:
+        file: stores it across restarts.
+    """
+
+    def __init__(self, file: WelcomeFile) -> None:
+        self._file = file
+        self._latest: session_pb2.Welcome | None = None
+        self._changed = asyncio.Condition()
+
+    async def receive(self, welcome: session_pb2.Welcome) -> None:
+        """Take the coordinator's answer to a Hello."""
+        async with self._changed:
+            self._latest = welcome
+            self._changed.notify_all()
+
+    async def first(self, attempted: asyncio.Event) -> session_pb2.Welcome:
+        """The Welcome to start with: the coordinator's, or the stored one while the coordinator is away.
+
+        Args:
+            attempted: set once an attempt to reach the coordinator has ended.
+        """
+        received = asyncio.create_task(self.changed_from(None))
+        missed = asyncio.create_task(attempted.wait())
+        try:
+            await asyncio.wait([received, missed], return_when=asyncio.FIRST_COMPLETED)
+            if not received.done() and (stored := self._file.load()) is not None:
+                _log.warning("the coordinator is away: starting with what it asked for last")
+                return stored
+            return await received
+        finally:
+            received.cancel()
+            missed.cancel()
+
+    async def changed_from(self, welcome: session_pb2.Welcome | None) -> session_pb2.Welcome:
+        """Wait for a Welcome with another reference or another number of modes.
+
+        Args:
+            welcome: the current one; None waits for any.
+        """
+        current = welcome and _request_of(welcome)
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._latest is not None and _request_of(self._latest) != current)
+            assert self._latest is not None, "it was waited for"
+            return self._latest
+
+    def store(self, welcome: session_pb2.Welcome) -> None:
+        """Store the Welcome for the next start; its reference has to be on disk."""
+        self._file.store(welcome)
+
+
+def _request_of(welcome: session_pb2.Welcome) -> tuple[str, int]:
+    return welcome.reference_digest, welcome.profile_modes

@@ -1,0 +1,127 @@
+"""The agent's settings: options of `wattfleet agent run`, environment variables and a TOML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_agent.paths import DEFAULT_STATE_DIRECTORY
+from edge_agent.workloads.loading import SHIPPED, Processor
+from wattfleet_io.settings.model import Group, Settings, setting
+from wattfleet_proto.local_socket import DEFAULT_SOCKET
+
+ENVIRONMENT_PREFIX = "WATTFLEET_AGENT_"
+
+IDLE_S = 20.0
+"""Default time for measuring idle power, device-clock seconds."""
+
+
+class DeviceSettings(Group):
+    """Device: which one it is, and where its files are."""
+
+    spec: str = setting(
+        ...,
+        "Device to use: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or"
+        " replay:<file>.csv. See docs/devices.md.",
+        option="--device",
+    )
+    id: str = setting(..., "Set the device's unique name in the fleet.", option="--device-id", min_length=1)
+    state_dir: Path = setting(
+        Path(DEFAULT_STATE_DIRECTORY),
+        "Directory with the agent's profile, reference, predictor and unsent reports.",
+        option="--state-dir",
+    )
+    socket: Path = setting(Path(DEFAULT_SOCKET), "Unix socket to serve Flower's ClientApp on.", option="--socket")
+    seed: int = setting(0, "Set the random seed for choosing modes and for a simulated board.", option="--seed", ge=0)
+
+
+class ProfileSettings(Group):
+    """Profile: how many modes are measured, and when."""
+
+    minibatches_per_epoch: int = setting(
+        ..., "Set the minibatches in one pass over the device's data.", option="--minibatches-per-epoch", ge=1
+    )
+    modes_first: int | None = setting(
+        None,
+        "Set how many modes to measure before the first round; apps that train by"
+        " `wattfleet_flower.client.mod.profiled` measure the others.",
+        option="--modes-first",
+        unset="all of them",
+        ge=1,
+    )
+    tolerance: float = setting(
+        0.01,
+        "Stop early once measuring more modes would not speed up any choice by more than this share; 0 disables"
+        " stopping early.",
+        option="--tolerance",
+        ge=0,
+        lt=1,
+    )
+    idle_s: float = setting(IDLE_S, "Time for which idle power is measured, on the device's clock.", unit="s", gt=0)
+    fit_timeout_s: float = setting(
+        600.0, "Limit on one fit of the predictor. One core at its lowest clock needs about a minute.", unit="s", gt=0
+    )
+
+
+class WorkloadSettings(Group):
+    """Workload: what is trained while modes are measured."""
+
+    name: str | None = setting(
+        None,
+        f"Set the workload to train while measuring: {', '.join(SHIPPED)}, or your own module:function. Required on"
+        " real hardware; virtual boards need none.",
+        option="--workload",
+        unset="none",
+    )
+    minibatch: int = setting(16, "Set the workload's minibatch size, in samples.", option="--minibatch", ge=1)
+    processor: Processor = setting("cuda", "Set where the workload computes.", option="--processor")
+
+
+class SessionSettings(Group):
+    """Session: the connection to the coordinator."""
+
+    coordinator: str = setting("127.0.0.1:7070", "Address of the coordinator, as host:port.", option="--coordinator")
+    welcome_timeout_s: float = setting(
+        60.0,
+        "Time to wait for the answer to a Hello. A restarted coordinator needs a while to welcome a large fleet.",
+        unit="s",
+        gt=0,
+    )
+    silence_timeout_s: float = setting(
+        15.0, "Reconnect after this time without any answer, or after three leases if that is longer.", unit="s", gt=0
+    )
+    acknowledge_timeout_s: float = setting(
+        30.0,
+        "Time to wait at the end of a round until the coordinator has acknowledged what was observed.",
+        unit="s",
+        gt=0,
+    )
+    reference_timeout_s: float = setting(
+        30.0,
+        "Limit on one request for the reference predictor; the next one continues where it stopped.",
+        unit="s",
+        gt=0,
+    )
+    max_queued_observations: int = setting(
+        1000, "Keep at most this many observations while the coordinator is away; the oldest are dropped.", ge=1
+    )
+
+
+class RecoverySettings(Group):
+    """Recovery: what happens after a knob or a sensor has failed."""
+
+    retry_s: float = setting(
+        30.0,
+        "Time between two attempts to recover the device; doubled up to seven times while profiling keeps failing.",
+        unit="s",
+        ge=0,
+    )
+
+
+class AgentSettings(Settings):
+    """All settings of an agent."""
+
+    device: DeviceSettings
+    profile: ProfileSettings
+    workload: WorkloadSettings = WorkloadSettings()
+    session: SessionSettings = SessionSettings()
+    recovery: RecoverySettings = RecoverySettings()

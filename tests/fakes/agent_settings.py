@@ -1,0 +1,39 @@
+"""Settings of an agent in a test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edge_agent.settings import (
+    AgentSettings,
+    DeviceSettings,
+    ProfileSettings,
+    RecoverySettings,
+    SessionSettings,
+)
+
+
+def agent_settings(
+    state_dir: Path,
+    device_id: str = "orin-nano-0",
+    *,
+    coordinator: str = "127.0.0.1:7070",
+    socket: Path | None = None,
+    seed: int = 0,
+    minibatches_per_epoch: int = 100,
+    modes_first: int | None = None,
+    retry_s: float = 30.0,
+) -> AgentSettings:
+    """Those of an agent on a simulated board; its socket is in the state directory unless given."""
+    return AgentSettings(
+        device=DeviceSettings(
+            spec="simulated:orin-nano",
+            id=device_id,
+            state_dir=state_dir,
+            socket=socket or state_dir / "agent.sock",
+            seed=seed,
+        ),
+        profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
+        session=SessionSettings(coordinator=coordinator),
+        recovery=RecoverySettings(retry_s=retry_s),
+    )

@@ -1,0 +1,27 @@
+"""Waiting for what another thread, task or process brings about."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from collections.abc import Awaitable, Callable
+
+_TIMEOUT_S = 60.0
+_POLL_S = 0.005
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds; fails after a minute."""
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < give_up_s, f"the condition did not hold within {_TIMEOUT_S:g} s"
+        time.sleep(_POLL_S)
+
+
+async def eventually(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait beside the event loop's other tasks until a condition holds; fails after a minute."""
+    give_up_s = time.monotonic() + _TIMEOUT_S
+    while not (await holds if inspect.isawaitable(holds := condition()) else holds):
+        assert time.monotonic() < give_up_s, f"the condition did not hold within {_TIMEOUT_S:g} s"
+        await asyncio.sleep(_POLL_S)

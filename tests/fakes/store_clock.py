@@ -1,0 +1,19 @@
+"""A date and time that passes as a test says."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+
+class StoreClock:
+    """The clock of a store; it starts at a fixed time."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
+
+    def __call__(self) -> datetime:
+        # In an offset that is not UTC's, as an operator's clock may be.
+        return self.now.astimezone(timezone(timedelta(hours=5, minutes=30)))
+
+    def pass_days(self, days: float) -> None:
+        self.now += timedelta(days=days)

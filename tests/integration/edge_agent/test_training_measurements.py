@@ -1,0 +1,135 @@
+"""Measuring modes during an app's training: reports of minibatches, interruptions and faults."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from edge_agent.devices.device import ModeNotAppliedError, PowerTrace
+from edge_agent.profiling.journal import Journal, JournalHeader
+from edge_agent.profiling.productive_profiler import ProductiveProfiler
+from edge_agent.training.training import TrainingWatch
+from edge_agent.workloads.step import StepTimes
+from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
+
+TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
+
+
+def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        assert (board.mode, board.held) == (OTHER, 1)
+        reports, wanted = 0, True
+        while wanted:
+            board.clock.sleep_s(0.5)
+            wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+            reports += 1
+        (record,) = journal.records
+        assert (record.minibatch_ms, record.power_mw) == (pytest.approx(100), 9000)
+        assert (record.fetch_stall_ms, record.compute_ms) == (10, 90)
+        assert reports == 9, "41 minibatches are enough; those after them in the last report do not count"
+        assert record.minibatches == 40
+        assert (board.mode, board.held) == (MODE, 0)
+        assert watch.finish() is None
+    assert (board.mode, board.meters) == (PARKED, 0)
+
+
+def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        watch.abandon()
+        assert (board.mode, board.held, board.meters) == (PARKED, 0, 0)
+        assert not journal.records
+
+
+@pytest.mark.parametrize("end", [TrainingWatch.abandon, TrainingWatch.finish])
+@pytest.mark.parametrize("broken", ["meter", "fan"])
+def test_a_training_whose_end_fails_parks_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
+) -> None:
+    board = RealTimeBoard()
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+
+    def fails(meter: object) -> PowerTrace:
+        raise ModeNotAppliedError("it is gone")
+
+    @contextmanager
+    def fan_fails() -> Iterator[None]:
+        yield
+        raise ModeNotAppliedError("it is gone")
+
+    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        if broken == "meter":
+            monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
+        else:
+            monkeypatch.setattr(board, "measuring", fan_fails)
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        watch.minibatches_ended([], paused=False)
+        assert board.mode == OTHER
+        with pytest.raises(ModeNotAppliedError, match="it is gone"):
+            end(watch)
+        assert (board.mode, board.held) == (PARKED, 0)
+        monkeypatch.undo()
+        watch.recover()
+
+
+def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    board, full = RealTimeBoard(), False
+
+    def write(descriptor: int, data: bytes) -> int:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return os.write(descriptor, data)
+
+    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
+    with Journal.open(tmp_path / "profile.jsonl", header, write) as journal:
+        watch = TrainingWatch(
+            board,  # type: ignore[arg-type]
+            PARKED,
+            500,
+            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+        )
+        watch.start(MODE, epochs=1, power_limit_w=30)
+        assert watch.minibatches_ended([], paused=False)
+        full = True
+        with caplog.at_level(logging.ERROR):
+            for _ in range(20):
+                board.clock.sleep_s(0.5)
+                wanted = watch.minibatches_ended([TIMES] * 5, paused=False)
+        assert not wanted
+        assert (board.mode, board.held, board.meters) == (MODE, 0, 1)
+        assert not watch.minibatches_ended([], paused=False), "the next epoch measures nothing either"
+        assert board.mode == MODE
+        assert ["No space left" in record.message for record in caplog.records] == [True]
+        assert watch.finish() is None
+    assert (board.mode, board.meters) == (PARKED, 0)
