@@ -1,7 +1,7 @@
-"""What an idling agent holds in memory, against a bare Python that has imported grpc.
+"""Measure the memory of an idle agent, compared with a bare Python process that has imported grpc.
 
-The agent runs as its users run it, in a process of its own on a simulated board, with a coordinator beside it: it
-profiles, transfers the reference, is ready, and then idles. Its resident set is read some seconds later.
+The agent runs in its own process on a simulated board, with a coordinator. It profiles, transfers the reference,
+becomes ready, and idles. Its resident set is read some seconds later.
 """
 
 from __future__ import annotations
@@ -100,9 +100,13 @@ def _bare_mib() -> float:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.agent_memory", description=__doc__.split("\n")[0])
-    parser.add_argument("--board", default="agx-orin", help="kind of the simulated board")
-    parser.add_argument("--modes", type=int, default=50, help="modes that the agent measures")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.agent_memory",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--board", default="agx-orin", help="simulate this kind of board")
+    parser.add_argument("--modes", type=int, default=50, help="set the number of modes that the agent measures")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     figures = measure(options.board, options.modes)

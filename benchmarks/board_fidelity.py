@@ -1,9 +1,9 @@
-"""How like real boards the simulated ones are: misfit, noise, transients, transfer, and published figures.
+"""Compare simulated boards with real ones: misfit, noise, transients, transfer, and published figures.
 
     python -m benchmarks.board_fidelity --data ../shared/data [--json]
 
-Real files and simulated boards go through the same steps: for the misfit a robust fit of the physics, for the
-transfer the default predictor, and simulated modes are measured by the real profiler.
+Real files and simulated boards go through the same steps. The misfit is that of a robust fit of the physics, and the
+transfer uses the default predictor. The real profiler measures the simulated modes.
 """
 
 from __future__ import annotations
@@ -217,9 +217,13 @@ def _lines(result: dict[str, Any]) -> list[str]:
 
 def main(arguments: list[str] | None = None, report: Callable[[str], None] = print) -> int:
     """Print the comparison; 0, or 2 where the data cannot be used."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.board_fidelity", description=__doc__.split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder with the measured corpora")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.board_fidelity",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--data", type=Path, required=True, help="read the measured corpora from this folder")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args(arguments)
     try:
         result = compare(options.data)

@@ -1,14 +1,19 @@
-"""How long a round's plan takes on one core, and how far it is from the exact optimum.
+"""Measure how long planning a round takes on one core, and how far the plan is from the exact optimum.
 
     python -m benchmarks.plan [--devices 100 1000 10000 100000] [--points 64] [--repeats 5] [--instances 200] [--json]
 
-Random fleets: fronts by power laws as boards have them, racks of twenty devices on circuits on a site, and watts for a
-part of what all would take. `ms` is the allocation alone, half of the fleet done soonest; `curves_ms` what is computed
-of the fronts before it; `plan_ms` the whole plan, with a reason in words for every device; `useful_ms` the most useful
-set by a deadline, in fleets of up to ten thousand: where it hands over to a solver, that takes seconds. Each is the
-least of several repeats. `growth` is the power of the number of devices by which `ms` grows between the two largest
-fleets: `n log n` has 1.1 there. `gap_pct` compares small fleets with HiGHS: durations for as many devices as can be
-carried, and utility by a deadline, as shares of the optimum.
+Fleets are random: fronts follow power laws like those of boards, racks of twenty devices hang on circuits of a site,
+and the budgets cover a part of what all devices would draw. Each time is the minimum of several repeats:
+
+- `ms`: the allocation of half the fleet with the least makespan.
+- `curves_ms`: the power curves, computed from the fronts before the allocation.
+- `plan_ms`: the whole plan, including a reason for every device.
+- `useful_ms`: the most useful set that meets a deadline, in fleets of up to ten thousand. It takes seconds if a solver
+  is needed.
+
+`growth` is the exponent with which `ms` grows between the two largest fleets; `n log n` gives 1.1. `gap_pct` compares
+small fleets with HiGHS, as shares of the optimum: the makespan of as many devices as possible, and the utility of a set
+that meets a deadline.
 """
 
 from __future__ import annotations
@@ -233,9 +238,9 @@ def _most_utility(extra_w: Values, utility: Values, headroom: Headroom, feeds: N
 
 
 def _table(figures: dict[str, object]) -> Table:
-    table = Table(title=f"A round's plan, {figures['points']} points a device, one core")
+    table = Table(title=f"Planning a round, {figures['points']} points per device, one core")
     table.add_column("Devices", justify="right")
-    columns = {"ms": "Allocation", "curves_ms": "Curves", "plan_ms": "Whole plan", "useful_ms": "Most useful"}
+    columns = {"ms": "Allocation", "curves_ms": "Curves", "plan_ms": "Whole plan", "useful_ms": "Most useful set"}
     for title in columns.values():
         table.add_column(f"{title}, ms", justify="right")
     rows = zip(*(figures[name] for name in ("devices", *columns)), strict=True)
@@ -246,11 +251,19 @@ def _table(figures: dict[str, object]) -> Table:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description="Time round plans on one core.")
-    parser.add_argument("--devices", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000], help="sizes of fleets")
-    parser.add_argument("--points", type=int, default=64, help="points of each front, 2 to 64")
-    parser.add_argument("--repeats", type=int, default=5, help="how often each step is timed")
-    parser.add_argument("--instances", type=int, default=200, help="small fleets that are compared with the optimum")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plan",
+        description="Time round plans on one core.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--devices", type=int, nargs="+", default=[100, 1_000, 10_000, 100_000], help="set the fleet sizes"
+    )
+    parser.add_argument("--points", type=int, default=64, help="set the number of points of each front, 2 to 64")
+    parser.add_argument("--repeats", type=int, default=5, help="set how often each step is timed")
+    parser.add_argument(
+        "--instances", type=int, default=200, help="set the number of small fleets to compare with the optimum"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     if min(*arguments.devices, arguments.repeats, arguments.instances) < 1:
@@ -267,7 +280,7 @@ def main() -> None:
     assert isinstance(gap, dict)
     console.print(f"Gap to the optimum: median {gap['median']:.4f} %, at most {gap['max']:.4f} %")
     if isinstance(growth, float):
-        console.print(f"Growth between the two largest fleets: as the number of devices to the power of {growth:.2f}")
+        console.print(f"Growth between the two largest fleets: (number of devices)^{growth:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draw what a plan does: `python -m benchmarks.plan_picture docs/images/plan.png`."""
+"""Draw a round plan: `python -m benchmarks.plan_picture docs/images/plan.png`."""
 
 from __future__ import annotations
 

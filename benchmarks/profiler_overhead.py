@@ -1,8 +1,9 @@
-"""What the profiler adds to a minibatch: the same steps with and without it, in turn.
+"""Measure what the profiler adds to a minibatch, by running the same steps with and without it in alternation.
 
-The step is plain arithmetic of about 20 ms, a fast minibatch of the measured boards; what is added does not depend on
-its length. Power comes from a meter that samples five times a second, as on a Jetson, and conditions from a file. What
-is compared is the processor time of the whole process, the meter's thread included: a busy machine does not change it.
+A step is about 20 ms of arithmetic, as long as a fast minibatch of the measured boards. The overhead does not depend
+on this length. A meter samples the power five times a second, as on a Jetson, and the conditions come from a file.
+The benchmark compares the processor time of the whole process, including the meter's thread, so that a busy machine
+does not change the result.
 """
 
 from __future__ import annotations
@@ -154,10 +155,18 @@ def _step(step_ms: float) -> Callable[[], None]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profiler_overhead", description=__doc__.split("\n")[0])
-    parser.add_argument("--step-ms", type=float, default=20.0, help="what a minibatch takes without the profiler")
-    parser.add_argument("--minibatches", type=int, default=10, help="minibatches of each kind in a run")
-    parser.add_argument("--runs", type=int, default=60, help="how often each kind is timed, in turn")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.profiler_overhead",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--step-ms", type=float, default=20.0, help="set the duration of a minibatch without the profiler, in ms"
+    )
+    parser.add_argument(
+        "--minibatches", type=int, default=10, help="set the number of minibatches of each kind in a run"
+    )
+    parser.add_argument("--runs", type=int, default=60, help="set the number of alternating runs of each kind")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
     if not options.step_ms > 0 or options.minibatches < 1 or options.runs < 1:

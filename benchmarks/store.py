@@ -1,4 +1,4 @@
-"""How long the coordinator's store takes: to be there again after a restart, and to keep what a fleet reports."""
+"""Measure how long the coordinator's store takes to load after a restart and to save the reports of a fleet."""
 
 from __future__ import annotations
 
@@ -136,13 +136,15 @@ def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:
 
 
 def main() -> None:
-    """Measure once, and print what came of it as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.store", description=__doc__)
-    parser.add_argument("--devices", type=int, default=10_000, help="in the fleet")
-    parser.add_argument("--rounds", type=int, default=10, help="finished, in each run")
-    parser.add_argument("--runs", type=int, default=5, help="that are over")
-    parser.add_argument("--at-once", type=int, default=1_000, help="reports at the same time")
-    parser.add_argument("--store", help="URL of an empty database, instead of an SQLite file")
+    """Measure once and print the figures as JSON."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.store", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("--devices", type=int, default=10_000, help="set the number of devices in the fleet")
+    parser.add_argument("--rounds", type=int, default=10, help="set the number of finished rounds in each run")
+    parser.add_argument("--runs", type=int, default=5, help="set the number of finished runs")
+    parser.add_argument("--at-once", type=int, default=1_000, help="set the number of concurrent reports")
+    parser.add_argument("--store", help="use the empty database at this URL; None for a temporary SQLite file")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="wattfleet-") as folder:
         location = database_url(arguments.store) if arguments.store else Path(folder, "coordinator.db")

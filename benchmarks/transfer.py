@@ -1,10 +1,10 @@
-"""How long a transfer takes on one core: fit 50 modes, predict every mode of an AGX Orin, compute the front.
+"""Measure a transfer on one core: fit 50 modes, predict every mode of an AGX Orin, and compute the front.
 
     python -m benchmarks.transfer [--data ../shared/data] [--runs 5] [--json]
 
-Every figure is the median of several runs. Beside them stands `yardstick_s`, scikit-learn's Gaussian process fitted to
-the same 50 rows for both quantities in the same process: machines differ, the ratio to it less so. The reference's fit
-needs the measured corpora; without them a simulated workload is transferred, and `reference_s` is null.
+Every figure is the median of several runs. `yardstick_s` is the time to fit scikit-learn's Gaussian process to the same
+50 rows for both quantities, in the same process. Ratios to it differ less between machines than seconds do. The fit of
+the reference needs the measured corpora. Without them, a simulated workload is transferred and `reference_s` is null.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
-# Read when numpy's libraries are loaded; the limits below hold for those that were loaded before.
+# numpy's libraries read these when they are loaded. `threadpool_limits` below covers those already loaded.
 for _variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
@@ -132,18 +132,24 @@ def _timed(work: Callable[[], Result]) -> tuple[Result, float]:
 
 def main() -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.transfer", description="Time a transfer on one core.")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the measured corpora")
-    parser.add_argument("--runs", type=int, default=5, help="how often each step is timed")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.transfer",
+        description="Time a transfer on one core.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="read the measured corpora from this folder"
+    )
+    parser.add_argument("--runs", type=int, default=5, help="set how often each step is timed")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     if arguments.runs < 1:
-        parser.error("--runs: give 1 or more")
+        parser.error("--runs must be 1 or more")
     data = arguments.data if all((arguments.data / f"{n}.csv").is_file() for n in (REFERENCE, TARGET)) else None
     if data is None:
         print(
-            f"no {REFERENCE}.csv and {TARGET}.csv in {arguments.data}: a simulated workload is transferred, and the"
-            " reference's fit is not timed (reference_s)",
+            f"{arguments.data} does not contain {REFERENCE}.csv and {TARGET}.csv: transferring a simulated workload"
+            " without timing the fit of the reference (reference_s)",
             file=sys.stderr,
         )
     try:

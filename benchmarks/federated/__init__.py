@@ -1,1 +1,1 @@
-"""Federated learning on 50 simulated boards under a site's watts: Wattfleet's round plans against other ways."""
+"""Federated learning on 50 simulated boards under a site's budget: Wattfleet's plans and other methods."""

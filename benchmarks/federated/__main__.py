@@ -1,9 +1,9 @@
-"""Federated rounds of 50 simulated boards under a site's watts: time to accuracy, energy, fairness, watts kept.
+"""Run federated rounds of 50 simulated boards under a site's budget: time to accuracy, energy, fairness, power.
 
     python -m benchmarks.federated [--seeds 5] [--budgets 300,450,600,900,1500] [--jobs 2] [--json] [--png FILE]
 
-Boards are simulated and time is virtual; profiles, predictors, plans and the training of a small network on
-scikit-learn's digits are real. What profiling finds is kept in `--out`, where the result is written, too.
+Boards are simulated and time is virtual. Profiles, predictors, plans and the training of a small network on
+scikit-learn's digits are real. The profiles and the result are written to `--out`.
 """
 
 from __future__ import annotations
@@ -44,19 +44,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.federated", description=__doc__.split("\n")[0])
-    parser.add_argument("--fleet", type=_fleet, default=dict(FLEET), help="boards, such as agx-orin:2,orin-nano:4")
-    parser.add_argument("--modes", type=int, default=50, help="modes that each agent measures at most")
-    parser.add_argument("--budgets", type=_watts, default=Experiment.budgets_w, help="watts of the site, with commas")
-    parser.add_argument("--methods", type=_methods, default=tuple(METHODS), help=f"some of {', '.join(METHODS)}")
-    parser.add_argument("--count", type=int, default=10, help="devices wanted in a round")
-    parser.add_argument("--rounds", type=int, default=120, help="rounds of every run")
-    parser.add_argument("--seeds", type=int, default=5, help="number of seeds")
-    parser.add_argument("--jobs", type=int, default=2, help="processes")
-    parser.add_argument("--out", type=Path, default=Path("out/federated"), help="folder of profiles and result")
-    parser.add_argument("--show", type=Path, help="a result that was written before; nothing is run")
-    parser.add_argument("--png", type=Path, help="draw the plots into this file")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.federated",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument(
+        "--fleet", type=_fleet, default=dict(FLEET), help="set the boards, such as agx-orin:2,orin-nano:4"
+    )
+    parser.add_argument("--modes", type=int, default=50, help="limit how many modes each agent measures")
+    parser.add_argument(
+        "--budgets",
+        type=_watts,
+        default=Experiment.budgets_w,
+        help="set the site's budgets in watts, separated by commas",
+    )
+    parser.add_argument(
+        "--methods", type=_methods, default=tuple(METHODS), help=f"run only these of {', '.join(METHODS)}"
+    )
+    parser.add_argument("--count", type=int, default=10, help="set the number of devices in a round")
+    parser.add_argument("--rounds", type=int, default=120, help="set the number of rounds in every run")
+    parser.add_argument("--seeds", type=int, default=5, help="set the number of seeds")
+    parser.add_argument("--jobs", type=int, default=2, help="set the number of processes")
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/federated"), help="write profiles and result to this folder"
+    )
+    parser.add_argument("--show", type=Path, help="show this earlier result without running anything")
+    parser.add_argument("--png", type=Path, help="draw the plots to this file")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 
 

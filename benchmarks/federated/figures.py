@@ -1,4 +1,4 @@
-"""From rounds to figures: time to an accuracy, energy, who took part, and how far the site's watts were kept."""
+"""Figures computed from rounds: time to an accuracy, energy, participation, and use of the site's budget."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from benchmarks.federated.methods import OVERHEAD_S
 from benchmarks.federated.rounds import Round
 
 OVERHEADS_S = (0.0, OVERHEAD_S, 30.0)
-"""What the time to an accuracy is told for."""
+"""Overheads per round, in seconds, that the time to an accuracy is reported for."""
 
 TARGETS = (0.90, 0.93)
-"""Accuracies on the test images; the first one is what methods are ranked by."""
+"""Accuracies on the test images; methods are ranked by the first one."""
 
 Figures = dict[str, Any]
 

@@ -1,4 +1,4 @@
-"""What the fleet learns: federated averaging of a small network on scikit-learn's digits, for real.
+"""The fleet's learning task: real federated averaging of a small network on scikit-learn's digits.
 
 The devices of a round are trained side by side in one batch. What a round gives depends on nothing but the sets of
 devices that were chosen so far, so that methods which choose alike share their training.

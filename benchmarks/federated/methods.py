@@ -1,4 +1,4 @@
-"""The ways to fill a round that are compared: whom each trains, and in which mode."""
+"""The compared methods: which devices each trains in a round, and in which mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from wattfleet.planning.policies import Deadline, Fair, FastestK, Oort, Policy, 
 Values = NDArray[np.float64]
 
 OVERHEAD_S = 10.0
-"""Of a round beside its training: a Flower deployment needs about 9 s for the messages of a small round."""
+"""Seconds of a round besides its training. A Flower deployment needs about 9 s for the messages of a small round."""
 
 
 def training_s(front: Front, epochs: float) -> Values:
@@ -134,7 +134,7 @@ METHODS: Mapping[str, str] = {
     "oracle-random": "`random` that knows every device's truth",
     "oracle-tiers": "`tiers` that knows every device's truth",
 }
-"""What is compared, by name."""
+"""The compared methods by name."""
 
 
 def method(

@@ -33,7 +33,7 @@ _LOOKS = {
     "oracle-progress": Look("#0072b2", ":", ""),
     "oracle-fair": Look("#009e73", ":", ""),
 }
-"""The methods that are drawn; more lines could not be told apart."""
+"""The methods that are drawn; more lines would not be distinguishable."""
 
 
 def write_picture(result: Result, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The benchmark's result: every figure of every seed, their medians, and how the goals are met."""
+"""The benchmark's result: the figures of all seeds, their medians, and whether the goals are met."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.federated.rounds import LOCAL_EPOCHS
 Result = dict[str, Any]
 
 PRESETS, ORACLE = "presets", "oracle-"
-"""What Wattfleet's policies are set against: `presets`, and the oracle of the same policy."""
+"""What Wattfleet's policies are compared with: `presets`, and the oracle of the same policy."""
 
 
 def result_of(experiment: Experiment, seeds: Sequence[Mapping[str, Any]]) -> Result:

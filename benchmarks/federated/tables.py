@@ -62,11 +62,11 @@ def _cells(median: Mapping[str, Any], targets: list[str]) -> Iterator[str]:
 
 
 def _goals(result: Result, targets: list[str]) -> Table:
-    table = Table(title="Wattfleet's policies against presets, and against the oracle of the same policy")
+    table = Table(title="Wattfleet's policies compared with presets, and with the oracle of the same policy")
     for name in ("budget", "policy"):
         table.add_column(name)
     for target in targets:
-        table.add_column(f"times sooner than presets, {float(target):.0%}", justify="right")
+        table.add_column(f"times faster than presets, {float(target):.0%}", justify="right")
     for target in targets:
         table.add_column(f"time / oracle's, {float(target):.0%}", justify="right")
     for budget, policies in result["compared"].items():

@@ -1,11 +1,11 @@
-"""Many agents on one coordinator beside a bare grpc.aio server: latency, memory, throughput, a reconnect storm.
+"""Measure many agents on one coordinator and on a bare grpc.aio server: latency, memory, throughput, reconnects.
 
     python -m benchmarks.fleet [--agents 100,1000,10000] [--json]
 
-The real coordinator runs with a store in a temporary folder; every simulated agent has a connection of its own and says
-what the real one says, when it says it. All processes share two cores, the load generator, which is this process,
-included. Everything is done with a bare server as well, of the same options and message sizes, which shows what is
-gRPC's and the generator's own share.
+The real coordinator runs with a store in a temporary folder. Every simulated agent has its own connection and sends the
+same messages at the same times as a real agent. All processes share two cores, including the load generator, which is
+this process. The same load on a bare server with the same options and message sizes shows the share of gRPC and of the
+load generator.
 """
 
 from __future__ import annotations
@@ -54,18 +54,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet", description=__doc__.split("\n")[0])
-    parser.add_argument("--agents", type=_counts, default=[100, 1_000, 10_000], help="sizes of fleets, with commas")
-    parser.add_argument("--rate-per-s", type=float, default=Settings.rate_per_s, help="agents that connect a second")
-    parser.add_argument("--steady-s", type=float, default=Settings.steady_s, help="how long leases are measured")
-    parser.add_argument(
-        "--limit-s", type=float, default=Settings.limit_s, help="the longest that a storm is waited for"
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument("--streams", type=int, default=Settings.streams, help="agents that report in a closed loop")
-    parser.add_argument("--downloads", type=int, default=Settings.downloads, help="downloads at once")
-    parser.add_argument("--window-s", type=float, default=Settings.window_s, help="length of each turn of those two")
-    parser.add_argument("--repeats", type=int, default=Settings.repeats, help="turns of each server")
-    parser.add_argument("--reference-kib", type=int, default=4096, help="size of the reference, KiB")
+    parser.add_argument(
+        "--agents", type=_counts, default=[100, 1_000, 10_000], help="set the fleet sizes, separated by commas"
+    )
+    parser.add_argument(
+        "--rate-per-s", type=float, default=Settings.rate_per_s, help="set how many agents connect per second"
+    )
+    parser.add_argument(
+        "--steady-s", type=float, default=Settings.steady_s, help="set how long leases are measured, in seconds"
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=Settings.limit_s, help="limit the wait for a reconnect storm, in seconds"
+    )
+    parser.add_argument(
+        "--streams", type=int, default=Settings.streams, help="set the number of agents that report in a closed loop"
+    )
+    parser.add_argument(
+        "--downloads", type=int, default=Settings.downloads, help="set the number of concurrent downloads"
+    )
+    parser.add_argument(
+        "--window-s",
+        type=float,
+        default=Settings.window_s,
+        help="set the length of each report and download phase, in seconds",
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=Settings.repeats, help="set the number of such phases per server"
+    )
+    parser.add_argument("--reference-kib", type=int, default=4096, help="set the size of the reference in KiB")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     return parser
 

@@ -1,4 +1,4 @@
-"""One simulated agent: what `edge_agent.session.coordinator_session` says and when, without a device behind it."""
+"""One simulated agent: sends the messages of `edge_agent.session.coordinator_session` without a device."""
 
 from __future__ import annotations
 

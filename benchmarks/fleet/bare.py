@@ -1,6 +1,6 @@
-"""A bare grpc.aio server: it answers every message of a stream, or streams chunks, and there is nothing behind it.
+"""A bare grpc.aio server that answers every message of a stream, or streams chunks, without any logic.
 
-It imports nothing of Wattfleet, so that its memory is gRPC's.
+It imports nothing from Wattfleet, so its memory is that of gRPC.
 """
 
 from __future__ import annotations
@@ -54,13 +54,17 @@ async def serve(
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet.bare", description=__doc__.split("\n")[0])
-    parser.add_argument("--service", required=True, help="whose methods it has")
-    parser.add_argument("--answer-bytes", type=int, required=True, help="size of an answer in a session")
-    parser.add_argument("--chunks", type=int, required=True, help="messages of a download")
-    parser.add_argument("--chunk-bytes", type=int, required=True, help="size of each")
-    parser.add_argument("--options", type=json.loads, required=True, help="of the server, as a JSON object")
-    parser.add_argument("--announce", type=Path, required=True, help="file to write the address to")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.fleet.bare",
+        description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--service", required=True, help="serve the methods of this service")
+    parser.add_argument("--answer-bytes", type=int, required=True, help="set the size of an answer in a session")
+    parser.add_argument("--chunks", type=int, required=True, help="set the number of messages in a download")
+    parser.add_argument("--chunk-bytes", type=int, required=True, help="set the size of each message")
+    parser.add_argument("--options", type=json.loads, required=True, help="set the server's options, as a JSON object")
+    parser.add_argument("--announce", type=Path, required=True, help="write the address to this file")
     options = parser.parse_args()
     sizes = options.answer_bytes, options.chunks, options.chunk_bytes
     asyncio.run(serve(options.service, *sizes, list(options.options.items()), options.announce))

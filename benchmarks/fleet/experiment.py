@@ -1,4 +1,4 @@
-"""One fleet's size: all phases, one after another, each limited in time."""
+"""All phases of the benchmark for one fleet size, in sequence, each with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy the load generator and a server are, and how late the generator wakes up."""
+"""Measures the load of the generator and of a server, and how late the generator wakes up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a simulated agent says, as it travels."""
+"""The encoded messages of a simulated agent."""
 
 from __future__ import annotations
 

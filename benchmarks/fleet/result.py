@@ -1,4 +1,4 @@
-"""The benchmark's document, and how its goals are met."""
+"""The benchmark's result and whether its goals are met."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GOALS: dict[str, tuple[str, float, str]] = {
     "reports, of a bare echo": ("at least", 0.6, "reports_per_s.ratio"),
     "reference download, of a bare stream": ("at least", 0.7, "reference_bytes_per_s.ratio"),
 }
-"""What is wanted of a fleet of any size: at most or at least how much of which figure."""
+"""Goals for a fleet of any size: the maximum or minimum of each figure."""
 
 
 def result_of(fleets: Sequence[dict[str, Any]], settings: Settings, cores: int) -> Result:

@@ -1,4 +1,4 @@
-"""The servers that are measured, each a process of its own."""
+"""The measured servers, each in its own process."""
 
 from __future__ import annotations
 

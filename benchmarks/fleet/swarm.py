@@ -1,4 +1,4 @@
-"""All simulated agents of a server: how they come, stay, are cut off and come back."""
+"""All simulated agents of a server: they connect, stay, are disconnected, and reconnect."""
 
 from __future__ import annotations
 

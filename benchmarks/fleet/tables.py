@@ -1,4 +1,4 @@
-"""The document as tables in the terminal."""
+"""The result as tables in the terminal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ROWS = {
     "reference, MB/s": ("reference_bytes_per_s.rate", 1e6, 0),
     "  bare stream, MB/s": ("reference_bytes_per_s.bare_rate", 1e6, 0),
 }
-"""Every row's figure, the unit that it is divided by, and its decimals."""
+"""The figure of every row, the unit to divide it by, and the number of decimals."""
 
 
 def tables(result: Result) -> Iterator[Table]:

@@ -1,4 +1,4 @@
-"""Reports and reference downloads as fast as a server takes and gives them, beside a bare one."""
+"""Throughput of reports and reference downloads, on the coordinator and on a bare server."""
 
 from __future__ import annotations
 

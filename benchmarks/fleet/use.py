@@ -1,4 +1,4 @@
-"""What else a coordinator does while it answers leases: it plans rounds, and its metrics are scraped."""
+"""Background use of a coordinator while it answers leases: planning rounds and metrics scrapes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 SCRAPED_EVERY_S = 5.0
-"""As `deploy/prometheus/prometheus.yml` has it."""
+"""The interval in `deploy/prometheus/prometheus.yml`."""
 
 PLANNED_EVERY_S = 10.0
-"""A round of a fleet this fast is a short one."""
+"""Seconds between plans, as in a fleet with short rounds."""
 
 _RUN = "benchmark"
 _BOUND_AT_ONCE = 1_000

@@ -25,7 +25,7 @@ from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFI
 from wattfleet_io.console import print_json
 
 if TYPE_CHECKING:
-    from edge_agent.learning.manual_profile import HandProfile
+    from edge_agent.learning.manual_profile import ManualProfile
     from edge_agent.learning.profiling_plan import Progress
 
 _DEFAULT_REFERENCE = "agx_orin_resnet18"
@@ -67,7 +67,7 @@ def profile(
     import platform
 
     from edge_agent.devices.selection import folder_of_device
-    from edge_agent.learning.manual_profile import HandProfileSettings, profile_by_hand
+    from edge_agent.learning.manual_profile import ManualProfileSettings, profile_manually
     from edge_agent.learning.reference_choice import named_reference
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.profiling.stored_profile import read_profile
@@ -79,13 +79,13 @@ def profile(
     profiled = profiled_workload(board, workload, minibatch, processor)
     begun_before = read_profile(state_dir)
     name = device_id or (begun_before.header.device_id if begun_before else platform.node())
-    settings = HandProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed)
+    settings = ManualProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed)
     transferred = named_reference(reference)
     progress = _Measured()
     try:
         with StopSignals.held() as signals, backed_up(board, folder_of_device(device, state_dir)):
             with signals.interrupting(), _live(progress) as (begun, report):
-                found = profile_by_hand(settings, board, profiled, transferred, state_dir, begun, report)
+                found = profile_manually(settings, board, profiled, transferred, state_dir, begun, report)
     except StoppedBySignal as stopped:
         typer.echo(
             f"stopped; {count_of(progress.modes, 'mode')} measured and saved, device restored."
@@ -143,7 +143,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
         yield begun, report
 
 
-def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
+def _content(found: ManualProfile, state_directory: Path) -> dict[str, Any]:
     from edge_agent.devices.mode_names import mode_argument
 
     return {
@@ -152,7 +152,7 @@ def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
         "provenance": found.header.provenance,
         "workload": found.header.workload,
         "minibatch": found.header.minibatch,
-        "at_most": found.most,
+        "at_most": found.limit,
         "seconds": found.seconds,
         "modes": [
             {
@@ -177,7 +177,7 @@ def _content(found: HandProfile, state_directory: Path) -> dict[str, Any]:
     }
 
 
-def _print(found: HandProfile, state_directory: Path) -> None:
+def _print(found: ManualProfile, state_directory: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 

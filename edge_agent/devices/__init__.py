@@ -1,1 +1,1 @@
-"""Devices: the seam between the agent and a board, and the soft boards behind it."""
+"""Devices: the interface between the agent and a board, and its implementations."""

@@ -1,4 +1,4 @@
-"""The seam between the agent and a board."""
+"""The interface between the agent and a board."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from wattfleet.modes import ModeArray, PowerMode
 from wattfleet_io.clock import Clock
 
 Provenance = Literal["simulated", "replayed", "hardware"]
-"""Where a figure comes from; carried by every report."""
+"""Where a figure comes from; every report carries it."""
 
 
 class ModeNotAppliedError(WattfleetError):
-    """A mode was set but the knobs read back differ."""
+    """A mode was set, but the settings read back differ."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class PowerTrace:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What may spoil a measurement or harm a board.
+    """Temperature and throttling of a board.
 
     Attributes:
-        temperature_c: the hottest junction, degrees Celsius; None where the board does not say.
-        throttle_events: times the board has throttled itself since it started; None where it does not count them.
+        temperature_c: the hottest junction, degrees Celsius; None if the board does not report it.
+        throttle_events: times the board has throttled itself since boot; None if it does not count them.
     """
 
     temperature_c: float | None
@@ -49,18 +49,18 @@ class Conditions:
 
 
 Knobs = Mapping[str, str]
-"""Everything that `apply` and `measuring` may change, as it was found; text, so that it survives on disk."""
+"""The values of all settings that `apply` and `measuring` may change, as text for storing on disk."""
 
 
 class PowerMeter(Protocol):
-    """Power being sampled, from the moment the meter was started."""
+    """Samples power from its start until it is stopped."""
 
     def read(self) -> PowerTrace:
-        """What was sampled so far."""
+        """The samples so far."""
         ...
 
     def stop(self) -> PowerTrace:
-        """End sampling and return all of it."""
+        """Stop sampling and return all samples."""
         ...
 
 
@@ -91,7 +91,7 @@ class AppTraining(Protocol):
 
 
 class Device(Protocol):
-    """One board with its power modes."""
+    """A board with its power modes."""
 
     @property
     def board_kind(self) -> str:
@@ -124,11 +124,11 @@ class Device(Protocol):
         ...
 
     def current_mode(self) -> PowerMode:
-        """The mode in force, read back from the board."""
+        """The current mode, read back from the board."""
         ...
 
     def apply(self, mode: PowerMode) -> None:
-        """Put a mode in force.
+        """Apply a mode.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
@@ -137,7 +137,7 @@ class Device(Protocol):
         ...
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What is in force instead of a mode that was applied; nothing while every knob is as `apply` left it."""
+        """Describe how the current settings differ from an applied mode; empty while they match."""
         ...
 
     def begin_training(self) -> AppTraining:
@@ -145,40 +145,40 @@ class Device(Protocol):
         ...
 
     def start_meter(self) -> PowerMeter:
-        """Begin to sample board power."""
+        """Start sampling board power."""
         ...
 
     def conditions(self) -> Conditions:
-        """How the board fares now."""
+        """The current temperature and throttle count."""
         ...
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Hold what would disturb a measurement, such as a fan that follows the heat, until the block ends."""
+        """Keep what would disturb a measurement constant until the block ends, such as the fan."""
         ...
 
     def knobs(self) -> Knobs:
-        """What is in force now, for `restore`."""
+        """The current settings, for `restore`."""
         ...
 
     def restore(self, knobs: Knobs) -> None:
-        """Put back what `knobs` returned, in this process or an earlier one.
+        """Restore settings that `knobs` returned, in this process or an earlier one.
 
         Raises:
-            InvalidInputError: these knobs are not this board's.
-            ModeNotAppliedError: they were written, but others were read back.
+            InvalidInputError: the settings are not this board's.
+            ModeNotAppliedError: they were written, but other values were read back.
         """
         ...
 
 
 def require_in_force(device: Device, mode: PowerMode) -> None:
-    """Make sure that a mode is in force, every knob of it.
+    """Check that a mode is still applied, with every setting.
 
     Args:
         device: the board.
-        mode: what was applied last.
+        mode: the mode applied last.
 
     Raises:
-        ModeNotAppliedError: something else is.
+        ModeNotAppliedError: a setting differs.
     """
     found = device.differences(mode)
     if found:

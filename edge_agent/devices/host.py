@@ -1,4 +1,4 @@
-"""A machine without power modes, such as a workstation or a Raspberry Pi: one mode, the one it is in."""
+"""A machine without power modes, such as a workstation or a Raspberry Pi; its current state is its only mode."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from wattfleet.modes import ModeArray, PowerMode, modes_to_array
 from wattfleet_io.clock import Clock
 
 ABSENT_KHZ = 1_000_000
-"""Stands for a CPU frequency that the machine does not tell; a constant says nothing, and 1 GHz reads as a unit."""
+"""Placeholder for an unknown CPU frequency: a constant adds no information, and 1 GHz is easy to recognise."""
 ABSENT_HZ = 1_000_000_000
-"""The same for a GPU or a memory clock."""
+"""Placeholder for an unknown GPU or memory clock."""
 
 _CPUS = "/sys/devices/system/cpu"
 # The zones that measure the chip: x86, Raspberry Pi, and other ARM boards.
@@ -27,7 +27,7 @@ _ON_CHIP = ("x86_pkg_temp", "cpu-thermal", "cpu_thermal", "soc_thermal")
 
 
 class HostDevice(PhysicalBoard):
-    """A machine as it is (a `Device`): it is measured and trained on, never set.
+    """A machine whose settings are never changed (a `Device`).
 
     Args:
         tree: the machine's files.
@@ -35,7 +35,7 @@ class HostDevice(PhysicalBoard):
         nvml: its NVIDIA GPUs, if it has any.
 
     Raises:
-        InvalidInputError: it does not say which of its cores are online.
+        InvalidInputError: it does not report which cores are online.
     """
 
     def __init__(self, tree: Tree, clock: Clock, nvml: Nvml | None) -> None:
@@ -52,7 +52,7 @@ class HostDevice(PhysicalBoard):
 
     @property
     def provenance(self) -> Provenance:
-        """What is measured here is real."""
+        """Always `hardware`."""
         return "hardware"
 
     @property
@@ -62,64 +62,62 @@ class HostDevice(PhysicalBoard):
 
     @property
     def modes(self) -> ModeArray:
-        """`[1, 4]`: the mode that it was in at first."""
+        """`[1, 4]`: the mode at start-up."""
         return self._modes
 
     @property
     def power_statement(self) -> str:
-        """What its power figures count, in words."""
-        counted = []
+        """A sentence on what the power figures include."""
+        sources = []
         if self._nvml:
-            counted.append(f"{self._nvml.gpus} GPU(s) by NVML")
+            sources.append(f"{self._nvml.gpus} GPU(s) by NVML")
         if self._rapl.packages:
-            counted.append(f"{self._rapl.packages} CPU package(s) by RAPL")
-        if counted:
-            return f"power of {' and '.join(counted)}; the rest of the machine is not counted"
-        reason = (
-            "RAPL is there, but only root may read it" if self._rapl.unreadable else "neither NVML nor RAPL is there"
-        )
-        return f"no power can be read ({reason}), so this machine cannot be profiled for power"
+            sources.append(f"{self._rapl.packages} CPU package(s) by RAPL")
+        if sources:
+            return f"power of {' and '.join(sources)}; the rest of the machine is not included"
+        reason = "only root may read RAPL" if self._rapl.unreadable else "neither NVML nor RAPL is available"
+        return f"power cannot be read ({reason}), so this machine cannot be profiled"
 
     @property
     def has_power_meter(self) -> bool:
-        """Whether there is anything whose power this process may read."""
+        """Whether this process can read any power."""
         return self._nvml is not None or self._rapl.packages > 0
 
     @property
     def power_is_refused(self) -> bool:
-        """Whether there are power counters that this process may not read."""
+        """Whether there are power counters that this process lacks permission to read."""
         return self._rapl.unreadable
 
     def current_mode(self) -> PowerMode:
-        """The cores online and the highest frequency they may take now; a constant where there is none."""
+        """The online cores and their highest frequencies; placeholders for what is unknown."""
         clocks_hz = self._nvml.highest_clocks_hz() if self._nvml else None
         gpu_hz, mem_hz = clocks_hz or (ABSENT_HZ, ABSENT_HZ)
         return PowerMode(self._cores(), self._highest_cpu_khz(), gpu_hz, mem_hz)
 
     def apply(self, mode: PowerMode) -> None:
-        """Accept the only mode there is.
+        """Accept the only mode; nothing changes.
 
         Raises:
-            InvalidInputError: it is another one.
+            InvalidInputError: it is another mode.
         """
         only = PowerMode(*(int(knob) for knob in self._modes[0]))
         if mode != only:
-            raise InvalidInputError(f"this machine does not offer the mode {mode.label()}: it has only {only.label()}")
+            raise InvalidInputError(f"this machine does not offer the mode {mode.label()}; it has only {only.label()}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What is in force instead; the owner may have taken a core offline, or capped a clock."""
+        """The current mode if it differs; the owner may have taken a core offline or capped a clock."""
         in_force = self.current_mode()
         return [] if in_force == mode else [f"{in_force.label()} is in force"]
 
     def start_meter(self) -> PolledMeter:
-        """Begin to sample power; every sample is missing where nothing can be read."""
+        """Start sampling power; without any source, every sample is missing."""
         sources: list[Callable[[], float]] = [self._nvml.power_mw] if self._nvml else []
         if self._rapl.packages:
             sources.append(self._rapl.reader())
         return PolledMeter(lambda: sum(read_mw() for read_mw in sources) if sources else math.nan, self._clock)
 
     def conditions(self) -> Conditions:
-        """The hottest of CPU and GPUs, and the thermal throttling that the CPU counts."""
+        """The hottest of CPU and GPUs, and the CPU's thermal throttle count."""
         known = [self._nvml.temperature_c()] if self._nvml else []
         for zone in self._tree.glob("/sys/class/thermal/thermal_zone*"):
             if self._text(f"{zone}/type") in _ON_CHIP:
@@ -128,26 +126,26 @@ class HostDevice(PhysicalBoard):
         events = [
             self._number(path) for path in self._tree.glob(f"{_CPUS}/cpu*/thermal_throttle/package_throttle_count")
         ]
-        counted = [count for count in events if count is not None]
+        counts = [count for count in events if count is not None]
         return Conditions(
             max((temperature_c for temperature_c in known if temperature_c is not None), default=None),
-            # Every core repeats the count of its package.
-            max(counted) if counted else None,
+            # Every core reports the count of its package.
+            max(counts) if counts else None,
         )
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Its fans are its own."""
+        """Change nothing; the machine controls its own fans."""
         return nullcontext()
 
     def knobs(self) -> Knobs:
-        """None: nothing of a host is ever changed."""
+        """Empty: nothing is ever changed."""
         return {}
 
     def restore(self, knobs: Knobs) -> None:
-        """Nothing was changed, so there is nothing to put back.
+        """Do nothing, as nothing was changed.
 
         Raises:
-            InvalidInputError: these are the knobs of another device.
+            InvalidInputError: the settings are another device's.
         """
         if knobs:
             raise InvalidInputError(f"cannot restore {dict(knobs)}: this machine has no power modes")
@@ -159,7 +157,7 @@ class HostDevice(PhysicalBoard):
             return sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
         except ValueError:
             raise InvalidInputError(
-                f"{_CPUS}/online says {text!r}, not which cores are online: is this a Linux machine with sysfs?"
+                f"{_CPUS}/online holds {text!r}, which is not a list of cores; a Linux machine with sysfs is needed"
             ) from None
 
     def _highest_cpu_khz(self) -> int:

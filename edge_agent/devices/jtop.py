@@ -1,7 +1,7 @@
-"""A Jetson whose power, heat and fan are read through jetson-stats (jtop), the second source beside the kernel's files.
+"""A Jetson read through jetson-stats (jtop) instead of the kernel's files: power, temperature and fan.
 
-jetson-stats is AGPL-licensed and an extra of its own: it is imported by `open_jtop` and nowhere else. Its setters
-return before anything has happened, so what was set is polled for.
+jetson-stats is AGPL-licensed and a separate extra; only `open_jtop` imports it. Its setters return before the change
+takes effect, so the new value is polled.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PREFIX = "jtop/"
 
 
 class JtopUnavailableError(WattfleetError):
-    """jtop cannot be asked: install jetson-stats here, and start its service on the board."""
+    """jtop cannot be used: jetson-stats is not installed, or its service does not run."""
 
 
 class JtopMeter:
-    """Keeps every sample that jtop announces (a `PowerMeter`).
+    """Collects every sample that jtop publishes (a `PowerMeter`).
 
     Args:
         client: a started `jtop.jtop`.
@@ -50,12 +50,12 @@ class JtopMeter:
         client.attach(self._sample)
 
     def read(self) -> PowerTrace:
-        """What was announced so far."""
+        """The samples so far."""
         samples = np.array(self._samples.copy(), dtype=np.float64).reshape(-1, 2)
         return PowerTrace(samples[:, 0], samples[:, 1])
 
     def stop(self) -> PowerTrace:
-        """End sampling and return all of it."""
+        """Stop sampling and return all samples."""
         self._client.detach(self._sample)
         return self.read()
 
@@ -64,10 +64,10 @@ class JtopMeter:
 
 
 class JtopDevice(PhysicalBoard):
-    """A board whose modes are set by another device, and that is read through jtop (a `Device`).
+    """A board that is set through another device and read through jtop (a `Device`).
 
     Args:
-        board: sets and reads back the modes.
+        board: applies the modes and reads them back.
         client: a started `jtop.jtop`.
     """
 
@@ -96,11 +96,11 @@ class JtopDevice(PhysicalBoard):
         return self._board.modes
 
     def current_mode(self) -> PowerMode:
-        """The mode in force, read back from the board."""
+        """The current mode, read back from the board."""
         return self._board.current_mode()
 
     def apply(self, mode: PowerMode) -> None:
-        """Put a mode in force.
+        """Apply a mode.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
@@ -109,15 +109,15 @@ class JtopDevice(PhysicalBoard):
         self._board.apply(mode)
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What is in force instead of a mode that was applied."""
+        """Describe how the current settings differ from an applied mode."""
         return self._board.differences(mode)
 
     def start_meter(self) -> JtopMeter:
-        """Begin to sample board power."""
+        """Start sampling board power."""
         return JtopMeter(self._client, self.clock)
 
     def conditions(self) -> Conditions:
-        """The hottest part that jtop names; throttling as the board itself counts it."""
+        """The hottest part that jtop reports, and the board's own throttle count."""
         hottest = [_temperature_c(part) for part in self._client.temperature.values()]
         known = [temperature_c for temperature_c in hottest if temperature_c is not None]
         return Conditions(max(known, default=None), self._board.conditions().throttle_events)
@@ -127,7 +127,7 @@ class JtopDevice(PhysicalBoard):
         """Hold the fans at full speed until the block ends.
 
         Raises:
-            ModeNotAppliedError: a fan did not follow.
+            ModeNotAppliedError: a fan did not reach full speed.
         """
         before = self._fans()
         try:
@@ -138,26 +138,26 @@ class JtopDevice(PhysicalBoard):
             self._put_back(before)
 
     def knobs(self) -> Knobs:
-        """What is in force now, the fans included."""
+        """The current settings, including the fans."""
         fans = {f"{_PREFIX}{name}": json.dumps(state) for name, state in self._fans().items()}
         return {**self._board.knobs(), **fans}
 
     def restore(self, knobs: Knobs) -> None:
-        """Put back what `knobs` returned.
+        """Restore settings that `knobs` returned.
 
         Raises:
-            InvalidInputError: these knobs are not this board's.
-            ModeNotAppliedError: they were set, but others were read back.
+            InvalidInputError: the settings are not this board's.
+            ModeNotAppliedError: they were set, but other values were read back.
         """
         fans = {name: value for name, value in knobs.items() if name.startswith(_PREFIX)}
         if set(fans) != {f"{_PREFIX}{name}" for name in self._fans()}:
-            raise InvalidInputError(f"cannot restore {dict(knobs)}: these are not the fans that jtop has here")
+            raise InvalidInputError(f"cannot restore {dict(knobs)}: jtop has other fans on this board")
         states = {name.removeprefix(_PREFIX): _fan_state(value) for name, value in fans.items()}
         self._board.restore({name: value for name, value in knobs.items() if name not in fans})
         self._put_back(states)
 
     def close(self) -> None:
-        """End the connection to jtop's service."""
+        """Close the connection to jtop's service."""
         self._client.close()
 
     def _fans(self) -> dict[str, _FanState]:
@@ -169,16 +169,16 @@ class JtopDevice(PhysicalBoard):
             self._set_fan(name, state)
 
     def _set_fan(self, name: str, wanted: _FanState) -> None:
-        """Set one fan, and wait until jtop's service has done it."""
+        """Set one fan and wait until jtop's service has done it."""
         self._client.fan.set_profile(name, wanted.profile)
         if wanted.profile == _MANUAL:
             self._client.fan.set_speed(name, wanted.speed)
         give_up_s = self.clock.now_s() + _APPLIED_WITHIN_S
-        while not wanted.is_shown_by(found := self._fans()[name]):
+        while not wanted.matches(found := self._fans()[name]):
             if self.clock.now_s() >= give_up_s:
                 raise ModeNotAppliedError(
-                    f"jtop's fan {name}: wanted {wanted}, still {found} after {_APPLIED_WITHIN_S:g} s; is this user in"
-                    " the group jtop?"
+                    f"jtop's fan {name}: wanted {wanted}, still {found} after {_APPLIED_WITHIN_S:g} s; check that"
+                    " this user is in the group jtop"
                 )
             self.clock.sleep_s(_LOOK_AGAIN_S)
 
@@ -190,8 +190,8 @@ class _FanState(NamedTuple):
     def __str__(self) -> str:
         return f"{self.profile} at {self.speed:.0f} %"
 
-    def is_shown_by(self, found: _FanState) -> bool:
-        """Whether a fan is as wanted; what follows the heat has any speed."""
+    def matches(self, found: _FanState) -> bool:
+        """Whether a fan is in this state; outside the manual profile, any speed is accepted."""
         near = abs(found.speed - self.speed) <= _SPEED_TOLERANCE
         return found.profile == self.profile and (near or self.profile != _MANUAL)
 
@@ -201,11 +201,11 @@ def _fan_state(value: str) -> _FanState:
         profile, speed = json.loads(value)
         return _FanState(str(profile), float(speed))
     except (ValueError, TypeError):
-        raise InvalidInputError(f"cannot restore the fan's {value!r}: it is no profile with a speed") from None
+        raise InvalidInputError(f"cannot restore the fan state {value!r}: it is not a profile with a speed") from None
 
 
 def open_jtop(board: Device) -> JtopDevice:
-    """Read a board through jtop; its modes go on being set by `board`.
+    """Read a board through jtop; `board` still applies its modes.
 
     Raises:
         JtopUnavailableError: jetson-stats is not installed, too old, or its service cannot be reached.
@@ -213,28 +213,28 @@ def open_jtop(board: Device) -> JtopDevice:
     try:
         library = importlib.import_module("jtop")
     except ModuleNotFoundError:
-        raise JtopUnavailableError("jetson-stats is not installed: pip install 'wattfleet[jetson]'") from None
+        raise JtopUnavailableError("jetson-stats is not installed; run pip install 'wattfleet[jetson]'") from None
     client = library.jtop(interval=_INTERVAL_S)
     try:
         client.start()
     except library.JtopException as error:
-        raise JtopUnavailableError(f"jtop's service does not answer: {error}; sudo systemctl start jtop") from None
-    # The first announcement: before it, every dictionary is empty.
+        raise JtopUnavailableError(f"jtop's service does not answer ({error}); run sudo systemctl start jtop") from None
+    # Wait for the first sample: before it, every dictionary is empty.
     if not client.ok():
         client.close()
-        raise JtopUnavailableError("jtop's service announces nothing: sudo systemctl restart jtop")
+        raise JtopUnavailableError("jtop's service publishes no samples; run sudo systemctl restart jtop")
     if not isinstance(client.power, Mapping) or "tot" not in client.power:
         client.close()
-        raise JtopUnavailableError("this jtop reports no total power: install jetson-stats 4.3 or newer on the board")
+        raise JtopUnavailableError("this jtop reports no total power; install jetson-stats 4.3 or newer on the board")
     return JtopDevice(board, client)
 
 
 def _total_mw(power: Mapping[str, Any]) -> float:
-    """The board's power in an announcement, mW; NaN where it is missing."""
+    """The board's power in a sample, mW; NaN if it is missing."""
     total = power.get("tot", {}).get("power")
     return math.nan if total is None else float(total)
 
 
 def _temperature_c(part: Any) -> float | None:
-    """The temperature of a named part, degrees Celsius; None while its sensor is off line."""
+    """The temperature of a part, degrees Celsius; None while its sensor is offline."""
     return float(part["temp"]) if part.get("online", True) else None

@@ -1,4 +1,4 @@
-"""A Jetson whose modes are set by NVIDIA's own tool, and checked through its kernel's files."""
+"""A Jetson set by NVIDIA's own tool `nvpmodel`, and checked through the kernel's files."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from wattfleet_io.atomic_files import replace_file
 from wattfleet_io.clock import Clock
 
 CUSTOM_CONF = "nvpmodel.conf"
-"""In the state directory: NVIDIA's configuration with one mode more."""
+"""A copy of NVIDIA's configuration with one more mode, in the state directory."""
 
-# Where nvpmodel notes which configuration it was last given.
-_CONF_IN_FORCE = "/var/lib/nvpmodel/conf_file_path"
+# Where nvpmodel records the configuration that it last used.
+_CURRENT_CONF = "/var/lib/nvpmodel/conf_file_path"
 _CUSTOM_NAME = "WATTFLEET"
 _KEPT_ID, _KEPT_CONF = "nvpmodel/id", "nvpmodel/conf"
 _NO_REBOOT = "no\n"
 
 
 class RebootNeededError(ModeNotAppliedError):
-    """A mode takes effect only after a reboot, which is the owner's to decide; the old one is still in force."""
+    """A mode would need a reboot, which only the owner may do; the old mode is unchanged."""
 
 
 class NvpmodelDevice(SysfsDevice):
     """A Jetson that is set with `nvpmodel` (a `Device`).
 
-    The system's configuration is never edited: a mode that is no preset is added to a copy in the state directory,
-    with the GPU's power gating as it is, for changing that asks for a reboot. What nvpmodel answers is not
-    trusted; every knob is read back.
+    The system's configuration is never edited. A mode is added to a copy of it in the state directory. The GPU's power
+    gating stays as it is, since a change needs a reboot. nvpmodel's answers are not trusted: every setting is read
+    back.
 
     Args:
         tree: the board's files.
         clock: the time base of measurements.
         run: runs the system's programs.
-        state_directory: where the copy is written; it exists once a mode is applied.
+        state_directory: directory for the copy, created when a mode is applied.
 
     Raises:
         InvalidInputError: as for `SysfsDevice`, or the configuration cannot be understood.
-        ModeNotAppliedError: nvpmodel does not say which mode is in force.
+        ModeNotAppliedError: nvpmodel does not report the current mode.
     """
 
     def __init__(self, tree: Tree, clock: Clock, run: RunProgram, state_directory: Path) -> None:
@@ -54,20 +54,20 @@ class NvpmodelDevice(SysfsDevice):
         self._run = run
         self._custom_conf = state_directory / CUSTOM_CONF
         self._conf = self._read_conf(SYSTEM_CONF)
-        self._base = self._read_conf(self._conf_in_force()).mode_of_id(self._mode_id())
+        self._base = self._read_conf(self._current_conf()).mode_of_id(self._mode_id())
 
     @property
     def presets(self) -> dict[str, PowerMode]:
-        """NVIDIA's modes by name; a limit that is not in the board's table stands for the next lower frequency."""
+        """NVIDIA's modes by name; limits are rounded down to the board's frequencies."""
         return {mode.name: preset_mode(mode, self.space) for mode in self._conf.modes}
 
     def apply(self, mode: PowerMode) -> None:
-        """Put a mode in force.
+        """Apply a mode.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
             ModeNotAppliedError: nvpmodel refused it, or another mode was read back.
-            RebootNeededError: nvpmodel would reboot for it.
+            RebootNeededError: the mode needs a reboot.
         """
         self.require_offered(mode)
         conf = self._conf.with_mode(_CUSTOM_NAME, self._stanza(mode))
@@ -82,7 +82,7 @@ class NvpmodelDevice(SysfsDevice):
             raise ModeNotAppliedError(f"nvpmodel set the mode {mode.label()}, but: {'; '.join(found)}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What the knobs hold instead of a mode that was applied; nvpmodel caps the memory, and locks nothing."""
+        """Describe how the current settings differ from an applied mode; nvpmodel caps the memory without a lock."""
         found = [*self.cpu.differences(mode.cores, mode.cpu_khz), *self.gpu.differences(mode.gpu_hz)]
         memory_hz = self.memory.frequency_hz()
         if memory_hz != mode.mem_hz:
@@ -90,41 +90,41 @@ class NvpmodelDevice(SysfsDevice):
         return found
 
     def apply_preset(self, name: str) -> PowerMode:
-        """Put one of NVIDIA's modes in force, and return what was read back.
+        """Apply one of NVIDIA's modes and return the mode read back.
 
         Raises:
             InvalidInputError: there is no such preset.
             ModeNotAppliedError: nvpmodel refused it, or another mode was read back.
-            RebootNeededError: nvpmodel would reboot for it.
+            RebootNeededError: the mode needs a reboot.
         """
         preset = self._conf.mode_of_name(name)
         self._activate(SYSTEM_CONF, preset.mode_id)
         wanted, found = preset_mode(preset, self.space), self.current_mode()
         tables = ((wanted.cores,), self.space.cpu_khz, self.space.gpu_hz, self.space.mem_hz)
-        for knob, stated, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
-            # nvpmodel may round a limit to either side, so a step of the table is no difference.
-            place = table.index(stated)
+        for knob, expected, held, table in zip(PowerMode._fields, wanted, found, tables, strict=True):
+            # nvpmodel may round a limit up or down, so one step of the table is accepted.
+            place = table.index(expected)
             if not table[max(place - 1, 0)] <= held <= table[min(place + 1, len(table) - 1)]:
-                raise ModeNotAppliedError(f"nvpmodel set {name}, but {knob}: wanted {stated}, found {held}")
+                raise ModeNotAppliedError(f"nvpmodel set {name}, but {knob}: wanted {expected}, found {held}")
         self._base = preset
         return found
 
     def knobs(self) -> Knobs:
-        """What is in force now, for `restore`.
+        """The current settings, for `restore`.
 
         Raises:
-            ModeNotAppliedError: a knob cannot be read, or nvpmodel does not say which mode is in force.
+            ModeNotAppliedError: a setting cannot be read, or nvpmodel does not report the current mode.
         """
-        return {_KEPT_ID: str(self._mode_id()), _KEPT_CONF: self._conf_in_force(), **super().knobs()}
+        return {_KEPT_ID: str(self._mode_id()), _KEPT_CONF: self._current_conf(), **super().knobs()}
 
     def restore(self, knobs: Knobs) -> None:
-        """Put back what `knobs` returned, in this process or an earlier one.
+        """Restore settings that `knobs` returned, in this process or an earlier one.
 
-        nvpmodel's mode first, as it remembers that over a reboot, then each knob as it was.
+        nvpmodel's mode first, since it persists over a reboot, then each single setting.
 
         Raises:
-            InvalidInputError: these knobs are not this board's.
-            ModeNotAppliedError: some were refused, or others were read back.
+            InvalidInputError: the settings are not this board's.
+            ModeNotAppliedError: some were refused, or other values were read back.
         """
         kept = dict(knobs)
         mode_id, conf_path = kept.pop(_KEPT_ID, ""), kept.pop(_KEPT_CONF, "")
@@ -143,16 +143,16 @@ class NvpmodelDevice(SysfsDevice):
 
     def _activate(self, conf_path: str, mode_id: int) -> None:
         result = self._run(["nvpmodel", "-f", conf_path, "-m", str(mode_id)], _NO_REBOOT)
-        said = result.output.lower()
-        if "reboot" in said:
+        output = result.output.lower()
+        if "reboot" in output:
             raise RebootNeededError(
-                f"nvpmodel: mode {mode_id} of {conf_path} needs a reboot, which was declined; the old mode is still in"
-                f" force. To have it, run `nvpmodel -f {conf_path} -m {mode_id}` yourself and reboot"
+                f"nvpmodel: mode {mode_id} of {conf_path} needs a reboot, so the old mode was kept. To apply"
+                f" it, run `nvpmodel -f {conf_path} -m {mode_id}` yourself and reboot"
             )
-        if "chroot" in said:
+        if "chroot" in output:
             raise ModeNotAppliedError(
-                "nvpmodel takes this for a chroot and changed nothing: run the agent on the host, not in a container,"
-                " or set modes through sysfs"
+                "nvpmodel refuses to run in a chroot and changed nothing; run the agent on the host, not in a"
+                " container, or use --device sysfs"
             )
         if result.code != 0:
             raise ModeNotAppliedError(f"nvpmodel -f {conf_path} -m {mode_id}: {_reason(result)}")
@@ -161,25 +161,27 @@ class NvpmodelDevice(SysfsDevice):
         result = self._run(["nvpmodel", "-q"], _NO_REBOOT)
         found = re.search(r"NV Power Mode:.*\n\s*(\d+)", result.output)
         if result.code != 0 or found is None:
-            raise ModeNotAppliedError(f"nvpmodel -q does not say which mode is in force: {_reason(result)}")
+            raise ModeNotAppliedError(f"nvpmodel -q does not report the current mode: {_reason(result)}")
         return int(found[1])
 
-    def _conf_in_force(self) -> str:
+    def _current_conf(self) -> str:
         try:
-            return self._tree.read(_CONF_IN_FORCE) or SYSTEM_CONF
+            return self._tree.read(_CURRENT_CONF) or SYSTEM_CONF
         except OSError:
             return SYSTEM_CONF
 
     def _read_conf(self, path: str) -> NvpmodelConf:
         try:
-            # The copy lies where this process put it, which is below no other root.
+            # The copy was written by this process, so it is not below `root`.
             own = path == str(self._custom_conf)
             return parse_conf(self._custom_conf.read_text() if own else self._tree.read(path), path)
         except OSError as error:
-            raise InvalidInputError(f"{path}: cannot be read: {error.strerror}; is nvpmodel installed?") from None
+            raise InvalidInputError(
+                f"{path}: cannot be read: {error.strerror}; check that nvpmodel is installed"
+            ) from None
 
     def _stanza(self, mode: PowerMode) -> dict[Argument, str]:
-        """All settings of a mode: those that no knob of it touches stay as they are."""
+        """All settings of a mode; those outside the mode's four values keep the base mode's value."""
         stanza = dict(self._base.settings)
         for setting, path in self._conf.paths.items():
             parameter, argument = setting
@@ -193,13 +195,13 @@ class NvpmodelDevice(SysfsDevice):
                 elif is_cpu_clock(parameter) and _first_core(path) < mode.cores:
                     stanza[setting] = str(mode.cpu_khz)
                 elif is_cpu_clock(parameter):
-                    # The clock of cores that are offline has no files.
+                    # The clock of offline cores has no files.
                     stanza.pop(setting, None)
         return stanza
 
 
 def _first_core(path: str) -> int:
-    """The first core of a clock, by the file that sets it."""
+    """The first core of a clock, from the path of the file that sets it."""
     found = re.search(r"/(?:cpu|policy)(\d+)/", path)
     return int(found[1]) if found else 0
 

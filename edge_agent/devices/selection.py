@@ -1,4 +1,4 @@
-"""Which device a command line names."""
+"""Opens the device that a command line names."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from wattfleet.modes import BOARDS
 from wattfleet_io.clock import SystemClock
 
 _THIS_MACHINE = Path("/")
-_SOFT = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")
-_HARD = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host")
+_VIRTUAL = (*(f"simulated:{name}" for name in BOARDS), "replay:<file>.csv")
+_PHYSICAL = ("auto", "sysfs", "sysfs:<folder>", "nvpmodel", "jtop", "host")
 
 
 def open_device(
     spec: str, seed: int, state_directory: Path = Path(DEFAULT_STATE_DIRECTORY), root: Path = _THIS_MACHINE
 ) -> Device:
-    """The device that `spec` names.
+    """Open the device that `spec` names.
 
     Args:
         spec: `auto`, `sysfs`, `nvpmodel`, `jtop` or `host` for this machine, `sysfs:<folder>` for a Jetson's files
             below a folder, or a board as `open_virtual_board` takes it. `auto` is `sysfs` on a Jetson, else `host`.
-        seed: of a soft device.
-        state_directory: where a device may write what it needs.
-        root: where the files of this machine are, `/` outside of tests.
+        seed: random seed of a virtual board.
+        state_directory: directory where a device may keep files.
+        root: root of this machine's files; `/` except in tests.
 
     Raises:
-        InvalidInputError: no such device, or none that can be used.
-        ModeNotAppliedError: a device does not say which mode is in force.
-        JtopUnavailableError: jtop was chosen, and cannot be asked.
+        InvalidInputError: the device is unknown or cannot be used.
+        ModeNotAppliedError: the device does not report its current mode.
+        JtopUnavailableError: jtop was chosen but cannot be used.
     """
-    spec = _meant(spec, root)
+    spec = _resolved(spec, root)
     kind, _, which = spec.partition(":")
     if spec == "sysfs":
         return _sysfs(root)
@@ -59,26 +59,26 @@ def open_device(
 
 
 def is_virtual(spec: str) -> bool:
-    """Whether `spec` names a board that is not there, and that trains by itself."""
+    """Whether `spec` names a virtual board, which simulates its training."""
     kind, _, which = spec.partition(":")
     return (kind == "simulated" and which in BOARDS) or (kind == "replay" and bool(which))
 
 
 def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHINE) -> Path:
-    """The folder for a device's lock, and for what was in force on it; known before the device can be opened.
+    """The folder for a device's lock and the backup of its settings; known before the device can be opened.
 
-    A Jetson has one on its own disk, wherever its agents keep their state, so that any two of them exclude each other.
-    What is not there, and a host, which is never set, need no root: their folder is below the agent's state.
+    A Jetson has one folder, wherever its agents keep their state, so that two agents exclude each other. For a virtual
+    board and for a host, which is never set, the folder is in the state directory and needs no root.
 
     Args:
         spec: the device, as `open_device` takes it.
         state_directory: the agent's.
-        root: where the files of this machine are.
+        root: root of this machine's files.
 
     Raises:
-        InvalidInputError: no such device.
+        InvalidInputError: the device is unknown.
     """
-    spec = _meant(spec, root)
+    spec = _resolved(spec, root)
     if is_virtual(spec) or spec == "host":
         return device_folder(state_directory)
     kind, _, folder = spec.partition(":")
@@ -87,32 +87,32 @@ def folder_of_device(spec: str, state_directory: Path, root: Path = _THIS_MACHIN
 
 
 def open_virtual_board(spec: str, seed: int) -> VirtualBoard:
-    """The board that is not there which `spec` names.
+    """Open the virtual board that `spec` names.
 
     Args:
         spec: `simulated:<board kind>`, such as `simulated:agx-orin`, or `replay:<CSV file>`.
-        seed: decides on its noise.
+        seed: random seed of the board and its noise.
 
     Raises:
-        InvalidInputError: no such board, or a CSV file that cannot be used.
+        InvalidInputError: the board is unknown, or its CSV file cannot be used.
     """
     if not is_virtual(spec):
-        raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join(_SOFT)}")
+        raise InvalidInputError(f"unknown device {spec!r}; choose one of {', '.join(_VIRTUAL)}")
     kind, _, which = spec.partition(":")
     return SimulatedDevice(which, seed) if kind == "simulated" else ReplayDevice(Path(which), seed)
 
 
-def _meant(spec: str, root: Path) -> str:
-    """What `auto` stands for on this machine; any other device as it is.
+def _resolved(spec: str, root: Path) -> str:
+    """Replace `auto` by the device found on this machine.
 
     Raises:
-        InvalidInputError: no such device.
+        InvalidInputError: the device is unknown.
     """
     kind, _, which = spec.partition(":")
     if spec == "auto":
         return "sysfs" if is_jetson(Tree(root)) else "host"
-    if spec not in _HARD and not (kind == "sysfs" and which) and not is_virtual(spec):
-        raise InvalidInputError(f"unknown device {spec!r}: choose one of {', '.join((*_HARD, *_SOFT))}")
+    if spec not in _PHYSICAL and not (kind == "sysfs" and which) and not is_virtual(spec):
+        raise InvalidInputError(f"unknown device {spec!r}; choose one of {', '.join((*_PHYSICAL, *_VIRTUAL))}")
     return spec
 
 

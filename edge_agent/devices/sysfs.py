@@ -1,4 +1,4 @@
-"""A Jetson through the files of its kernel."""
+"""A Jetson read and set through the kernel's files."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, ModeSpace, PowerMode
 from wattfleet_io.clock import Clock
 
-# The Nano is no board that is simulated; only its maximum is known.
+# The Nano is not among the simulated boards; only its maximum is known.
 _NANO_MEMORY_HZ = (1_600_000_000,)
 
 
 class SysfsDevice(PhysicalBoard):
-    """A Jetson whose kernel is asked and told directly (a `Device`); changing anything takes root.
+    """A Jetson read and set through sysfs (a `Device`); changing anything needs root.
 
-    A mode is held: minimum and maximum of each frequency are set to it.
+    A mode is held by setting both minimum and maximum of each frequency to it.
 
     Args:
         tree: the board's files.
@@ -40,7 +40,7 @@ class SysfsDevice(PhysicalBoard):
         run: runs the system's programs.
 
     Raises:
-        InvalidInputError: this is no Jetson that Wattfleet knows, or its kernel does not list its frequencies.
+        InvalidInputError: this is not a known Jetson, or its kernel does not list its frequencies.
     """
 
     def __init__(self, tree: Tree, clock: Clock, run: RunProgram) -> None:
@@ -49,7 +49,7 @@ class SysfsDevice(PhysicalBoard):
         self.identity = identify(tree)
         self.cpu = Cpu(tree)
         self.gpu = Gpu(tree)
-        self.memory = Memory(tree, usual_memory_hz(self.identity.kind))
+        self.memory = Memory(tree, default_memory_hz(self.identity.kind))
         self.fan = Fan(tree, run)
         self.power = BoardPower(tree, self.identity.kind)
         self._space = ModeSpace(
@@ -79,7 +79,7 @@ class SysfsDevice(PhysicalBoard):
 
     @property
     def presets(self) -> dict[str, PowerMode]:
-        """NVIDIA's modes by name, as power modes; empty where its configuration cannot be read."""
+        """NVIDIA's modes by name, as power modes; empty if its configuration cannot be read."""
         try:
             modes = parse_conf(self._tree.read(SYSTEM_CONF), SYSTEM_CONF).modes
         except (OSError, NvpmodelConfError):
@@ -92,21 +92,21 @@ class SysfsDevice(PhysicalBoard):
         return self._modes
 
     def current_mode(self) -> PowerMode:
-        """The mode in force, read back from the board.
+        """The current mode, read back from the board.
 
         Raises:
-            ModeNotAppliedError: a knob cannot be read.
+            ModeNotAppliedError: a setting cannot be read.
         """
         return PowerMode(
             len(self.cpu.online()), self.cpu.frequency_khz(), self.gpu.frequency_hz(), self.memory.frequency_hz()
         )
 
     def apply(self, mode: PowerMode) -> None:
-        """Put a mode in force.
+        """Apply a mode.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
-            ModeNotAppliedError: the kernel refused a knob, or another value was read back.
+            ModeNotAppliedError: the kernel refused a setting, or another value was read back.
         """
         self.require_offered(mode)
         self.cpu.set(mode.cores, mode.cpu_khz)
@@ -117,7 +117,7 @@ class SysfsDevice(PhysicalBoard):
             raise ModeNotAppliedError(f"the mode {mode.label()} was set, but: {'; '.join(found)}")
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What the knobs hold instead of a mode that was applied."""
+        """Describe how the current settings differ from an applied mode."""
         return [
             *self.cpu.differences(mode.cores, mode.cpu_khz),
             *self.gpu.differences(mode.gpu_hz),
@@ -132,15 +132,15 @@ class SysfsDevice(PhysicalBoard):
         """
         if mode not in self._space:
             raise InvalidInputError(
-                f"{self.board_kind} does not offer the mode {mode.label()}: choose one of its {len(self._space)}"
+                f"{self.board_kind} does not offer the mode {mode.label()}; choose one of its {len(self._space)}"
             )
 
     def start_meter(self) -> PolledMeter:
-        """Begin to sample board power."""
+        """Start sampling board power."""
         return PolledMeter(self.power.read_mw, self._clock)
 
     def conditions(self) -> Conditions:
-        """How the board fares now."""
+        """The current temperature and throttle count."""
         return read_conditions(self._tree)
 
     @contextmanager
@@ -148,7 +148,7 @@ class SysfsDevice(PhysicalBoard):
         """Hold the fan at full speed until the block ends.
 
         Raises:
-            ModeNotAppliedError: the fan cannot be held, or not be given back.
+            ModeNotAppliedError: the fan cannot be held, or not be restored.
         """
         before = _as_numbers(self.fan.knobs())
         try:
@@ -158,36 +158,36 @@ class SysfsDevice(PhysicalBoard):
             self.fan.put_back(before)
 
     def knobs(self) -> Knobs:
-        """What is in force now, for `restore`.
+        """The current settings, for `restore`.
 
         Raises:
-            ModeNotAppliedError: a knob cannot be read.
+            ModeNotAppliedError: a setting cannot be read.
         """
         return {**self.cpu.knobs(), **self.gpu.knobs(), **self.memory.knobs(), **self.fan.knobs()}
 
     def require_restorable(self, knobs: Knobs) -> None:
-        """Check that knobs are this board's, before any is touched.
+        """Check that settings are this board's, before changing any.
 
         Raises:
-            InvalidInputError: they are not.
+            InvalidInputError: they are another board's.
         """
         names = [group.knob_names() for group in (self.cpu, self.gpu, self.memory, self.fan)]
         required = set().union(*(group.required for group in names))
-        strange = set(knobs) - required.union(*(group.optional for group in names))
+        unknown = set(knobs) - required.union(*(group.optional for group in names))
         if missing := required - set(knobs):
             raise InvalidInputError(f"{self.board_kind}: cannot restore without {', '.join(sorted(missing))}")
-        if strange:
-            raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(strange))} to restore")
+        if unknown:
+            raise InvalidInputError(f"{self.board_kind}: has no {', '.join(sorted(unknown))} to restore")
         _as_numbers(knobs)
 
     def restore(self, knobs: Knobs) -> None:
-        """Put back what `knobs` returned, in this process or an earlier one.
+        """Restore settings that `knobs` returned, in this process or an earlier one.
 
-        Where one knob fails, the others are put back all the same.
+        If one fails, the others are still restored.
 
         Raises:
-            InvalidInputError: these knobs are not this board's.
-            ModeNotAppliedError: some were refused, or others were read back.
+            InvalidInputError: the settings are not this board's.
+            ModeNotAppliedError: some were refused, or other values were read back.
         """
         self.require_restorable(knobs)
         values = _as_numbers(knobs)
@@ -205,13 +205,13 @@ class SysfsDevice(PhysicalBoard):
             raise ModeNotAppliedError(f"not restored: {'; '.join(failed)}")
 
 
-def usual_memory_hz(kind: str) -> tuple[int, ...]:
-    """The memory frequencies of a kind of board, for where its kernel does not list them."""
+def default_memory_hz(kind: str) -> tuple[int, ...]:
+    """The memory frequencies of a kind of board, used if its kernel does not list them."""
     return BOARDS[kind].space.mem_hz if kind in BOARDS else _NANO_MEMORY_HZ
 
 
 def _as_numbers(knobs: Knobs) -> dict[str, int]:
     for name, value in knobs.items():
         if not re.fullmatch(r"-?\d+", value):
-            raise InvalidInputError(f"cannot restore {name}: {value!r} is no number")
+            raise InvalidInputError(f"cannot restore {name}: {value!r} is not a number")
     return {name: int(value) for name, value in knobs.items()}

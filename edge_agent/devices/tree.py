@@ -1,4 +1,4 @@
-"""The files through which a kernel is asked and told, below a root that tests choose."""
+"""The kernel's files, below a root that tests choose."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ class Tree:
     """The files of one machine; paths are those on it, such as `/sys/class/devfreq`.
 
     Args:
-        root: where the machine's `/` lies: `/` on the machine itself.
+        root: the machine's root folder; `/` on the machine itself.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def exists(self, path: str) -> bool:
-        """Whether there is such a file or folder, and it may be seen."""
+        """Whether the file or folder exists and is visible."""
         return os.path.exists(self.location(path))
 
     def may_write(self, path: str) -> bool:
-        """Whether this process may write a file; nothing is written."""
+        """Whether this process may write a file; writes nothing."""
         return os.access(self.location(path), os.W_OK)
 
     def glob(self, pattern: str) -> list[str]:
-        """The paths that match, in the order of the numbers in them."""
+        """The matching paths, sorted by the numbers in them."""
         found = glob.glob(pattern.lstrip("/"), root_dir=self._root)
         return sorted((f"/{path}" for path in found), key=_numbers_in_order)
 
     def read(self, path: str) -> str:
-        """What a file says, without white space or device-tree NULs at its ends.
+        """The text of a file, without white space or device-tree NULs at its ends.
 
         Raises:
             OSError: it is missing, or the kernel does not answer.
@@ -40,12 +40,12 @@ class Tree:
         return self.location(path).read_text(encoding="utf-8", errors="replace").strip("\0 \t\n")
 
     def write(self, path: str, text: str) -> None:
-        """Hand a value to the kernel in one write.
+        """Write a value to the kernel in one write.
 
         Raises:
             OSError: it is missing, or the kernel refuses it.
         """
-        # Unbuffered and never created: a knob that vanished is an error, not a new file.
+        # Unbuffered, and never creating the file: a setting that vanished is an error.
         descriptor = os.open(self.location(path), os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
         try:
             os.write(descriptor, text.encode())
@@ -53,7 +53,7 @@ class Tree:
             os.close(descriptor)
 
     def location(self, path: str) -> Path:
-        """Where a path of that machine lies on this one."""
+        """The location of that machine's path on this one."""
         return self._root / path.lstrip("/")
 
 

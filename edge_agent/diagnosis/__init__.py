@@ -1,1 +1,1 @@
-"""What an agent needs of a machine, looked at piece by piece: what is there, what is missing, what to do."""
+"""Checks what an agent needs of a machine, with advice on problems; behind `wattfleet agent doctor`."""

@@ -1,4 +1,4 @@
-"""One thing that was looked at."""
+"""The result of one check."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 Level = Literal["ok", "limited", "absent", "fails"]
-"""As it should be; usable with less; no part of such a machine, so that its agent serves no round; to be repaired."""
+"""In order; works with restrictions; missing on this kind of machine, so that it joins no rounds; must be fixed."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        topic: what, such as `power rails`.
-        level: what it means for the agent.
-        found: what is there.
-        advice: what to do about it; empty where nothing has to be done.
+        topic: what was checked, such as `power rails`.
+        level: what the result means for the agent.
+        found: the result.
+        advice: what to do; empty if nothing.
     """
 
     topic: str
@@ -27,20 +27,20 @@ class Finding:
 
 
 def fine(topic: str, found: str) -> Finding:
-    """Something that is as it should be."""
+    """A check without problems."""
     return Finding(topic, "ok", found)
 
 
 def limited(topic: str, found: str, advice: str) -> Finding:
-    """Something that the agent can do without."""
+    """A problem that the agent can work with."""
     return Finding(topic, "limited", found, advice)
 
 
 def absent(topic: str, found: str, advice: str) -> Finding:
-    """Something that such a machine need not have, but without which its agent serves no round."""
+    """A missing part without which the agent joins no rounds; not an error."""
     return Finding(topic, "absent", found, advice)
 
 
 def failing(topic: str, found: str, advice: str) -> Finding:
-    """Something that the agent cannot do without."""
+    """A problem that stops the agent from working."""
     return Finding(topic, "fails", found, advice)

@@ -1,4 +1,4 @@
-"""What the agent can do on a machine without power modes."""
+"""Checks of a machine without power modes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from edge_agent.devices.host import HostDevice
 from edge_agent.devices.meters.power_now import power_now_mw
 from edge_agent.diagnosis.finding import Finding, absent, failing, fine, limited
+from wattfleet_io.console import count_of
 
 
 def host_findings(device: HostDevice) -> Iterator[Finding]:
-    """Look at what such a machine tells of itself; many have no power meter, and then join no round."""
+    """Check such a machine; many have no power meter and then join no rounds."""
     yield limited(
         "device",
-        f"host: no Jetson, so it has one mode, {device.current_mode().label()}, and is never set",
-        "where it has a power meter, its time and power are measured and planned with; on a Jetson `auto` finds the"
-        " power modes",
+        f"host: not a Jetson, so its only mode is {device.current_mode().label()}, which is never changed",
+        "with a power meter, it can be measured and join rounds; on a Jetson, `--device auto` finds the power modes",
     )
     if not (device.has_power_meter or device.power_is_refused):
         yield absent("power", device.power_statement, _power_advice(device))
@@ -27,22 +27,24 @@ def host_findings(device: HostDevice) -> Iterator[Finding]:
     conditions = device.conditions()
     if conditions.temperature_c is None:
         yield limited(
-            "temperature", "no zone on the chip answers", "watch the heat yourself: a profile cannot stop for it"
+            "temperature",
+            "no thermal zone on the chip can be read",
+            "watch the temperature yourself; a profile cannot pause for it",
         )
     else:
         yield fine("temperature", f"{conditions.temperature_c:.0f} degrees C")
     if conditions.throttle_events is None:
-        yield limited("throttling", "not counted", "look at `dmesg` where a profile seems slow")
+        yield limited("throttling", "not counted", "check `dmesg` if a profile seems slow")
     else:
-        yield fine("throttling", f"{conditions.throttle_events} times since the start")
+        yield fine("throttling", f"{count_of(conditions.throttle_events, 'time')} since boot")
 
 
 def _power_advice(device: HostDevice) -> str:
     if device.power_is_refused:
         return "run this as root: `sudo wattfleet agent doctor`"
     if device.has_power_meter:
-        return "look into `dmesg` and the output of `nvidia-smi` for errors of the driver"
+        return "check `dmesg` and `nvidia-smi` for driver errors"
     return (
         "for an NVIDIA GPU, install its driver and `pip install 'wattfleet[nvml]'`; a simulated board"
-        " (--device simulated:<kind>) needs no power"
+        " (--device simulated:<kind>) needs no meter"
     )

@@ -1,4 +1,4 @@
-"""What a Jetson's kernel shows, and what of it may be written."""
+"""Checks of a Jetson: what its kernel reports, and which settings may be written."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from edge_agent.devices.jetson.memory import Memory
 from edge_agent.devices.jetson.programs import run_no_program
 from edge_agent.devices.jetson.rails import BoardPower
 from edge_agent.devices.jetson.thermal import read_conditions, read_throttle_counters, read_zones
-from edge_agent.devices.sysfs import usual_memory_hz
+from edge_agent.devices.sysfs import default_memory_hz
 from edge_agent.devices.tree import Tree
 from edge_agent.diagnosis.finding import Finding, failing, fine, limited
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.console import count_of
 
 _AS_ROOT = "run this as root: `sudo wattfleet agent doctor`"
-_DRIVER = "check that the kernel is NVIDIA's, of a JetPack that Wattfleet knows (4 to 7)"
+_DRIVER = "check that the kernel is NVIDIA's, from JetPack 4 to 7"
 
 
 def jetson_findings(tree: Tree) -> Iterator[Finding]:
-    """Look at each part of a Jetson by itself, so that one that is missing hides no other."""
+    """Check each part of a Jetson separately, so that one failure hides no other."""
     try:
         identity = identify(tree)
     except InvalidInputError as error:
-        yield failing("board", str(error), "ask for the board to be added; its rails have to be known")
+        yield failing("board", str(error), "ask for support of this board; its power rails must be known")
         return
     yield fine("board", f"{identity.model}, kind {identity.kind}")
     yield _software(identity.l4t, identity.jetpack)
@@ -41,7 +41,7 @@ def jetson_findings(tree: Tree) -> Iterator[Finding]:
     yield (
         fine("fan", "can be held at full speed while measuring")
         if fan.exists
-        else limited("fan", "none that can be set", "cool the board well, and alike in every measurement")
+        else limited("fan", "none that can be set", "cool the board well, and equally in every measurement")
     )
 
 
@@ -49,23 +49,23 @@ def _software(l4t: str | None, jetpack: int | None) -> Finding:
     if l4t is None:
         return limited(
             "software",
-            "/etc/nv_tegra_release does not say which Jetson Linux this is",
-            "nothing to do: it is only shown",
+            "/etc/nv_tegra_release does not name the Jetson Linux release",
+            "nothing to do; it is for information only",
         )
     return fine("software", f"Jetson Linux {l4t}, {f'JetPack {jetpack}' if jetpack else 'JetPack unknown'}")
 
 
 def _clocks(tree: Tree, kind: str) -> Iterator[Finding]:
-    """Cores, GPU and memory, and whether they may be set."""
+    """Check cores, GPU and memory, and whether they may be set."""
     writable: list[str] = []
-    looks: tuple[Callable[[], tuple[Finding, list[str]]], ...] = (
+    checks: tuple[Callable[[], tuple[Finding, list[str]]], ...] = (
         lambda: _cpu(tree),
         lambda: _gpu(tree),
         lambda: _memory(tree, kind),
     )
-    for topic, look in zip(("CPU", "GPU", "memory"), looks, strict=True):
+    for topic, check in zip(("CPU", "GPU", "memory"), checks, strict=True):
         try:
-            finding, files = look()
+            finding, files = check()
         except (InvalidInputError, ModeNotAppliedError) as error:
             yield failing(topic, str(error), _DRIVER)
             continue
@@ -75,10 +75,10 @@ def _clocks(tree: Tree, kind: str) -> Iterator[Finding]:
     refused = [path for path in writable if not tree.may_write(path)]
     if refused:
         yield failing(
-            "permission", f"{len(refused)} of {len(writable)} knobs may not be written, {refused[0]}", _AS_ROOT
+            "permission", f"{len(refused)} of {len(writable)} settings are not writable, such as {refused[0]}", _AS_ROOT
         )
     else:
-        yield fine("permission", f"all {len(writable)} knobs may be written")
+        yield fine("permission", f"all {len(writable)} settings are writable")
 
 
 def _cpu(tree: Tree) -> tuple[Finding, list[str]]:
@@ -95,18 +95,18 @@ def _gpu(tree: Tree) -> tuple[Finding, list[str]]:
 
 
 def _memory(tree: Tree, kind: str) -> tuple[Finding, list[str]]:
-    memory = Memory(tree, usual_memory_hz(kind))
+    memory = Memory(tree, default_memory_hz(kind))
     if not memory.written_files():
-        found = "no interface to set it: it has one frequency"
-        return limited("memory", found, f"{_AS_ROOT}; a Nano has none"), []
+        found = "no interface to set it, so it has one frequency"
+        return limited("memory", found, f"{_AS_ROOT}; a Nano has no interface"), []
     found = f"{memory.interface}; {_span(memory.table_hz, 1e6)}"
     if not memory.table_is_live:
         return limited(
-            "memory", f"{found}, the usual table of its kind", _debugfs("the live one")
+            "memory", f"{found}, the default table of its kind", _debugfs("the live table")
         ), memory.written_files()
     if not memory.has_lock:
-        return limited("memory", f"{found}; capped, not held", _debugfs("a lock")), memory.written_files()
-    return fine("memory", f"{found}, the live table; held by a lock"), memory.written_files()
+        return limited("memory", f"{found}; capped, but not locked", _debugfs("a lock")), memory.written_files()
+    return fine("memory", f"{found}, the live table; locked"), memory.written_files()
 
 
 def _debugfs(what: str) -> str:
@@ -119,25 +119,27 @@ def _power(tree: Tree, kind: str) -> Iterator[Finding]:
     if power.missing:
         yield failing(
             "power",
-            f"of {named}, {', '.join(power.missing)} is missing",
+            f"of {named}, missing: {', '.join(power.missing)}",
             "load the driver ina3221 (`modprobe ina3221`)",
         )
         return
     now_mw = power.read_mw()
     if math.isnan(now_mw):
-        yield failing("power", f"{named}: found, but a rail does not answer", "look into `dmesg` for ina3221 errors")
+        yield failing("power", f"{named}: found, but a rail cannot be read", "check `dmesg` for ina3221 errors")
     else:
         yield fine("power", f"{named}: {now_mw / 1e3:.1f} W now")
 
 
 def _zones(tree: Tree) -> Finding:
     zones, hottest_c = read_zones(tree), read_conditions(tree).temperature_c
-    silent = [name for name, degrees in zones.items() if degrees is None]
+    unreadable = [name for name, degrees in zones.items() if degrees is None]
     if hottest_c is None:
         return limited(
-            "temperature", "no zone on the chip answers", "watch the heat yourself: a profile cannot stop for it"
+            "temperature",
+            "no thermal zone on the chip can be read",
+            "watch the temperature yourself; a profile cannot pause for it",
         )
-    off = f", switched off: {', '.join(silent)}" if silent else ""
+    off = f", switched off: {', '.join(unreadable)}" if unreadable else ""
     return fine("temperature", f"{hottest_c:.0f} degrees C, {count_of(len(zones), 'zone')}{off}")
 
 
@@ -145,19 +147,19 @@ def _throttling(tree: Tree) -> Finding:
     try:
         counters = read_throttle_counters(tree)
     except (OSError, ValueError):
-        return limited("throttling", "a counter does not answer", "look into `dmesg` for soctherm errors")
+        return limited("throttling", "a counter cannot be read", "check `dmesg` for soctherm errors")
     if not counters:
         return limited(
             "throttling",
             "not counted by this kernel",
-            "nothing to do: a throttled measurement is told by its spread alone",
+            "nothing to do; throttled measurements show only in their spread",
         )
     found = ", ".join(f"{name} {events}" for name, events in counters.items())
     if sum(counters.values()):
         return limited(
-            "throttling", f"events since the start: {found}", "use a stronger power supply, or lower modes, if it grows"
+            "throttling", f"events since boot: {found}", "use a stronger power supply or lower modes if the counts grow"
         )
-    return fine("throttling", f"no event since the start ({', '.join(counters)})")
+    return fine("throttling", f"no event since boot ({', '.join(counters)})")
 
 
 def _span(table: tuple[int, ...], per_mhz: float) -> str:

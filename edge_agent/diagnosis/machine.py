@@ -1,4 +1,4 @@
-"""The whole look: the board, the device as the agent would open it, and what the agent keeps."""
+"""All checks of a machine: board, device, state directory, installation and socket."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def diagnose(
     socket_path: Path,
     code: InstalledCode,
 ) -> Iterator[Finding]:
-    """Look at everything an agent needs.
+    """Check everything that an agent needs.
 
     Args:
-        spec: the device as the command line names it.
+        spec: value of `--device`.
         open_device: opens it.
-        state_directory: where the agent keeps its files.
-        device_folder: where what was in force on the device is kept.
-        socket_path: where it serves the ClientApp.
-        code: what it runs.
+        state_directory: the agent's directory.
+        device_folder: folder with the backup of the device's settings.
+        socket_path: socket where it serves the ClientApp.
+        code: the code that it runs.
     """
     tree = _tree_of(spec)
     if tree is not None and is_jetson(tree):
@@ -47,18 +47,18 @@ def diagnose(
     elif tree is not None and spec != "auto":
         yield limited(
             "board",
-            "no NVIDIA Jetson",
-            "use --device simulated:<kind> to try things out, or --device host to train without power modes",
+            "not an NVIDIA Jetson",
+            "pass --device simulated:<kind> to try things out, or --device host to train without power modes",
         )
     yield from _device(open_device)
     yield _state_directory(state_directory)
-    yield _kept(device_folder)
+    yield _backup(device_folder)
     yield _installed(code)
     yield _socket(socket_path)
 
 
 def _tree_of(spec: str) -> Tree | None:
-    """The files of the Jetson that a device's name speaks of; None where it speaks of none."""
+    """The files of the Jetson that `spec` names; None if it names none."""
     kind, _, folder = spec.partition(":")
     if kind not in ("auto", "sysfs", "nvpmodel", "jtop"):
         return None
@@ -70,64 +70,62 @@ def _device(open_device: Callable[[], Device]) -> Iterator[Finding]:
         device = open_device()
         mode = device.current_mode()
     except WattfleetError as error:
-        yield failing("device", str(error), "follow the advice above, or name another with --device")
+        yield failing("device", str(error), "follow the advice above, or pass another --device")
         return
     if isinstance(device, HostDevice):
         yield from host_findings(device)
         return
-    yield fine(
-        "device", f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes, {mode.label()} in force"
-    )
+    yield fine("device", f"{device.board_kind} ({device.provenance}), {len(device.modes):,} modes, mode {mode.label()}")
     if math.isnan(power_now_mw(device)):
-        yield limited("power now", "cannot be read", "without it no mode can be measured; see the lines above")
+        yield limited("power now", "cannot be read", "no mode can be measured without it; see the lines above")
 
 
 def _state_directory(path: Path) -> Finding:
     nearest = next(folder for folder in (path, *path.parents) if os.path.exists(folder))
     if not os.access(nearest, os.W_OK | os.X_OK):
-        return failing(
-            "state directory", f"{path}: may not be written", "run as root, or name another with --state-dir"
-        )
+        return failing("state directory", f"{path}: not writable", "run as root, or pass another --state-dir")
     if nearest != path:
-        return fine("state directory", f"{path}: is made at the first start")
+        return fine("state directory", f"{path}: will be created at the first start")
     free_mb = os.statvfs(path).f_bavail * os.statvfs(path).f_frsize / 1e6
-    if free_mb < _WANTED_FREE_MB:
-        return failing("state directory", f"{path}: {free_mb:.0f} MB are free", f"free {_WANTED_FREE_MB:.0f} MB")
+    if free_mb < _REQUIRED_FREE_MB:
+        return failing(
+            "state directory", f"{path}: only {free_mb:.0f} MB free", f"free at least {_REQUIRED_FREE_MB:.0f} MB"
+        )
     return fine("state directory", f"{path}, {free_mb / 1e3:.1f} GB free")
 
 
-_WANTED_FREE_MB = 50.0
-"""A profile takes less than one, a reference a few."""
+_REQUIRED_FREE_MB = 50.0
+"""A profile needs less than 1 MB, a reference a few."""
 
 
-def _kept(folder: Path) -> Finding:
+def _backup(folder: Path) -> Finding:
     try:
         holder, kept = holder_of(folder), has_backup(folder)
     except KnobBackupError as error:
         return limited("restore file", str(error), "run this as root")
     if holder is not None:
-        return fine("restore file", f"process {holder} has the device and will restore it")
+        return fine("restore file", f"process {holder} uses the device and will restore it")
     if kept:
         return limited(
             "restore file",
-            f"{folder}: the device may be in another mode than you left it in",
-            "`wattfleet agent restore` puts it back; the agent's next start does, too",
+            f"{folder}: the device may not be in its owner's mode",
+            "run `wattfleet agent restore`; the agent's next start restores it, too",
         )
-    return fine("restore file", "none: the device is as its owner left it")
+    return fine("restore file", "none: the device has its owner's settings")
 
 
 def _installed(code: InstalledCode) -> Finding:
-    # Every single file is looked at when the service is installed.
+    # Installing the service checks every single file.
     try:
         writable = code.writable_by_others(contents=False)
     except InvalidInputError as error:
-        return limited("installation", str(error), "look again as root")
+        return limited("installation", str(error), "run this as root")
     if writable is None:
-        return fine("installation", f"{code.program}, in folders that only root may write")
+        return fine("installation", f"{code.program}, in folders that only root can write")
     return limited(
         "installation",
-        f"{code.program}: others than root may write {writable}",
-        "for a service, which is root, install it as root in a folder such as /opt/wattfleet",
+        f"{code.program}: users other than root can write {writable}",
+        "the service runs as root; install it as root in a folder such as /opt/wattfleet",
     )
 
 
@@ -136,9 +134,7 @@ def _socket(path: Path) -> Finding:
         try:
             connection.connect(str(path))
         except PermissionError:
-            return limited(
-                "socket", f"{path}: may not be used", "add yourself to its group: `usermod -aG wattfleet <you>`"
-            )
+            return limited("socket", f"{path}: permission denied", "join its group: `usermod -aG wattfleet <user>`")
         except OSError:
-            return limited("socket", f"{path}: no agent serves it", "start one: `systemctl start wattfleet-agent`")
-    return fine("socket", f"{path}: an agent serves it")
+            return limited("socket", f"{path}: no agent is running", "start one: `systemctl start wattfleet-agent`")
+    return fine("socket", f"{path}: an agent is running")

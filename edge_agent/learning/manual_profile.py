@@ -1,4 +1,4 @@
-"""A profile taken by hand: the daemon's journal and predictor, without a coordinator."""
+"""A manual profile: the daemon's journal and predictor, without a coordinator."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from wattfleet.prediction import Artefact
 
 
 @dataclass(frozen=True)
-class HandProfileSettings:
-    """How a profile is taken by hand.
+class ManualProfileSettings:
+    """Settings of a manual profile.
 
     Attributes:
         device_id: the device's name in its fleet.
-        minibatches_per_epoch: minibatches of one pass over the device's data; None takes the reference's.
-        modes: modes to measure in all, at most.
-        tolerance: measuring ends once no choice of a mode promises to get faster by more than this share.
-        seed: of the choice of modes.
+        minibatches_per_epoch: minibatches of one pass over the device's data; None uses the reference's.
+        modes: the most modes to measure, including earlier runs.
+        tolerance: measuring stops once no choice would get faster by more than this share.
+        seed: random seed for choosing modes.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -45,61 +45,61 @@ class HandProfileSettings:
 
     def __post_init__(self) -> None:
         if not self.device_id:
-            raise InvalidInputError("a device needs a name: give one with --device-id")
+            raise InvalidInputError("the device has no name; pass --device-id")
         if self.minibatches_per_epoch is not None and self.minibatches_per_epoch < 1:
-            raise InvalidInputError(f"an epoch has at least 1 minibatch, not {self.minibatches_per_epoch}")
+            raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
         if self.modes < 1:
-            raise InvalidInputError(f"a profile holds at least 1 mode, not {self.modes}")
+            raise InvalidInputError(f"--modes must be at least 1, not {self.modes}")
         if not 0 <= self.tolerance < 1:
-            raise InvalidInputError(f"a tolerance is a share from 0 to below 1, not {self.tolerance:g}")
+            raise InvalidInputError(f"--tolerance must be at least 0 and below 1, not {self.tolerance:g}")
 
 
 @dataclass(frozen=True)
-class HandProfile:
-    """What a profile by hand has found.
+class ManualProfile:
+    """The result of a manual profile.
 
     Attributes:
         header: what was measured.
-        records: the modes measured so far, those of earlier runs included.
-        discarded: measurements that were given up.
-        seconds: what measuring took, device-clock seconds.
-        most: modes that would have been measured at most.
-        artefact: the predictor that was fitted to them, as it was stored.
+        records: the measured modes, including earlier runs.
+        discarded: the disturbed measurements.
+        seconds: time spent measuring, device-clock seconds.
+        limit: the most modes that would have been measured.
+        artefact: the fitted predictor as stored.
     """
 
     header: JournalHeader
     records: tuple[ModeRecord, ...]
     discarded: tuple[Discarded, ...]
     seconds: float
-    most: int
+    limit: int
     artefact: Artefact
 
 
-def profile_by_hand(
-    settings: HandProfileSettings,
+def profile_manually(
+    settings: ManualProfileSettings,
     device: Device,
     profiled: ProfiledWorkload,
     reference: Artefact,
     state_directory: Path,
     begun: Callable[[int, int], None],
     report: Callable[[Progress], None],
-) -> HandProfile:
+) -> ManualProfile:
     """Measure modes, fit the device's predictor to them, and store it.
 
     The device is left in the mode measured last: call this inside `backed_up`.
 
     Args:
-        settings: how many modes, and for whom.
+        settings: how many modes to measure, and for which device.
         device: the board.
-        profiled: what is trained meanwhile.
+        profiled: the workload to train.
         reference: the predictor to transfer from.
-        state_directory: where the journal and the predictor are kept; it is made where it is missing.
-        begun: called with the number of modes that an earlier run measured, and the limit.
-        report: called after every measured mode.
+        state_directory: directory for journal and predictor; created if missing.
+        begun: receives the number of modes already measured, and the limit.
+        report: receives the progress after every mode.
 
     Raises:
-        InvalidInputError: the journal that is there is of something else, or a file cannot be written.
-        JournalError: the journal cannot be written; the modes before are kept.
+        InvalidInputError: an existing journal belongs to something else, or a file cannot be written.
+        JournalError: the journal cannot be written; its earlier modes are safe.
         MeasurementError: power cannot be read.
         ModeNotAppliedError: a mode did not take effect.
         TooHotError: the board did not cool down.
@@ -110,29 +110,29 @@ def profile_by_hand(
     transfer = Transfer(reference, header, per_epoch)
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
-    _make(state_directory)
+    _create(state_directory)
     with Journal.open(state_directory / PROFILE_FILE, header) as journal:
         keep_reference(reference, state_directory)
-        most = min(most_modes(journal, settings.modes), len(device.modes))
-        begun(len(journal.records), most)
+        limit = min(most_modes(journal, settings.modes), len(device.modes))
+        begun(len(journal.records), limit)
         artefact = profile_device(
-            device, profiled.open_steps, journal, fitting, most, settings.seed, report, settings.tolerance
+            device, profiled.open_steps, journal, fitting, limit, settings.seed, report, settings.tolerance
         ).artefact
         keep_predictor(artefact, state_directory)
-        return HandProfile(header, journal.records, journal.discarded, journal.seconds, most, artefact)
+        return ManualProfile(header, journal.records, journal.discarded, journal.seconds, limit, artefact)
 
 
-def _make(state_directory: Path) -> None:
+def _create(state_directory: Path) -> None:
     try:
         state_directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInputError(
-            f"{state_directory}: cannot be made: {error.strerror}; run this as root, or name another with --state-dir"
+            f"{state_directory}: cannot be created: {error.strerror}; run this as root, or pass another --state-dir"
         ) from None
 
 
 def _require_power(device: Device) -> None:
-    """Find out before the first minibatch, not after a minute of them, that power cannot be read."""
+    """Fail before the first minibatch if power cannot be read."""
     if math.isnan(power_now_mw(device)):
         raise MeasurementError(
             f"{device.board_kind}: power cannot be read, so no mode can be measured; run"

@@ -92,9 +92,9 @@ class OnlineLearner:
     @property
     def front(self) -> Front:
         """The current front, without the modes that overload the board."""
-        borne = ExcludedModes.of(self._journal).bears(self._device.modes)
-        modes = self._device.modes[borne]
-        return predicted_front(modes, self._prediction.among(borne), self._minibatches_per_epoch, self.first_gcycles)
+        allowed = ExcludedModes.of(self._journal).allows(self._device.modes)
+        modes = self._device.modes[allowed]
+        return predicted_front(modes, self._prediction.among(allowed), self._minibatches_per_epoch, self.first_gcycles)
 
     def observe(self, observed: Observed) -> str | None:
         """Add the observation of a round to the profile, and fit the predictor again.

@@ -1,4 +1,4 @@
-"""Which modes an agent measures, and in which order: first spread over the space, then along the predicted front."""
+"""Measures a device's modes: first spread over the mode space, then along the predicted front."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from wattfleet.choosing import SamplingSettings
 from wattfleet.modes import ModeArray, Profile, array_to_modes
 
 BATCH = 3
-"""Modes chosen between two fits: a fit and a prediction of all modes take a board's own cores a second or so."""
+"""Modes measured between two fits; fitting and predicting all modes take a board about a second."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a profile is.
+    """The progress of a profile.
 
     Attributes:
         done: modes measured.
-        total: modes that will be, unless it ends early.
-        detail: the last one, in words.
+        total: modes to measure, unless it stops early.
+        detail: the last step, in words.
     """
 
     done: int
@@ -47,22 +47,22 @@ def profile_device(
 ) -> Fitted:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
-    A few fill the space; the rest are those that would be chosen under budgets along the predicted front, in batches
-    with a fit before each: the best of thousands of predicted modes is too good to be true until it was measured
-    (see `docs/choosing.md`). It ends early once no measurement promises a better choice.
+    A few modes are spread over the mode space. The rest are those that would be chosen under budgets along the
+    predicted front, in batches with a fit before each. The best of thousands of predictions tends to be too optimistic
+    until it is measured (see `docs/choosing.md`). Measuring stops early once more modes would not improve any choice.
 
     Args:
         device: the board.
-        open_steps: begins what is trained; not called where nothing is left to be measured.
-        journal: what was measured before; what is measured now is added, so a restart goes on where it stopped.
+        open_steps: starts the workload; not called if nothing is left to measure.
+        journal: earlier measurements; new ones are appended, so a restart continues where it stopped.
         fitting: fits the device's predictor.
-        limit: modes to measure at most.
-        seed: of the spread modes.
-        report: called after every measured mode.
-        tolerance: the share by which a choice must still promise to get faster for it to go on.
+        limit: the most modes to measure.
+        seed: random seed of the spread modes.
+        report: receives the progress after every mode.
+        tolerance: stop once no choice would get faster by more than this share.
 
     Returns:
-        What was fitted at the end; the journal has what it was fitted to.
+        The final fit, to all modes in the journal.
     """
     settings = SamplingSettings(limit=min(limit, len(device.modes)), batch=BATCH, tolerance=tolerance, seed=seed)
     profiler = Profiler(device)
@@ -74,7 +74,7 @@ def profile_device(
         return fitting.next_modes(measured(), settings, ExcludedModes.of(journal).given_up)
 
     if not journal.measurements and len(ExcludedModes.of(journal).given_up) >= len(device.modes):
-        # Not even one mode could be measured: that was the board's state, not the modes', and may be over by now.
+        # No mode could be measured, so the cause was the board, not the modes; it may have recovered.
         bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
         journal.append(Renewal("no mode could be measured", bound))
     chosen = choose()

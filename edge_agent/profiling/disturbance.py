@@ -1,4 +1,4 @@
-"""What spoils a measurement: a board that gets too hot, or that slows itself down."""
+"""Detects disturbed measurements: a board that gets too hot or throttles itself."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from edge_agent.devices.device import Device
 from wattfleet.errors import InvalidInputError, WattfleetError
 
-_LOOK_AGAIN_S = 2.0
-# A sensor that cannot be read once or twice is busy; one that cannot at so many looks in a row is gone.
-_LOOKS_WITHOUT = 3
+_CHECK_EVERY_S = 2.0
+# A sensor may be busy once or twice; after this many failed reads in a row it is gone.
+_FAILED_READS = 3
 
 
 class DisturbedError(WattfleetError):
-    """The board got too hot or throttled itself, or stopped telling: what was measured may not be the mode's."""
+    """The board got too hot, throttled itself or stopped reporting, so the measurement may be wrong for its mode."""
 
 
 class OverloadedError(DisturbedError):
-    """The mode was too much for the board: it got too hot, or throttled itself."""
+    """The mode overloaded the board: it got too hot, or throttled itself."""
 
 
 class TooHotError(WattfleetError):
-    """The board did not cool down in time: give it air, raise the temperature limit, or wait longer."""
+    """The board did not cool down in time; improve its cooling, raise the temperature limit, or wait longer."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a board may suffer while it is measured.
+    """Temperature limits and retries while a board is measured.
 
     Attributes:
-        temperature_c: the hottest that a junction may get, degrees Celsius. Boards slow down near 95.
-        cool_c: measuring goes on once it is cooler than this, degrees Celsius.
-        cooling_patience_s: how long to wait for that, s.
-        attempts: how often a disturbed mode is tried in all.
+        temperature_c: the highest allowed junction temperature, degrees Celsius. Boards throttle near 95.
+        cool_c: measuring continues below this temperature, degrees Celsius.
+        cooling_patience_s: how long to wait for the board to cool, s.
+        attempts: how often a disturbed mode is measured, in all.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -51,15 +51,15 @@ class Limits:
             )
 
 
-USUAL_LIMITS = Limits()
+DEFAULT_LIMITS = Limits()
 
 
 class Guard:
-    """Looks after one measurement, from its beginning on.
+    """Watches one measurement for disturbances.
 
     Args:
         device: the board.
-        limits: what it may suffer.
+        limits: the limits to keep.
     """
 
     def __init__(self, device: Device, limits: Limits) -> None:
@@ -71,15 +71,15 @@ class Guard:
 
     @property
     def temperature_known(self) -> bool:
-        """Whether the board told its temperature at the beginning."""
+        """Whether the board reported its temperature at the start."""
         return self._before.temperature_c is not None
 
     def check(self) -> None:
-        """Make sure that nothing has disturbed the measurement; what a board never told is not held against it.
+        """Check that nothing has disturbed the measurement; values that the board never reported are not required.
 
         Raises:
-            OverloadedError: it got too hot, or has throttled itself since the beginning.
-            DisturbedError: it no longer tells what it did.
+            OverloadedError: it got too hot, or has throttled itself since the start.
+            DisturbedError: it stopped reporting a value.
         """
         now = self._device.conditions()
         if now.temperature_c is not None and now.temperature_c > self._limits.temperature_c:
@@ -88,42 +88,44 @@ class Guard:
         if now.throttle_events is not None and before is not None and now.throttle_events > before:
             raise OverloadedError(f"the board throttled itself, {now.throttle_events - before} times")
         self._without_temperature = 0 if now.temperature_c is not None else self._without_temperature + 1
-        if self.temperature_known and self._without_temperature >= _LOOKS_WITHOUT:
-            raise DisturbedError("the temperature sensor is gone: it cannot be read any more")
+        if self.temperature_known and self._without_temperature >= _FAILED_READS:
+            raise DisturbedError("the temperature sensor can no longer be read")
         self._without_throttling = 0 if now.throttle_events is not None else self._without_throttling + 1
-        if before is not None and self._without_throttling >= _LOOKS_WITHOUT:
-            raise DisturbedError("the throttle counter is gone: it cannot be read any more")
+        if before is not None and self._without_throttling >= _FAILED_READS:
+            raise DisturbedError("the throttle counter can no longer be read")
 
 
 def is_cool(temperature_c: float | None, limits: Limits, known_before: bool) -> bool:
     """Whether a board may be measured again.
 
     Args:
-        temperature_c: its temperature now; None where it does not say.
-        limits: what it may suffer.
-        known_before: whether it once said: silence is no sign of coolness then.
+        temperature_c: its current temperature; None if it does not report one.
+        limits: the limits to keep.
+        known_before: whether it reported one before; then None does not mean cool.
     """
     return not known_before if temperature_c is None else temperature_c < limits.cool_c
 
 
 def wait_until_cool(device: Device, limits: Limits, known_before: bool = False) -> None:
-    """Let a board rest until it is cool enough to be measured.
+    """Wait until a board is cool enough to be measured.
 
     Args:
         device: the board.
-        limits: what it may suffer.
-        known_before: whether it has told its temperature before; if so, it has to tell it again.
+        limits: the limits to keep.
+        known_before: whether it reported its temperature before; then it must report it again.
 
     Raises:
-        TooHotError: it did not get there within the patience, or did not say so.
+        TooHotError: it did not cool down within the patience, or did not report its temperature.
     """
     give_up_s = device.clock.now_s() + limits.cooling_patience_s
     while not is_cool(temperature_c := device.conditions().temperature_c, limits, known_before):
         if device.clock.now_s() >= give_up_s:
-            found = "no temperature can be read" if temperature_c is None else f"still at {temperature_c:.0f} degrees"
+            found = (
+                "the temperature cannot be read" if temperature_c is None else f"still at {temperature_c:.0f} degrees"
+            )
             raise TooHotError(
-                f"{found} after {limits.cooling_patience_s:g} s of rest; below"
-                f" {limits.cool_c:g} is needed: give the board air, or raise the limits"
+                f"{found} after resting {limits.cooling_patience_s:g} s, not below"
+                f" {limits.cool_c:g}; improve the board's cooling, or raise the limits"
             )
         known_before = known_before or temperature_c is not None
-        device.clock.sleep_s(_LOOK_AGAIN_S)
+        device.clock.sleep_s(_CHECK_EVERY_S)

@@ -1,4 +1,4 @@
-"""Which modes a board does not bear, by what its journal holds."""
+"""Modes that are excluded from new rounds because they overloaded or failed on the board."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_agent.profiling.disturbance import USUAL_LIMITS
+from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.journal import Journal
 from wattfleet.modes import ModeArray, modes_to_array
 
 
 @dataclass(frozen=True)
 class ExcludedModes:
-    """What measuring has shown of the modes that a board bears, and of those that it does not.
+    """The modes that measuring showed to work, and those that it showed to fail.
 
     Attributes:
         measured: `[k, 4]` modes that were measured undisturbed.
-        given_up: `[k, 4]` modes that were disturbed, or failed, at every attempt, and are not tried again.
+        given_up: `[k, 4]` modes that were disturbed or failed at every attempt; they are not tried again.
         overloaded: `[k, 4]` those of them at which the board got too hot or throttled itself at every attempt.
     """
 
@@ -28,27 +28,27 @@ class ExcludedModes:
 
     @classmethod
     def of(cls, journal: Journal) -> ExcludedModes:
-        """What a journal shows, since it was last begun anew."""
-        attempts = USUAL_LIMITS.attempts
+        """The excluded modes according to a journal, since its last renewal."""
+        attempts = DEFAULT_LIMITS.attempts
         return cls(
             modes_to_array(record.mode for record in journal.records),
             modes_to_array(journal.discarded_modes(attempts)),
             modes_to_array(journal.overloaded_modes(attempts)),
         )
 
-    def bears(self, modes: ModeArray) -> NDArray[np.bool_]:
-        """Which of `[n, 4]` modes may be trained in, `[n]`.
+    def allows(self, modes: ModeArray) -> NDArray[np.bool_]:
+        """Which of `[n, 4]` modes may be used for training, `[n]`.
 
-        Those that were given up may not. Where a mode overloads the board, so does one whose every knob is at least as
-        high; but a mode like that which was measured shows that it was not the mode's fault, and then only the mode
-        itself is left out. All are borne where none would be left: a device without a front could not train at all.
+        Modes that were given up may not. If a mode overloads the board, modes at least as high in every setting are
+        excluded too. But if one of those was measured, only the overloaded mode itself is excluded. If every mode would
+        be excluded, all are allowed: a device without a front could not train at all.
         """
         inherent = self.overloaded[~_at_least(self.measured, self.overloaded).any(axis=0)]
-        beyond = _at_least(modes, inherent).any(axis=1) | (modes[:, None] == self.given_up).all(axis=2).any(axis=1)
-        beyond &= ~(modes[:, None] == self.measured).all(axis=2).any(axis=1)
-        return np.asarray(~beyond | beyond.all())
+        excluded = _at_least(modes, inherent).any(axis=1) | (modes[:, None] == self.given_up).all(axis=2).any(axis=1)
+        excluded &= ~(modes[:, None] == self.measured).all(axis=2).any(axis=1)
+        return np.asarray(~excluded | excluded.all())
 
 
 def _at_least(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
-    """Which of `[n, 4]` modes have every knob at least as high as which of `[m, 4]` others, `[n, m]`."""
+    """Whether each of `[n, 4]` modes is at least as high in every setting as each of `[m, 4]` others, `[n, m]`."""
     return np.asarray((modes[:, None] >= others).all(axis=2))

@@ -1,8 +1,8 @@
-"""The journal of a profile: every measured mode on disk before the next one begins.
+"""The journal of a profile: every measured mode is on disk before the next one begins.
 
-One JSON object a line. The first line says what is measured; the others are records: modes measured, measurements
-that were discarded, what rounds showed, and renewals, before which nothing counts any more. A line counts once it
-ends, so what a power cut leaves of the last one is cut off and measured again.
+Each line is a JSON object. The first states what is measured. The others are records: measured modes, discarded
+measurements, observations of rounds, and renewals. A renewal invalidates all records before it. An incomplete last
+line, as after a power cut, is dropped and its mode measured again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _FORMAT = 1
 
 
 class JournalError(WattfleetError):
-    """A journal cannot be read or written; what it holds so far is safe."""
+    """A journal cannot be read or written; its existing lines are safe."""
 
 
 @dataclass(frozen=True)
 class JournalHeader:
-    """What a journal's measurements belong to; they mean nothing for anything else.
+    """The device and workload that a journal's measurements are valid for.
 
     Attributes:
         device_id: the device.
@@ -57,9 +57,9 @@ class Journal:
     Args:
         descriptor: of the file, positioned anywhere.
         path: for messages.
-        entries: what the file holds.
+        entries: the records in the file.
         size: bytes of complete lines.
-        write: how bytes get to a descriptor, `os.write` outside of tests.
+        write: writes bytes to a descriptor; `os.write` except in tests.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, header: JournalHeader, write: Callable[[int, bytes], int] = os.write) -> Journal:
-        """Begin a journal, or go on with the one that is there.
+        """Start a journal, or continue an existing one.
 
         Args:
             path: the file; its folder exists.
-            header: what is to be measured.
-            write: how bytes get to a descriptor.
+            header: what is measured.
+            write: writes bytes to a descriptor.
 
         Raises:
-            InvalidInputError: the file belongs to something else.
-            JournalError: the file cannot be opened or written, or is damaged elsewhere than at its end.
+            InvalidInputError: the file belongs to another device or workload.
+            JournalError: the file cannot be opened or written, or is damaged before its last line.
         """
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -112,31 +112,31 @@ class Journal:
 
     @property
     def discarded(self) -> tuple[Discarded, ...]:
-        """The measurements given up so far, in order, since the last renewal."""
+        """The discarded measurements, in order, since the last renewal."""
         return tuple(entry for entry in self._current if isinstance(entry, Discarded))
 
     @property
     def seconds(self) -> float:
-        """What measuring has taken since the last renewal, discarded measurements included, device-clock seconds."""
+        """Time spent measuring since the last renewal, discarded measurements included, device-clock seconds."""
         return sum(entry.seconds for entry in self._current if isinstance(entry, (ModeRecord, Discarded)))
 
     def discarded_modes(self, times: int) -> list[PowerMode]:
-        """The modes whose measurement was given up so many times or more: the board does not bear them."""
-        return _most_common(self.discarded, times)
+        """The modes whose measurements were discarded at least this many times."""
+        return _repeated(self.discarded, times)
 
     def overloaded_modes(self, times: int) -> list[PowerMode]:
-        """The modes at which the board got too hot or throttled itself so many times or more."""
-        return _most_common((entry for entry in self.discarded if entry.overloaded), times)
+        """The modes that overloaded the board at least this many times."""
+        return _repeated((entry for entry in self.discarded if entry.overloaded), times)
 
     @property
     def renewal(self) -> Renewal | None:
-        """Why, and for how many modes, the profile was begun anew; None where it never was."""
+        """The last renewal; None if there was none."""
         renewals = [entry for entry in self._entries if isinstance(entry, Renewal)]
         return renewals[-1] if renewals else None
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """What is known of each mode, measured or shown by a round; the newest replaces what was known before."""
+        """The newest value of each mode, from a measurement or a round."""
         known = {
             entry.mode: entry.measurement for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))
         }
@@ -144,20 +144,22 @@ class Journal:
 
     @property
     def first_gcycles(self) -> float:
-        """CPU cycles of a training's first minibatch, in units of 1e9; 0 where no current record tells."""
-        told = {entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None}
-        return first_minibatch_gcycles(modes_to_array(told), np.array(list(told.values())))
+        """CPU cycles of a training's first minibatch, in units of 1e9; 0 if no current record has it."""
+        first_ms = {
+            entry.mode: entry.first_minibatch_ms for entry in self.records if entry.first_minibatch_ms is not None
+        }
+        return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """Those of `modes` of which nothing is known yet, in order."""
+        """The modes without a measurement, in order."""
         known = {measurement.mode for measurement in self.measurements}
         return [mode for mode in modes if mode not in known]
 
     def append(self, record: Record) -> None:
-        """Put a record on disk; it is there when this returns.
+        """Write a record; it is on disk when this returns.
 
         Raises:
-            JournalError: it could not be written; the journal is as it was before.
+            JournalError: it could not be written; the journal is unchanged.
         """
         self._append(to_line(record))
         self._entries.append(record)
@@ -190,13 +192,13 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as error:
             raise JournalError(
-                f"{self._path}: cannot be written: {error.strerror}; the {len(self._entries)} records it holds are kept"
+                f"{self._path}: cannot be written: {error.strerror}; its {len(self._entries)} records are safe"
             ) from None
         self._size += len(data)
 
 
-def _most_common(given_up: Iterable[Discarded], times: int) -> list[PowerMode]:
-    counts = Counter(entry.mode for entry in given_up)
+def _repeated(discarded: Iterable[Discarded], times: int) -> list[PowerMode]:
+    counts = Counter(entry.mode for entry in discarded)
     return [mode for mode, count in counts.items() if count >= times]
 
 
@@ -208,24 +210,26 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
         except ValueError:
             parsed = None
         if not isinstance(parsed, dict):
-            raise JournalError(f"{path}, line {number}: is damaged; move the file away to measure anew")
+            raise JournalError(f"{path}, line {number}: is damaged; move the file away to measure again")
         lines.append(parsed)
     return lines
 
 
 def _require_same(path: Path, line: dict[str, Any], header: JournalHeader) -> None:
-    wanted = {"journal": _FORMAT, **asdict(header)}
-    if line != wanted:
+    expected = {"journal": _FORMAT, **asdict(header)}
+    if line != expected:
         differing = [
-            f"{name} {line.get(name)!r}, not {value!r}" for name, value in wanted.items() if line.get(name) != value
+            f"{name} {line.get(name)!r}, not {value!r}" for name, value in expected.items() if line.get(name) != value
         ]
-        raise InvalidInputError(f"{path}: is the journal of {', '.join(differing)}; name another file")
+        raise InvalidInputError(
+            f"{path}: belongs to {', '.join(differing)}; use another --state-dir, or move the file away"
+        )
 
 
 def _record(path: Path, number: int, line: dict[str, Any]) -> Record:
     try:
         return from_line(line)
     except InvalidInputError as error:
-        raise JournalError(f"{path}, line {number}: {error}; move the file away to measure anew") from None
+        raise JournalError(f"{path}, line {number}: {error}; move the file away to measure again") from None
     except (KeyError, TypeError):
-        raise JournalError(f"{path}, line {number}: is no measurement: {json.dumps(line)[:80]}") from None
+        raise JournalError(f"{path}, line {number}: is not a valid record: {json.dumps(line)[:80]}") from None

@@ -1,4 +1,4 @@
-"""What a journal holds: one kind of record for everything that can happen to a mode."""
+"""The kinds of records in a journal."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from wattfleet.modes import Measurement, PowerMode
 
 
 def require_above_zero(**figures: float) -> None:
-    """Make sure that figures can be learnt from and stored.
+    """Check that figures are finite and above 0.
 
     Raises:
         InvalidInputError: one is not finite, or not above 0.
     """
     for name, value in figures.items():
         if not 0 < value < float("inf"):
-            raise InvalidInputError(f"{name} has to be finite and above 0, not {value}")
+            raise InvalidInputError(f"{name} must be finite and above 0, not {value}")
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class ModeRecord:
     Attributes:
         mode: the power mode, read back from the device.
         minibatch_ms: median time of a minibatch, ms, the first one dropped.
-        power_mw: median board power while training, mW, once it had settled.
+        power_mw: median board power while training, mW, after it had settled.
         minibatch_spread: robust standard deviation of a single minibatch's time, as a share.
         power_spread: the same of a single power sample.
-        minibatches: minibatches that `minibatch_ms` rests on.
-        power_samples: samples that `power_mw` rests on.
-        seconds: what measuring took, device-clock seconds.
-        fetch_stall_ms: median time that a minibatch waited for its data, ms; None where the workload does not say.
-        compute_ms: median time that it computed, ms; None where the workload does not say.
-        first_minibatch_ms: time of the first minibatch, ms; None where it was no training's first, or in a line of an
+        minibatches: minibatches behind `minibatch_ms`.
+        power_samples: samples behind `power_mw`.
+        seconds: time spent measuring, device-clock seconds.
+        fetch_stall_ms: median time that a minibatch waited for its data, ms; None if unknown.
+        compute_ms: median time that it computed, ms; None if unknown.
+        first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or in a line of an
             earlier version.
 
     Raises:
@@ -67,7 +67,7 @@ class ModeRecord:
         ):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise InvalidInputError(f"{name} has to be finite and 0 or more, not {value}")
+                raise InvalidInputError(f"{name} must be finite and at least 0, not {value}")
 
     @property
     def measurement(self) -> Measurement:
@@ -77,14 +77,14 @@ class ModeRecord:
 
 @dataclass(frozen=True)
 class Discarded:
-    """A measurement that was given up because something disturbed it; no fit uses it.
+    """A disturbed measurement, which no fit uses.
 
     Attributes:
         mode: the power mode.
         reason: what disturbed it.
         minibatches: minibatches that were trained for it.
-        seconds: what it took, device-clock seconds.
-        overloaded: whether the board got too hot or throttled itself; a line of an earlier version does not say so.
+        seconds: time spent on it, device-clock seconds.
+        overloaded: whether the board got too hot or throttled itself; False in a line of an earlier version.
     """
 
     mode: PowerMode
@@ -96,11 +96,11 @@ class Discarded:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What a round's training showed of its mode.
+    """Time and power of a mode observed in a round.
 
     Attributes:
         mode: the power mode.
-        minibatch_ms: mean time of a minibatch, ms, the first one left out.
+        minibatch_ms: mean time of a minibatch, ms, without the first.
         power_mw: mean board power while training, mW.
 
     Raises:
@@ -122,11 +122,11 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The board or its work has changed: what was recorded before no longer counts.
+    """The board or its workload has changed, so earlier records no longer count.
 
     Attributes:
         reason: what showed it.
-        modes: modes to measure anew, at most.
+        modes: the most modes to measure again.
     """
 
     reason: str
@@ -135,7 +135,7 @@ class Renewal:
 
 Record = ModeRecord | Discarded | RoundRecord | Renewal
 
-# A line that names no kind is a measured mode.
+# A line without a kind is a ModeRecord.
 _KINDS: Mapping[str, type[Record]] = {"discarded": Discarded, "round": RoundRecord, "renewal": Renewal}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -147,11 +147,11 @@ def to_line(record: Record) -> dict[str, Any]:
 
 
 def from_line(line: Mapping[str, Any]) -> Record:
-    """What `to_line` wrote, in this version or an earlier one.
+    """Read a line that `to_line` wrote, in this version or an earlier one.
 
     Raises:
-        KeyError: no such kind of record, or a measurement without its mode.
-        TypeError: a field is missing or no number, or there is one too many.
+        KeyError: the kind is unknown, or the mode is missing.
+        TypeError: a field is missing, unknown or not a number.
         InvalidInputError: a figure is out of range.
     """
     values = dict(line)

@@ -1,4 +1,4 @@
-"""One mode being measured, minibatch by minibatch, whoever trains them."""
+"""The measurement of one mode, minibatch by minibatch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from types import TracebackType
 import numpy as np
 
 from edge_agent.devices.device import Device, require_in_force
-from edge_agent.profiling.disturbance import USUAL_LIMITS, Guard, Limits
+from edge_agent.profiling.disturbance import DEFAULT_LIMITS, Guard, Limits
 from edge_agent.profiling.journal_records import ModeRecord
 from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import PowerMode
 
-# A meter has a new sample about once a second: looking after every minibatch would only slow training down.
-_LOOK_EVERY_S = 0.5
+# A meter has a new sample about once a second; checking after every minibatch would only slow training down.
+_CHECK_EVERY_S = 0.5
 
 
 class MeasurementError(WattfleetError):
@@ -25,13 +25,13 @@ class MeasurementError(WattfleetError):
 
 @dataclass(frozen=True)
 class ProfilerSettings:
-    """How thoroughly a mode is measured.
+    """How long a mode is measured.
 
     Attributes:
-        minibatches: minibatches that count, after the first one (which never does).
-        power_samples: settled power samples that are needed.
-        patience_s: how long to go on training for their sake once the minibatches are done, s.
-        limits: what the board may suffer meanwhile.
+        minibatches: minibatches that count, after the first, which never does.
+        power_samples: required settled power samples.
+        patience_s: how long to continue training for them once the minibatches are done, s.
+        limits: temperature limits and retries.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -40,26 +40,26 @@ class ProfilerSettings:
     minibatches: int = 40
     power_samples: int = 5
     patience_s: float = 60.0
-    limits: Limits = field(default=USUAL_LIMITS)
+    limits: Limits = field(default=DEFAULT_LIMITS)
 
     def __post_init__(self) -> None:
         if self.minibatches < 1 or self.power_samples < 3 or not self.patience_s >= 0:
             raise InvalidInputError(
-                "a profile needs at least 1 minibatch and 3 power samples a mode, and 0 s of patience, not"
+                "a profile needs at least 1 minibatch and 3 power samples per mode, and 0 s of patience, not"
                 f" {self.minibatches}, {self.power_samples} and {self.patience_s}"
             )
 
 
-USUAL_SETTINGS = ProfilerSettings()
+DEFAULT_SETTINGS = ProfilerSettings()
 
 
 class ModeMeasurement:
-    """Puts a mode in force, samples power, and tells when enough is known; a context manager.
+    """Applies a mode, samples power, and reports when enough is known; a context manager.
 
     Args:
         device: the board.
         mode: a mode that it offers.
-        settings: how thoroughly.
+        settings: how long to measure.
 
     Raises:
         ModeNotAppliedError: the mode did not take effect.
@@ -75,7 +75,7 @@ class ModeMeasurement:
         self._guard = Guard(device, settings.limits)
         self._end_s = [device.clock.now_s()]
         self._times: list[StepTimes | None] = []
-        self._look_s = self._end_s[0] + _LOOK_EVERY_S
+        self._next_check_s = self._end_s[0] + _CHECK_EVERY_S
         self._give_up_s: float | None = None
         self._meter = device.start_meter()
         self._stopped = False
@@ -87,33 +87,33 @@ class ModeMeasurement:
 
     @property
     def temperature_known(self) -> bool:
-        """Whether the board told its temperature when it began."""
+        """Whether the board reported its temperature at the start."""
         return self._guard.temperature_known
 
     @property
     def seconds(self) -> float:
-        """What it took so far, device-clock seconds."""
+        """Time spent so far, device-clock seconds."""
         return self._device.clock.now_s() - self._begin_s
 
     def minibatch_ended(self, times: StepTimes | None = None, ended_s: float | None = None) -> ModeRecord | None:
-        """Take note of a minibatch that ended; the record once enough is known.
+        """Record the end of a minibatch; return the mode's record once enough is known.
 
         Args:
-            times: where its time went, if that is known.
+            times: where its time went, if known.
             ended_s: when it ended, device-clock seconds; None for now.
 
         Raises:
-            DisturbedError: the board got too hot, throttled itself, or stopped telling.
+            DisturbedError: the board got too hot, throttled itself, or stopped reporting.
             MeasurementError: too few settled power samples within the patience.
-            ModeNotAppliedError: another mode is in force by now.
+            ModeNotAppliedError: the mode did not last.
         """
         now_s = self._device.clock.now_s() if ended_s is None else ended_s
         self._end_s.append(now_s)
         self._times.append(times)
         enough = self.minibatches > self._settings.minibatches
-        if now_s < self._look_s and not (enough and self._give_up_s is None):
+        if now_s < self._next_check_s and not (enough and self._give_up_s is None):
             return None
-        self._look_s = now_s + _LOOK_EVERY_S
+        self._next_check_s = now_s + _CHECK_EVERY_S
         self._guard.check()
         return self._record_if_settled(now_s) if enough else None
 
@@ -125,7 +125,7 @@ class ModeMeasurement:
             if now_s >= self._give_up_s:
                 raise MeasurementError(
                     f"{self.mode.label()}: {power.count if power else 0} settled power samples after"
-                    f" {self.seconds:.0f} s, {self._settings.power_samples} are needed"
+                    f" {self.seconds:.0f} s; at least {self._settings.power_samples} are required"
                 )
             return None
         self.stop()
@@ -148,7 +148,7 @@ class ModeMeasurement:
         )
 
     def stop(self) -> None:
-        """End sampling; the mode stays in force."""
+        """Stop sampling; the mode stays applied."""
         if not self._stopped:
             self._stopped = True
             self._meter.stop()

@@ -1,4 +1,4 @@
-"""Productive profiling: modes are measured while an app trains for its own sake, so that measuring wastes no work."""
+"""Productive profiling: measures modes during an app's own training, so that no work is wasted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from edge_agent.devices.device import Device, ModeNotAppliedError
 from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, is_cool
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Discarded
-from edge_agent.profiling.mode_measurement import USUAL_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
+from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, MeasurementError, ModeMeasurement, ProfilerSettings
 from edge_agent.workloads.step import StepTimes
 from wattfleet.modes import PowerMode
+from wattfleet_io.batch_timing import timed_batches
 from wattfleet_io.gpu import wait_for_gpu
 
 _log = logging.getLogger(__name__)
@@ -23,18 +24,18 @@ Batch = TypeVar("Batch")
 
 
 class ProductiveProfiler:
-    """Walks through modes minibatch by minibatch, and back to the training's own mode.
+    """Measures one mode after another during a training, then restores the training's own mode.
 
-    Whatever happens to a measurement, the training goes on: one that was disturbed, whose power did not settle, or
-    whose mode did not take effect, is journalled as discarded, and the training's own mode is put back. The mode is
-    tried again when the board is cool, and left out after as many attempts as the settings allow. A measurement that
-    the training interrupts, at the end of an epoch say, is begun again at the next `begin`.
+    The training continues whatever happens to a measurement. A measurement that is disturbed, whose power does not
+    settle, or whose mode does not take effect, is journalled as discarded. The training's own mode is then restored.
+    The mode is tried again once the board is cool, up to the number of attempts in the settings. A measurement that the
+    training interrupts, for example at the end of an epoch, starts again at the next `begin`.
 
     Args:
         device: the board.
-        modes: modes to measure, in this order; those that the journal knows are left out.
-        journal: where the records go.
-        settings: how thoroughly.
+        modes: modes to measure, in this order; those in the journal are skipped.
+        journal: receives the records.
+        settings: how long to measure each mode.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class ProductiveProfiler:
         device: Device,
         modes: Iterable[PowerMode],
         journal: Journal,
-        settings: ProfilerSettings = USUAL_SETTINGS,
+        settings: ProfilerSettings = DEFAULT_SETTINGS,
     ) -> None:
         self._device = device
         self._journal = journal
         self._settings = settings
-        self._ahead = journal.remaining(modes)
+        self._pending = journal.remaining(modes)
         self._attempts = 0
         self._temperature_known = False
         self._measurement: ModeMeasurement | None = None
@@ -57,65 +58,58 @@ class ProductiveProfiler:
     @property
     def measuring(self) -> bool:
         """Whether a mode is left to be measured."""
-        return bool(self._ahead)
+        return bool(self._pending)
 
     def profiled(
         self, loader: Iterable[Batch], finish_step: Callable[[], None] = wait_for_gpu
     ) -> Generator[Batch, None, None]:
-        """The batches of `loader`; while the caller trains on them, modes are measured.
+        """Yield the batches of `loader` and measure modes while the caller trains on them.
 
-        Close it when leaving early with an error: the training's own mode comes back at its end.
+        Close the generator when leaving early: its end restores the training's own mode.
 
         Args:
             loader: yields minibatches.
             finish_step: waits until the caller's work on a minibatch is done; that of a virtual board is its `step`.
 
         Raises:
-            ModeNotAppliedError: the training's own mode cannot be put back.
+            ModeNotAppliedError: the training's own mode cannot be restored.
         """
-        clock = self._device.clock
-        batches = iter(loader)
         self.begin()
         try:
-            while True:
-                asked_s = clock.now_s()
-                try:
-                    batch = next(batches)
-                except StopIteration:
-                    return
-                fetched_s = clock.now_s()
-                yield batch
-                if self.measuring:
-                    finish_step()
-                    ended_s = clock.now_s()
-                    self.minibatch_ended(StepTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3))
+            yield from timed_batches(
+                loader,
+                lambda: self.measuring,
+                lambda times: self.minibatch_ended(StepTimes(times.fetch_stall_ms, times.compute_ms)),
+                finish_step,
+                self._device.clock.now_s,
+            )
         finally:
             self.pause()
 
     def begin(self) -> None:
-        """The training begins, or goes on after a pause; the mode in force now is its own.
+        """Start, or continue after a pause; the current mode is the training's own.
 
         Raises:
-            ModeNotAppliedError: the first mode did not take effect, and its own cannot be put back.
+            ModeNotAppliedError: the first mode did not take effect, and the training's own cannot be restored.
         """
-        if self._ahead and self._own_mode is None:
+        if self._pending and self._own_mode is None:
             self._own_mode = self._device.current_mode()
             self._held.enter_context(self._device.measuring())
             self._measure_next()
 
     def minibatch_ended(self, times: StepTimes, ended_s: float | None = None) -> bool:
-        """Take note of a minibatch of the training; at the end of a measurement the next mode is put in force.
+        """Record the end of a minibatch; at the end of a measurement, apply the next mode.
 
         Args:
             times: where its time went.
             ended_s: when it ended, device-clock seconds; None for now.
 
         Returns:
-            Whether another mode is in force now than the one that the minibatch was trained in.
+            Whether the mode has changed since the minibatch.
 
         Raises:
-            ModeNotAppliedError: the training's own mode cannot be put back.
-            JournalError: the measurement could not be written; nothing else is lost.
+            ModeNotAppliedError: the training's own mode cannot be restored.
+            JournalError: the measurement could not be written; earlier ones are safe.
         """
         if self._measurement is None:
             return self._measure_once_cool()
@@ -132,14 +126,14 @@ class ProductiveProfiler:
             return True
         if record is None:
             return False
-        # The app's process began to train long before: its first minibatch in this mode is not that of a start.
+        # The app has been training for long, so its first minibatch in this mode has no warm-up.
         self._journal.append(replace(record, first_minibatch_ms=None))
         self._leave()
         self._measure_next()
         return True
 
     def pause(self) -> None:
-        """The training pauses or has ended: its own mode is in force again.
+        """Pause or end: restore the training's own mode.
 
         Raises:
             ModeNotAppliedError: that mode did not take effect.
@@ -152,47 +146,47 @@ class ProductiveProfiler:
             self._rest()
 
     def _measure_next(self) -> None:
-        if not self._ahead:
+        if not self._pending:
             self._rest()
             return
         begin_s = self._device.clock.now_s()
         try:
-            self._measurement = ModeMeasurement(self._device, self._ahead[0], self._settings)
+            self._measurement = ModeMeasurement(self._device, self._pending[0], self._settings)
         except ModeNotAppliedError as error:
-            self._discard(Discarded(self._ahead[0], str(error), 0, self._device.clock.now_s() - begin_s))
+            self._discard(Discarded(self._pending[0], str(error), 0, self._device.clock.now_s() - begin_s))
         else:
             self._temperature_known |= self._measurement.temperature_known
 
     def _measure_once_cool(self) -> bool:
         temperature_c = self._device.conditions().temperature_c
         cool = is_cool(temperature_c, self._settings.limits, self._temperature_known)
-        if not cool or not self._ahead or self._own_mode is None:
+        if not cool or not self._pending or self._own_mode is None:
             return False
         self._measure_next()
         return True
 
-    def _discard(self, given_up: Discarded) -> None:
-        self._journal.append(given_up)
+    def _discard(self, discarded: Discarded) -> None:
+        self._journal.append(discarded)
         self._attempts += 1
         if self._attempts >= self._settings.limits.attempts:
-            _log.warning("%s is left out: %s, %d times", given_up.mode.label(), given_up.reason, self._attempts)
+            _log.warning("skipping mode %s: %s, %d attempts", discarded.mode.label(), discarded.reason, self._attempts)
             self._leave()
         if self._own_mode is not None:
             self._device.apply(self._own_mode)
-        if not self._ahead:
+        if not self._pending:
             self._rest()
 
     def _leave(self) -> None:
         self._measurement = None
         self._attempts = 0
-        del self._ahead[0]
+        del self._pending[0]
 
     def _rest(self) -> None:
-        """Give back the fan and put the training's own mode in force."""
+        """Release the fan and restore the training's own mode."""
         own, self._own_mode = self._own_mode, None
         try:
             self._held.close()
         finally:
-            # A fan that cannot be given back is no reason to leave the board in a measured mode.
+            # Restore the mode even if the fan cannot be released.
             if own is not None:
                 self._device.apply(own)

@@ -1,4 +1,4 @@
-"""What an agent trains on while it measures modes."""
+"""The workload that an agent trains while it measures modes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ProfiledWorkload:
     """A workload to be measured.
 
     Attributes:
-        open_steps: begins it.
+        open_steps: starts it.
         trained: its name and its samples in a minibatch; None for a virtual device, which stands for whatever its
             reference was trained on.
     """
@@ -33,17 +33,17 @@ class ProfiledWorkload:
     trained: tuple[str, int] | None
 
     def described(self, reference: Workload, minibatches_per_epoch: int) -> Workload:
-        """What is trained, in this device's own epochs.
+        """Describe the workload in this device's own epochs.
 
         Args:
-            reference: what the reference predictor was trained on.
+            reference: the workload of the reference predictor.
             minibatches_per_epoch: minibatches of one pass over the device's data.
         """
         name, minibatch = self.trained or (reference.name, reference.minibatch)
         return Workload(name, minibatch, minibatches_per_epoch)
 
     def stopped_by(self, stopping: threading.Event) -> ProfiledWorkload:
-        """The same, but once `stopping` is set its next minibatch raises `StoppedError`."""
+        """The same workload, whose next minibatch raises `StoppedError` once `stopping` is set."""
 
         @contextmanager
         def open_steps() -> Iterator[Step]:
@@ -69,7 +69,7 @@ def built_in_workload(step: Callable[[], None]) -> ProfiledWorkload:
 
 
 def profiled_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
-    """What a device is measured with.
+    """Choose the workload that a device is measured with.
 
     Args:
         device: the board.
@@ -83,12 +83,12 @@ def profiled_workload(device: Device, spec: str | None, minibatch: int, processo
     if device.built_in_workload is not None:
         if spec is not None:
             raise InvalidInputError(
-                f"{device.board_kind} is {device.provenance} and trains by itself: leave out --workload"
+                f"{device.board_kind} is {device.provenance} and needs no workload; omit --workload"
             )
         return built_in_workload(device.built_in_workload)
     if spec is None:
         raise InvalidInputError(
-            f"{device.board_kind} is measured by training on it: name a --workload, one of {', '.join(SHIPPED)}, or"
-            " your own module:function"
+            f"{device.board_kind} needs a workload to train while measuring; pass --workload {', '.join(SHIPPED)},"
+            " or your own module:function"
         )
     return ProfiledWorkload(workload_steps(spec, minibatch, processor), (spec, minibatch))

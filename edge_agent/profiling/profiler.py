@@ -1,4 +1,4 @@
-"""Measures a workload's time and power at power modes, one after the other."""
+"""Measures a workload's time and power in one mode after another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from edge_agent.profiling.disturbance import DisturbedError, OverloadedError, wa
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import (
-    USUAL_SETTINGS,
+    DEFAULT_SETTINGS,
     MeasurementError,
     ModeMeasurement,
     ProfilerSettings,
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 # A board that was training takes this long to come to rest, s.
 _COOL_DOWN_S = 5.0
-# One mode that fails may be at fault itself; so many different ones in a row show that the board is.
+# One failing mode may be the mode's fault; this many in a row show that it is the board's.
 _FAILED_IN_A_ROW = 3
 
 
@@ -32,11 +32,11 @@ class Profiler:
     """Measures modes of one device.
 
     Args:
-        device: the device; it is left in the mode that was measured last.
-        settings: how thoroughly.
+        device: the device; it stays in the mode measured last.
+        settings: how long to measure each mode.
     """
 
-    def __init__(self, device: Device, settings: ProfilerSettings = USUAL_SETTINGS) -> None:
+    def __init__(self, device: Device, settings: ProfilerSettings = DEFAULT_SETTINGS) -> None:
         self._device = device
         self._settings = settings
         self._disturbed = False
@@ -44,17 +44,16 @@ class Profiler:
         self._failed: set[PowerMode] = set()
 
     def profile(self, modes: Iterable[PowerMode], step: Step, journal: Journal) -> Generator[ModeRecord, None, None]:
-        """Measure those of `modes` that the journal lacks; each is in the journal when it is yielded.
+        """Measure the modes that the journal lacks; each record is in the journal when it is yielded.
 
-        A mode whose measurement was disturbed is measured again once the board is cool, and left out after as many
-        attempts as the settings allow. One that did not take effect, or could not be measured, is left for now and the
-        next one begins. What was discarded is in the journal, too. Close the iterator when leaving early: the fan is
-        held until its end.
+        A disturbed mode is measured again once the board is cool, up to the number of attempts in the settings. A mode
+        that does not take effect, or cannot be measured, is skipped for now. Discarded measurements are journalled too.
+        Close the iterator when leaving early: it holds the fan until its end.
 
         Args:
             modes: modes that the device offers.
-            step: trains one minibatch and returns when it is done.
-            journal: where the records go.
+            step: trains one minibatch.
+            journal: receives the records.
 
         Raises:
             ModeNotAppliedError: the last of three different modes in a row that failed (of all modes, on a board with
@@ -75,10 +74,10 @@ class Profiler:
 
         Args:
             mode: a mode that the device offers.
-            step: trains one minibatch and returns when it is done.
+            step: trains one minibatch.
 
         Raises:
-            DisturbedError: the board got too hot, throttled itself, or stopped telling.
+            DisturbedError: the board got too hot, throttled itself, or stopped reporting.
             ModeNotAppliedError: the mode did not take effect, or did not last.
             MeasurementError: too few settled power samples within the patience.
         """
@@ -103,7 +102,7 @@ class Profiler:
         require_in_force(self._device, mode)
         level = level_mw(trace)
         if level is None:
-            raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} s of idling")
+            raise MeasurementError(f"{mode.label()}: too few power samples in {seconds:g} idle seconds")
         return level.median
 
     def _undisturbed(self, mode: PowerMode, step: Step, journal: Journal) -> ModeRecord | None:
@@ -128,14 +127,14 @@ class Profiler:
                     self._note_failure(mode, error)
                     return None
                 self._disturbed = True
-        _log.warning("%s is left out, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
+        _log.warning("skipping mode %s, disturbed %d times: %s", mode.label(), self._settings.limits.attempts, reason)
         return None
 
     def _note_failure(self, mode: PowerMode, error: WattfleetError) -> None:
         self._failed.add(mode)
         if len(self._failed) >= min(_FAILED_IN_A_ROW, len(self._device.modes)):
             raise error
-        _log.warning("%s is left for now: %s", mode.label(), error)
+        _log.warning("skipping mode %s for now: %s", mode.label(), error)
 
 
 def _finished(measurement: ModeMeasurement, step: Step) -> ModeRecord:

@@ -1,6 +1,6 @@
-"""What of a profiling run counts: the minibatches after the first, and the power once it has settled.
+"""Selects the values that count: the minibatches after the first, and power once it has settled.
 
-Power rises over 2 to 3 s when training begins, single samples fall short by a fifth, samplers repeat their first
+Power rises over 2 to 3 s when training begins, single samples are a fifth too low, samplers repeat their first
 sample, and a rail that cannot be read leaves a gap. The rules reproduce the tables that the PowerTrain measurements
 were condensed to (doi:10.1016/j.future.2024.07.001, section 2.5) from their raw logs.
 """
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import PowerTrace
 
-# A level is a level when this many samples in a row show it.
+# This many samples in a row make a level.
 _WINDOW = 3
 # How far the first settled sample, and its window's median, may lie from the median of all that follow. On the
 # 26 raw logs 0.12 to 0.2 gives exactly the tables' values; a loader that stalls makes power swing by as much.
 _TOLERANCE = 0.12
-# However flat it looks, power is still rising so shortly after training began, s.
+# Power is still rising this soon after training began, however flat it looks, s.
 _RISE_S = 2.0
 # From the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SD = 1.4826
@@ -32,7 +32,7 @@ class Settled:
     Attributes:
         median: in the quantity's unit.
         spread: robust standard deviation of single values, as a share of the median.
-        count: values it rests on.
+        count: number of values.
     """
 
     median: float
@@ -51,13 +51,13 @@ def settled_minibatch_ms(minibatch_ms: NDArray[np.float64]) -> Settled:
 
 
 def settled_power_mw(trace: PowerTrace, minibatch_end_s: NDArray[np.float64]) -> Settled | None:
-    """The power of training, mW, or None where it has not settled yet.
+    """The training power, mW, or None if it has not settled yet.
 
     Args:
         trace: power samples; NaN is a missing one.
         minibatch_end_s: `[k]` device-clock seconds at which the minibatches since the run began ended, k >= 1.
     """
-    # A sampler that has nothing new repeats itself.
+    # A sampler repeats its last sample until it has a new one.
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
     training = (trace.at_s > minibatch_end_s[0] + _RISE_S) & (trace.at_s <= minibatch_end_s[-1])
     power_mw = trace.power_mw[new & training & np.isfinite(trace.power_mw)]
@@ -70,7 +70,7 @@ def settled_power_mw(trace: PowerTrace, minibatch_end_s: NDArray[np.float64]) ->
 
 
 def level_mw(trace: PowerTrace) -> Settled | None:
-    """The power of a trace without transients, mW, or None where too few samples could be read."""
+    """The power of a trace without transients, mW, or None if too few samples could be read."""
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
     power_mw = trace.power_mw[new & np.isfinite(trace.power_mw)]
     return _summary(power_mw) if len(power_mw) >= _WINDOW else None

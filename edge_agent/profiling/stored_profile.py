@@ -1,4 +1,4 @@
-"""What a state directory holds of its device: the profile and the fitted predictor; read, never written."""
+"""Reads the profile and the fitted predictor from a state directory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact,
 
 @dataclass(frozen=True)
 class MeasuredProfile:
-    """A device's profile as far as it is, since it was last begun anew.
+    """A device's profile so far, since its last renewal.
 
     Attributes:
         header: what was measured.
-        profile: what is known of each mode, measured or shown by a round.
+        profile: the newest values of each mode, from a measurement or a round.
         measured_modes: modes that were measured for the profile.
-        discarded: measurements that were given up, as something disturbed them.
-        seconds: what measuring took, device-clock seconds.
-        renewed: why it was begun anew; None where it never was.
-        bearing: which modes the board does not bear.
-        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 where that is not known.
+        discarded: number of disturbed measurements.
+        seconds: time spent measuring, device-clock seconds.
+        renewed: the reason of the last renewal; None if there was none.
+        excluded: modes that the board cannot sustain.
+        first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
     """
 
     header: JournalHeader
@@ -43,12 +43,12 @@ class MeasuredProfile:
     discarded: int
     seconds: float
     renewed: str | None
-    bearing: ExcludedModes
+    excluded: ExcludedModes
     first_gcycles: float
 
     @classmethod
     def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
-        """What a journal holds."""
+        """The profile in a journal."""
         return cls(
             header,
             Profile.of(journal.measurements),
@@ -63,14 +63,14 @@ class MeasuredProfile:
 
 @dataclass(frozen=True)
 class FittedDevice:
-    """What is known of a device's modes, ready to choose from.
+    """A device's fitted predictor and what it knows of every mode.
 
     Attributes:
         artefact: the fitted predictor as it is stored.
-        predictor: the same, to be asked.
+        predictor: the same, ready to predict.
         measured: the profile behind it.
-        prediction: of each of the device's modes.
-        known: measured values where there are any, predicted ones elsewhere.
+        prediction: the prediction for each of the device's modes.
+        known: measured values if there are any, predicted ones otherwise.
     """
 
     artefact: Artefact
@@ -81,15 +81,15 @@ class FittedDevice:
 
     @property
     def choosable(self) -> KnownModes:
-        """What is known of the modes that the board bears; of the others, too much may be hoped for."""
-        return self.known.among(self._borne)
+        """What is known of the allowed modes; predictions for excluded ones may be too optimistic."""
+        return self.known.among(self._allowed)
 
     @property
     def front(self) -> Front:
-        """The predicted front of the modes that the board bears, as the agent reports it."""
-        borne = self._borne
-        modes = self.known.modes[borne]
-        prediction, first_gcycles = self.prediction.among(borne), self.measured.first_gcycles
+        """The predicted front of the allowed modes, as the agent reports it."""
+        allowed = self._allowed
+        modes = self.known.modes[allowed]
+        prediction, first_gcycles = self.prediction.among(allowed), self.measured.first_gcycles
         return predicted_front(modes, prediction, self.minibatches_per_epoch, first_gcycles)
 
     @property
@@ -98,15 +98,15 @@ class FittedDevice:
         return self.artefact.details.workload.minibatches_per_epoch
 
     @property
-    def _borne(self) -> NDArray[np.bool_]:
-        return self.measured.bearing.bears(self.known.modes)
+    def _allowed(self) -> NDArray[np.bool_]:
+        return self.measured.excluded.allows(self.known.modes)
 
 
 def read_profile(state_directory: Path) -> MeasuredProfile | None:
-    """The profile; None where none was begun.
+    """The profile; None if there is none.
 
     Raises:
-        JournalError: it cannot be read, or is damaged elsewhere than at its end.
+        JournalError: it cannot be read, or is damaged before its last line.
     """
     path = state_directory / PROFILE_FILE
     try:
@@ -122,7 +122,7 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
         line = json.loads(first)
         header = JournalHeader(**{name: value for name, value in line.items() if name != "journal"})
     except (ValueError, TypeError, AttributeError):
-        raise JournalError(f"{path}, line 1: is damaged; move the file away to measure anew") from None
+        raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
     with _copy_in_memory(held) as copy:
         try:
             with Journal.open(copy, header) as journal:
@@ -133,9 +133,9 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
 
 @contextmanager
 def _copy_in_memory(content: bytes) -> Iterator[Path]:
-    """A file that takes no place on a disk, which may be full.
+    """A copy in memory, as the disk may be full.
 
-    Opening a journal cuts off an unfinished line; in the file itself that may be one the agent is just writing.
+    Opening a journal drops an incomplete last line, which the agent may be writing at the moment.
     """
     descriptor = os.memfd_create(PROFILE_FILE)
     try:
@@ -146,7 +146,7 @@ def _copy_in_memory(content: bytes) -> Iterator[Path]:
 
 
 def read_predictor(state_directory: Path) -> Artefact | None:
-    """The fitted predictor; None where none was fitted yet.
+    """The fitted predictor; None if there is none.
 
     Raises:
         CorruptReferenceError: it is damaged.
@@ -157,18 +157,20 @@ def read_predictor(state_directory: Path) -> Artefact | None:
         return read_artefact(folder) if folder.is_dir() else None
     except CorruptReferenceError as error:
         raise CorruptReferenceError(
-            f"{str(error).partition(':')[0]}: the fitted predictor is damaged: remove the folder and restart the"
-            " agent, which fits it anew to the profile"
+            f"{str(error).partition(':')[0]}: the fitted predictor is damaged; remove the folder and restart the"
+            " agent, which then fits it again"
         ) from None
     except PermissionError:
-        raise InvalidInputError(f"{folder}: may not be looked into: run this as root, or as one of its group") from None
+        raise InvalidInputError(
+            f"{folder}: no permission to read it; run this as root, or as a member of its group"
+        ) from None
 
 
 def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
-    """What is known of all modes of a device.
+    """Read and combine all that is known of a device's modes.
 
     Raises:
-        InvalidInputError: no predictor was fitted yet, or it belongs to another device.
+        InvalidInputError: there is no fitted predictor, or it belongs to another device.
         JournalError: the profile is damaged.
         CorruptReferenceError: the predictor is damaged.
     """
@@ -177,8 +179,8 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
     if artefact is None or measured is None:
         so_far = f"{measured.measured_modes} modes are measured so far" if measured else "no mode is measured yet"
         raise InvalidInputError(
-            f"{state_directory}: holds no fitted predictor, {so_far}: let the agent profile the device first, or name"
-            " the agent's own directory with --state-dir"
+            f"{state_directory}: holds no fitted predictor: {so_far}; run `wattfleet agent profile` first, or pass the"
+            " agent's own directory as --state-dir"
         )
     require_profile_of(device, measured, state_directory)
     predictor = restore_predictor(artefact)
@@ -188,18 +190,18 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
 
 
 def require_profile_of(device: Device, measured: MeasuredProfile, state_directory: Path) -> None:
-    """Make sure that a profile was taken from a device like this one.
+    """Check that a profile was taken from this kind of device.
 
     Raises:
-        InvalidInputError: it was taken from another.
+        InvalidInputError: it was taken from another kind.
     """
     if measured.header.board_kind != device.board_kind:
         raise InvalidInputError(
-            f"{state_directory}: holds the profile of the board {measured.header.board_kind}, and this device is"
-            f" {device.board_kind}: name that one with --device"
+            f"{state_directory}: holds the profile of the board {measured.header.board_kind}, but this device is"
+            f" {device.board_kind}; pass the profiled device as --device"
         )
     if measured.header.provenance != device.provenance:
         raise InvalidInputError(
-            f"{state_directory}: holds a profile that is {measured.header.provenance}, and the figures of this device"
-            f" are {device.provenance}: name the device that it was taken from with --device"
+            f"{state_directory}: holds a {measured.header.provenance} profile, but this device's figures are"
+            f" {device.provenance}; pass the profiled device as --device"
         )

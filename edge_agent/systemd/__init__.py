@@ -1,1 +1,1 @@
-"""The agent as a service of systemd: its unit, and what puts it in place."""
+"""The agent as a systemd service: its unit, and how it is installed."""

@@ -1,4 +1,4 @@
-"""What makes a machine start the agent by itself: planned first, shown, and then done."""
+"""Plans and performs the installation and removal of the agent's service."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ GROUP = "wattfleet"
 
 _SHIPPED_PROGRAM = "/opt/wattfleet/bin/wattfleet"
 _INSTALL_AS_ROOT = f"install Wattfleet as root into a virtual environment such as {Path(_SHIPPED_PROGRAM).parents[1]}"
-# What the unit's ProtectHome and PrivateTmp hide from it.
+# Hidden from the service by the unit's ProtectHome and PrivateTmp.
 _HIDDEN = ("/home/", "/root/", "/run/user/", "/tmp/", "/var/tmp/")
 
 
 class InstallationError(WattfleetError):
-    """A step of the installation failed; the steps before it are done."""
+    """A step of the installation failed; earlier steps are done."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class ServiceSettings:
         device_id: its name in the fleet.
         coordinator: host:port.
         minibatches_per_epoch: minibatches of one pass over the device's data.
-        workload: what the device is measured with; None for a board that is not there, which trains by itself.
+        workload: the workload to measure with; None for a virtual board.
         minibatch: samples in a minibatch of the workload.
         processor: where it computes.
 
     Raises:
-        InvalidInputError: a value that no settings file can hold, or that the agent would refuse.
+        InvalidInputError: a value is invalid, or cannot be stored in the settings file.
     """
 
     device: str
@@ -65,13 +65,13 @@ class ServiceSettings:
             require_workload(self.workload, self.minibatch)
         if is_virtual(self.device) != (self.workload is None):
             raise InvalidInputError(
-                f"the device {self.device} trains by itself: leave out --workload"
+                f"the device {self.device} needs no workload; omit --workload"
                 if self.workload is not None
-                else f"the device {self.device} is measured by training on it: name a --workload, one of"
+                else f"the device {self.device} needs a workload to train while measuring; pass --workload"
                 f" {', '.join(SHIPPED)}, or your own module:function"
             )
         if self.minibatches_per_epoch < 1:
-            raise InvalidInputError("an agent needs at least one minibatch per epoch")
+            raise InvalidInputError(f"--minibatches-per-epoch must be at least 1, not {self.minibatches_per_epoch}")
         values = {
             "device": self.device,
             "device id": self.device_id,
@@ -83,9 +83,9 @@ class ServiceSettings:
                 raise InvalidInputError(f"{name} {value!r}: use letters, digits and . : / @ + - _ [ ] only")
 
     def text(self) -> str:
-        """The settings as systemd reads them."""
+        """The settings file, as systemd reads it."""
         return (
-            "# Settings of wattfleet-agent.service; `systemctl restart wattfleet-agent` makes a change take effect.\n"
+            "# Settings of wattfleet-agent.service. To apply a change, run `systemctl restart wattfleet-agent`.\n"
             f"WATTFLEET_DEVICE={self.device}\n"
             f"WATTFLEET_DEVICE_ID={self.device_id}\n"
             f"WATTFLEET_COORDINATOR={self.coordinator}\n"
@@ -101,12 +101,12 @@ class ServiceSettings:
 
 @dataclass(frozen=True)
 class InstallationPlan:
-    """What is to be done.
+    """The planned installation.
 
     Attributes:
-        files: what each file is to hold, by path on the machine.
-        commands: what is to be run afterwards, in order.
-        writable: what others than root may write of the service's code, where that was allowed.
+        files: content of each file, by path on the machine.
+        commands: commands to run afterwards, in order.
+        writable: a part of the service's code that users other than root may write, if that was allowed.
     """
 
     files: dict[str, str]
@@ -117,7 +117,7 @@ class InstallationPlan:
         """Write the files.
 
         Args:
-            root: where the machine's files are, `/` on the machine itself.
+            root: root of the machine's files; `/` on the machine itself.
 
         Raises:
             InstallationError: one cannot be written.
@@ -134,18 +134,18 @@ class InstallationPlan:
         """Run the commands.
 
         Raises:
-            InstallationError: one failed; those before it were run.
+            InstallationError: one failed; earlier ones were run.
         """
         run_all(self.commands, run)
 
 
 @dataclass(frozen=True)
 class RemovalPlan:
-    """What takes the service away again.
+    """The planned removal of the service.
 
     Attributes:
-        before: commands that end it, and with it put the device back.
-        files: what is removed then, by path on the machine.
+        before: commands that stop it, which restores the device.
+        files: files to remove then, by path on the machine.
         after: commands that make systemd forget it.
     """
 
@@ -154,16 +154,16 @@ class RemovalPlan:
     after: tuple[tuple[str, ...], ...]
 
     def present(self, root: Path) -> list[Path]:
-        """Those of the files that are there.
+        """The files that exist.
 
         Args:
-            root: where the machine's files are, `/` on the machine itself.
+            root: root of the machine's files; `/` on the machine itself.
         """
         places = [root / path.lstrip("/") for path in self.files]
         return [place for place in places if place.exists()]
 
     def remove_files(self, root: Path) -> None:
-        """Remove the files that are there.
+        """Remove the files that exist.
 
         Raises:
             InstallationError: one cannot be removed.
@@ -179,7 +179,7 @@ def run_all(commands: Sequence[Sequence[str]], run: RunProgram) -> None:
     """Run commands one after the other.
 
     Raises:
-        InstallationError: one failed; those before it were run.
+        InstallationError: one failed; earlier ones were run.
     """
     for command in commands:
         result = run(command, "")
@@ -193,28 +193,28 @@ def installation(
     """Plan an installation.
 
     Args:
-        settings: how the agent is to run.
-        code: the installed `wattfleet`, and what runs with it.
-        look_at: `os.stat` outside of tests.
-        allow_writable: whether others than root may write that, and so become root.
+        settings: how the agent runs.
+        code: the installed `wattfleet` and the code that it imports.
+        look_at: `os.stat` except in tests.
+        allow_writable: whether to allow code that users other than root may write, and so become root.
 
     Raises:
-        InvalidInputError: the service could not run that program, or must not.
+        InvalidInputError: the service cannot or must not run that program.
     """
     program = code.program
     for part in (program, *code.interpreter, *code.imported):
         if any(str(path).startswith(_HIDDEN) for path in (part, part.resolve())):
             raise InvalidInputError(
-                f"{part}: lies in a home or a temporary directory, which the service cannot see and whose owner would"
-                f" become root: {_INSTALL_AS_ROOT}, with the system's own Python"
+                f"{part}: is in a home or temporary directory, which the service cannot see and whose owner could"
+                f" become root; {_INSTALL_AS_ROOT}, with the system's own Python"
             )
     if not program.exists():
-        raise InvalidInputError(f"{program}: no such program: install Wattfleet with pip, and run its own `wattfleet`")
+        raise InvalidInputError(f"{program}: does not exist; install Wattfleet with pip, and run its own `wattfleet`")
     writable = code.writable_by_others(look_at)
     if writable is not None and not allow_writable:
         raise InvalidInputError(
-            f"{program}: others than root may write {writable}, and would become root: {_INSTALL_AS_ROOT};"
-            " --allow-writable installs it all the same"
+            f"{program}: users other than root can write {writable}, and so become root; {_INSTALL_AS_ROOT},"
+            " or pass --allow-writable"
         )
     unit = files(__package__).joinpath(UNIT_FILE).read_text(encoding="utf-8")
     return InstallationPlan(
@@ -230,7 +230,7 @@ def installation(
 
 
 def removal() -> RemovalPlan:
-    """Plan to take an installation away; profile, predictor and the group stay."""
+    """Plan the removal of the service; profile, predictor and the group are kept."""
     return RemovalPlan(
         before=(("systemctl", "disable", "--now", UNIT_FILE),),
         files=(UNIT_PATH, SETTINGS_PATH),
@@ -239,11 +239,11 @@ def removal() -> RemovalPlan:
 
 
 def changes(plan: InstallationPlan, root: Path) -> Sequence[tuple[str, str]]:
-    """Each file with what happens to it: written, replaced, or left as it is."""
+    """Each file with its change: write, replace or keep."""
     return [(path, _change(root / path.lstrip("/"), content)) for path, content in plan.files.items()]
 
 
 def _change(place: Path, content: str) -> str:
     if not place.exists():
         return "write"
-    return "leave as it is" if place.read_text(encoding="utf-8") == content else "replace"
+    return "keep" if place.read_text(encoding="utf-8") == content else "replace"

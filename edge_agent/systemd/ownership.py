@@ -1,4 +1,4 @@
-"""Who may write what the service runs: its program, its interpreter, and all that it may import."""
+"""Checks who may write the code that the service runs: program, interpreter and imports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pathlib import Path
 from wattfleet.errors import InvalidInputError
 
 Stat = Callable[[Path], os.stat_result]
-"""Owner and permissions of a path, links followed."""
+"""Returns owner and permissions of a path, following links."""
 
 
 @dataclass(frozen=True)
 class InstalledCode:
-    """What runs when the service does.
+    """The code that the service runs.
 
     Attributes:
         program: the `wattfleet` of an environment.
-        interpreter: the Python that runs it, and the file that makes an environment of it, if any.
+        interpreter: the Python that runs it, and the `pyvenv.cfg` of its environment, if any.
         imported: folders and archives that this Python imports from.
     """
 
@@ -31,29 +31,29 @@ class InstalledCode:
     imported: Sequence[Path] = ()
 
     def writable_by_others(self, look_at: Stat = os.stat, contents: bool = True) -> Path | None:
-        """The first part that others than root may write, or put something else in the place of.
+        """The first part that users other than root may write or replace.
 
-        The folders above each part count, and so does all that links on the way lead to.
+        This includes all parent folders, and the targets of all links on the way.
 
         Args:
-            look_at: `os.stat` outside of tests.
+            look_at: `os.stat` except in tests.
             contents: whether to look at every file in the folders of imports, too, which may take seconds.
 
         Raises:
-            InvalidInputError: a part cannot be looked at.
+            InvalidInputError: a part cannot be read.
         """
         try:
             for place in self._places(contents):
                 try:
                     found = look_at(place)
                 except (FileNotFoundError, NotADirectoryError):
-                    # An archive that is optional, or a link that leads nowhere: who may make it, may write its folder.
+                    # An optional archive or a broken link: creating it needs access to its folder, which is checked.
                     continue
                 if found.st_uid != 0 or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                     return place
         except OSError as error:
             raise InvalidInputError(
-                f"{error.filename} cannot be looked at ({error.strerror}): run this as root, or repair it"
+                f"{error.filename} cannot be read ({error.strerror}); run this as root, or repair it"
             ) from None
         return None
 
@@ -68,9 +68,9 @@ class InstalledCode:
 
 
 def running_code() -> InstalledCode:
-    """The environment that this runs in."""
+    """The code of the environment that runs this process."""
     program = Path(sysconfig.get_path("scripts"), "wattfleet")
-    # Python looks for imports beside the program, too, where it finds none.
+    # Python also searches the program's folder, which holds no modules.
     imported = [Path(place) for place in sys.path if place and Path(place) != program.parent]
     return InstalledCode(program, (Path(sys.executable), Path(sys.prefix, "pyvenv.cfg")), imported)
 

@@ -17,7 +17,7 @@ _WIDTH, _HEADS, _LAYERS = 512, 8, 4
 
 
 def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the transformer for ever; yields after every minibatch.
+    """Train the transformer without end; yields after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -28,22 +28,22 @@ def bert(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 
 def network() -> nn.Module:
-    """From `[n, 128]` numbers of words to `[n, 2]` scores; 28.3 million parameters."""
+    """From `[n, 128]` word indices to `[n, 2]` scores; 28.3 million parameters."""
     return _Classifier()
 
 
 class _Classifier(nn.Module):
-    """Judges a text by what its first place has gathered."""
+    """Classifies a text by the output at its first position."""
 
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(_WORDS, _WIDTH)
-        self.places = nn.Parameter(torch.zeros(_LENGTH, _WIDTH))
+        self.positions = nn.Parameter(torch.zeros(_LENGTH, _WIDTH))
         layer = nn.TransformerEncoderLayer(_WIDTH, _HEADS, 4 * _WIDTH, activation="gelu", batch_first=True)
         self.layers = nn.TransformerEncoder(layer, _LAYERS)
         self.head = nn.Linear(_WIDTH, _CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
-        read = self.layers(self.words(words) + self.places)
+        read = self.layers(self.words(words) + self.positions)
         scores: Tensor = self.head(read[:, 0])
         return scores

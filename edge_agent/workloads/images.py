@@ -12,7 +12,7 @@ _SIDE = 224
 
 
 def images() -> SyntheticSamples:
-    """`[3, 224, 224]` images, converted from bytes to numbers around zero as decoded ones are."""
+    """`[3, 224, 224]` images, converted from bytes to numbers around zero, as decoded images are."""
     return SyntheticSamples(_image)
 
 

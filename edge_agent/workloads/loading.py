@@ -1,7 +1,7 @@
-"""Finds the workload that a command line names, and trains it minibatch by minibatch.
+"""Loads a workload and trains it minibatch by minibatch.
 
-A workload is a generator function `workload(*, minibatch, device)`: it yields after every minibatch that is done, for
-ever, a `StepTimes` or None. On a GPU it waits for the work it queued before it yields.
+A workload is a generator function `workload(*, minibatch, device)`. It yields a `StepTimes` or None after every
+minibatch, without end. On a GPU it waits for its queued work before it yields.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ SHIPPED: Mapping[str, str] = {
 
 
 class RunningWorkload:
-    """A workload in the middle of its training; a context manager that ends it.
+    """A running workload; a context manager that ends it.
 
     Args:
-        spec: what it was asked for as, for messages.
+        spec: its name, for messages.
         steps: yields after every minibatch.
     """
 
@@ -44,7 +44,7 @@ class RunningWorkload:
         """Train one minibatch.
 
         Raises:
-            InvalidInputError: the workload has ended, or yields something else than it may.
+            InvalidInputError: the workload has ended, or yields something else than a `StepTimes` or None.
         """
         try:
             times = next(self._steps)
@@ -81,8 +81,8 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
         device: where it computes.
 
     Raises:
-        InvalidInputError: there is no such module or function, something that it needs is not installed, or it is
-            not what a workload has to be.
+        InvalidInputError: the module or function does not exist, a dependency is missing, or the function is
+            not a valid workload.
     """
     module_name, function_name = require_workload(spec, minibatch)
     function = getattr(_module(spec, module_name), function_name, None)
@@ -94,7 +94,7 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
         inspect.signature(function).bind(minibatch=minibatch, device=device)
     except TypeError as error:
         raise InvalidInputError(
-            f"workload {spec}: {function_name} has to take minibatch and device by name: {error}"
+            f"workload {spec}: {function_name} must take minibatch and device as keyword arguments: {error}"
         ) from None
     steps = function(minibatch=minibatch, device=device)
     if not isinstance(steps, Iterator):
@@ -106,7 +106,7 @@ def open_workload(spec: str, minibatch: int, device: Processor) -> RunningWorklo
 
 
 def require_workload(spec: str, minibatch: int) -> tuple[str, str]:
-    """Check what can be checked of a workload without loading it.
+    """Check a workload without loading it.
 
     Returns:
         The names of its module and its function.
@@ -115,10 +115,12 @@ def require_workload(spec: str, minibatch: int) -> tuple[str, str]:
         InvalidInputError: `spec` names neither a shipped workload nor a `module:function`, or the minibatch is empty.
     """
     if minibatch < 1:
-        raise InvalidInputError(f"a minibatch has at least 1 sample, not {minibatch}")
+        raise InvalidInputError(f"--minibatch must be at least 1, not {minibatch}")
     module_name, colon, function_name = SHIPPED.get(spec, spec).partition(":")
     if not colon or not module_name or not function_name:
-        raise InvalidInputError(f"no workload {spec!r}: choose {', '.join(SHIPPED)}, or name your own module:function")
+        raise InvalidInputError(
+            f"unknown workload {spec!r}; use one of {', '.join(SHIPPED)}, or your own module:function"
+        )
     return module_name, function_name
 
 
@@ -128,7 +130,5 @@ def _module(spec: str, name: str) -> object:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if name == missing or name.startswith(f"{missing}."):
-            raise InvalidInputError(
-                f"workload {spec}: there is no module {name}; is its folder on PYTHONPATH?"
-            ) from None
-        raise InvalidInputError(f"workload {spec}: needs {missing}, which is not installed") from None
+            raise InvalidInputError(f"workload {spec}: no module {name}; add its folder to PYTHONPATH") from None
+        raise InvalidInputError(f"workload {spec}: {missing} is not installed") from None

@@ -1,4 +1,4 @@
-"""The training loop that the shipped workloads share: synthetic samples, and the times of every minibatch."""
+"""The training loop of the shipped workloads: synthetic samples, and the times of every minibatch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ LOADER_WORKERS = 4
 """Processes that make samples, as in the published measurements."""
 
 Sample = tuple[Tensor, Tensor]
-"""One input and what is to be predicted from it."""
+"""An input and its class."""
 
 
 class SyntheticSamples(IterableDataset[Sample]):
-    """Random samples without end, made one by one as a real loader decodes them.
+    """Endless random samples, made one by one as a real loader decodes them.
 
     Args:
         make: makes a sample.
@@ -41,7 +41,7 @@ class SyntheticSamples(IterableDataset[Sample]):
 def train(
     network: nn.Module, samples: SyntheticSamples, minibatch: int, device: Processor, workers: int
 ) -> Iterator[StepTimes]:
-    """Train a classifier for ever; yields after every minibatch.
+    """Train a classifier without end; yields after every minibatch.
 
     Args:
         network: from `[minibatch, ...]` inputs to `[minibatch, classes]` scores.
@@ -51,19 +51,21 @@ def train(
         workers: processes that make samples; 0 makes them in this one.
 
     Raises:
-        InvalidInputError: the device is not there.
+        InvalidInputError: the device does not exist.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise InvalidInputError("torch finds no CUDA device: choose cpu, or install a torch built for this board")
+        raise InvalidInputError(
+            "torch finds no CUDA device; pass --processor cpu, or install a torch built for this board"
+        )
     network = network.to(device).train()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
     loader = DataLoader(samples, batch_size=minibatch, num_workers=workers, pin_memory=device == "cuda")
     batches = iter(loader)
     stopwatch = _gpu_time_ms if device == "cuda" else _cpu_time_ms
     while True:
-        asked_s = time.perf_counter()
+        requested_s = time.perf_counter()
         inputs, classes = (part.to(device, non_blocking=True) for part in next(batches))
-        fetch_stall_ms = (time.perf_counter() - asked_s) * 1e3
+        fetch_stall_ms = (time.perf_counter() - requested_s) * 1e3
         yield StepTimes(fetch_stall_ms, stopwatch(partial(_learn, network, optimizer, inputs, classes)))
 
 
@@ -80,7 +82,7 @@ def _cpu_time_ms(work: Callable[[], None]) -> float:
 
 
 def _gpu_time_ms(work: Callable[[], None]) -> float:
-    """What the GPU took, waiting until it is done: the CPU has only queued the work when `work` returns."""
+    """Time the GPU's work until it is done; the CPU has only queued it when `work` returns."""
     begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     begin.record()

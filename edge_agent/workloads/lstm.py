@@ -16,7 +16,7 @@ _EMBEDDED, _HIDDEN, _LAYERS = 256, 512, 2
 
 
 def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the LSTM for ever; yields after every minibatch.
+    """Train the LSTM without end; yields after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -27,12 +27,12 @@ def lstm(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) ->
 
 
 def network() -> nn.Module:
-    """From `[n, 128]` numbers of words to `[n, 2]` scores; 6.2 million parameters."""
+    """From `[n, 128]` word indices to `[n, 2]` scores; 6.2 million parameters."""
     return _Classifier()
 
 
 class _Classifier(nn.Module):
-    """Reads a text from its beginning and judges at its end."""
+    """Classifies a text by the output at its last position."""
 
     def __init__(self) -> None:
         super().__init__()

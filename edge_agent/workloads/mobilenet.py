@@ -1,7 +1,7 @@
 """A network after MobileNetV3-Large (Howard et al., 2019) on images of ImageNet's shape.
 
 The published layers, with these simplifications: every channel count as published, squeeze-and-excitation of a
-quarter of the expanded channels, no dropout. Its costs are MobileNetV3's; its accuracy was never looked at.
+quarter of the expanded channels, no dropout. Its costs are MobileNetV3's; its accuracy was never measured.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAYERS = (
 
 
 def mobilenet(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train the network for ever; yields after every minibatch.
+    """Train the network without end; yields after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.
@@ -64,7 +64,7 @@ def _convolution(channels: int, width: int, kernel: int, stride: int, groups: in
 
 
 class _Squeeze(nn.Module):
-    """Weighs channels by what the whole image shows."""
+    """Scales channels by a summary of the whole image."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class _Squeeze(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """Expand, filter each channel for itself, project; with a shortcut where the shape stays."""
+    """Expand, filter each channel separately, project; with a shortcut if the shape is unchanged."""
 
     def __init__(
         self, channels: int, kernel: int, expanded: int, width: int, squeeze: bool, swish: bool, stride: int

@@ -13,7 +13,7 @@ from edge_agent.workloads.step import StepTimes
 
 
 def resnet18(*, minibatch: int, device: Processor, workers: int = LOADER_WORKERS) -> Iterator[StepTimes]:
-    """Train ResNet-18 for ever; yields after every minibatch.
+    """Train ResNet-18 without end; yields after every minibatch.
 
     Args:
         minibatch: samples in a minibatch.

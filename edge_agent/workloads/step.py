@@ -1,4 +1,4 @@
-"""One minibatch, as a profile sees it."""
+"""One minibatch of a profiled workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StepTimes:
 
 
 Step = Callable[[], StepTimes | None]
-"""Trains one minibatch, returns when it is done; None where it does not tell the times apart."""
+"""Trains one minibatch and returns its times when it is done; None if it does not measure them."""
 
 OpenSteps = Callable[[], AbstractContextManager[Step]]
-"""Begins a training whose minibatches are measured; at the end of the block, what it holds is given back."""
+"""Starts a training; the end of the block releases its resources."""

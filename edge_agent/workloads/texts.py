@@ -1,4 +1,4 @@
-"""Random texts: numbers of words."""
+"""Random texts as word indices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_agent.workloads.loop import SyntheticSamples
 
 
 def texts(words: int, length: int, classes: int) -> SyntheticSamples:
-    """`[length]` numbers below `words`, each text of one of `classes` classes."""
+    """`[length]` numbers below `words`, each text in one of `classes` classes."""
     return SyntheticSamples(partial(_text, words, length, classes))
 
 

@@ -47,7 +47,7 @@ class FakedJetson(Tree):
             self._make_gpu()
             self._make_memory()
             self._make_rails()
-            self._make_heat()
+            self._make_thermal_zones()
             self.fan_service_runs = board.has_fan
 
     @property
@@ -183,7 +183,7 @@ class FakedJetson(Tree):
                     self.put(f"{folder}/rail_name_{channel}", name)
                     self.put(f"{folder}/in_power{channel}_input", measured[0])
 
-    def _make_heat(self) -> None:
+    def _make_thermal_zones(self) -> None:
         for number, (kind, millidegrees) in enumerate(self.board.zones):
             zone = f"/sys/class/thermal/thermal_zone{number}"
             self.put(f"{zone}/type", kind)

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
 from wattfleet_flower.client.deadline import length_of
-from wattfleet_io.gpu import wait_for_gpu
+from wattfleet_io.batch_timing import BatchTimes, timed_batches
 from wattfleet_proto.v1 import local_pb2
 
 Batch = TypeVar("Batch")
@@ -72,28 +72,18 @@ def _measured(loader: Iterable[Batch]) -> Iterator[Batch]:
         yield from loader
         return
     times: list[local_pb2.MinibatchTimes] = []
-    batches, measuring, reported_s = iter(loader), True, time.perf_counter()
+    measuring, reported_s = True, time.perf_counter()
+
+    def report(batch: BatchTimes) -> None:
+        nonlocal measuring, reported_s
+        times.append(local_pb2.MinibatchTimes(fetch_stall_ms=batch.fetch_stall_ms, compute_ms=batch.compute_ms))
+        if batch.ended_s - reported_s >= _REPORT_INTERVAL_S:
+            measuring = training.report(times, paused=False)
+            times.clear()
+            reported_s = time.perf_counter()
+
     try:
-        while True:
-            asked_s = time.perf_counter()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            fetched_s = time.perf_counter()
-            yield batch
-            if not measuring:
-                continue
-            wait_for_gpu()
-            ended_s = time.perf_counter()
-            times.append(
-                local_pb2.MinibatchTimes(
-                    fetch_stall_ms=(fetched_s - asked_s) * 1e3, compute_ms=(ended_s - fetched_s) * 1e3
-                )
-            )
-            if ended_s - reported_s >= _REPORT_INTERVAL_S:
-                measuring = training.report(times, paused=False)
-                times, reported_s = [], time.perf_counter()
+        yield from timed_batches(loader, lambda: measuring, report)
     finally:
         if measuring:
             training.report(times, paused=True)

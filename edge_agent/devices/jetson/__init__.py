@@ -1,1 +1,1 @@
-"""NVIDIA Jetsons: what their kernel shows of them, and how it is told to change."""
+"""NVIDIA Jetsons: reading and changing their settings through the kernel's files."""

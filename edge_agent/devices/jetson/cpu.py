@@ -1,4 +1,4 @@
-"""CPU cores, and the frequency policies that they share."""
+"""CPU cores and the frequency policies that they share."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _CPU = "/sys/devices/system/cpu"
 class Cpu:
     """The cores of a board and their frequencies, kHz.
 
-    A policy without an online core takes no limits, and those that it had are in force again when a core comes back;
-    until then it shows them, or does not answer. On some kernels it vanishes instead, and forgets them. So those that
-    are active are looked for each time. Core 0 stays online.
+    A policy without an online core accepts no limits. It still shows its old ones, or cannot be read, and they apply
+    again once a core is back online. On some kernels it vanishes and forgets them. Active policies are therefore listed
+    anew each time. Core 0 stays online.
 
     Args:
         tree: the board's files.
@@ -42,13 +42,13 @@ class Cpu:
 
     def online(self) -> list[int]:
         """The cores that are online, ascending."""
-        return [core for core in range(self.cores) if not self._can_leave(core) or self._is_online(core)]
+        return [core for core in range(self.cores) if not self._can_go_offline(core) or self._is_online(core)]
 
     def frequency_khz(self) -> int:
-        """The highest frequency of the table that a core may take now.
+        """The highest frequency of the table that the cores' current limit allows.
 
         Raises:
-            ModeNotAppliedError: the kernel does not say.
+            ModeNotAppliedError: the kernel does not report it.
         """
         limit = max(value_of(self._tree, f"{policy}/scaling_max_freq") for policy in self._policies())
         return within(self.table_khz, limit)
@@ -67,13 +67,13 @@ class Cpu:
             self._bring(core, 0)
 
     def differences(self, cores: int, khz: int) -> list[str]:
-        """What is in force instead of this."""
+        """Describe how the current settings differ from these values."""
         wanted = [(path, khz) for policy in self._policies() for path in _limits(policy)]
         return self._online_differences(range(cores)) + differences(self._tree, wanted)
 
     def knobs(self) -> dict[str, str]:
-        """What `set` may change, as it is."""
-        kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._leaving()}
+        """The current values of all that `set` may change."""
+        kept = {f"cpu/{core}/online": str(int(self._is_online(core))) for core in self._removable()}
         active = self._policies()
         for policy in self._all_policies():
             try:
@@ -87,23 +87,23 @@ class Cpu:
         return kept
 
     def written_files(self) -> list[str]:
-        """The files that setting cores and clocks writes."""
+        """The files that `set` writes."""
         limits = [path for policy in self._policies() for path in _limits(policy)]
-        return [*map(_online_path, self._leaving()), *limits]
+        return [*map(_online_path, self._removable()), *limits]
 
     def knob_names(self) -> KnobNames:
-        """What `put_back` takes; policies whose cores were offline may not have said what their limits are."""
+        """The settings that `put_back` takes; limits of policies whose cores were offline may be missing."""
         limits = {core: {f"policy/{core}/min_khz", f"policy/{core}/max_khz"} for core in range(self.cores)}
         return KnobNames(
-            required={f"cpu/{core}/online" for core in self._leaving()} | limits[0],
+            required={f"cpu/{core}/online" for core in self._removable()} | limits[0],
             optional=set().union(*limits.values()),
         )
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Set all that `knobs` returned.
+        """Restore what `knobs` returned.
 
-        A policy that did not say its limits, as its cores were offline, gets its full range, as at start-up. One whose
-        cores are offline, and that may hold other limits than it is to have, is set while its first core is woken.
+        A policy whose limits are missing gets its full range, as at start-up. A policy with only offline cores and
+        wrong limits is set while its first core is briefly online.
 
         Raises:
             ModeNotAppliedError: the kernel refused a step, or holds another value afterwards.
@@ -115,38 +115,38 @@ class Cpu:
                 self._bring(core, 1)
         active = self._policies()
         for policy in self._all_policies():
-            wanted = zip(_limits(policy), self._kept_range(policy, knobs), strict=True)
+            wanted = zip(_limits(policy), self._saved_range(policy, knobs), strict=True)
             if policy not in active and differences(self._tree, wanted):
                 with noting(failed):
                     self._bring(_first_core(policy), 1)
         for policy in self._policies():
-            lowest, highest = self._kept_range(policy, knobs)
+            lowest, highest = self._saved_range(policy, knobs)
             with noting(failed):
                 set_range(self._tree, *_limits(policy), lowest, highest)
                 failed += differences(self._tree, zip(_limits(policy), (lowest, highest), strict=True))
-        for core in self._leaving():
+        for core in self._removable():
             with noting(failed):
                 self._bring(core, int(core in online))
         failed += self._online_differences(online)
         if failed:
             raise ModeNotAppliedError("; ".join(dict.fromkeys(failed)))
 
-    def _kept_range(self, policy: str, knobs: Mapping[str, int]) -> tuple[int, int]:
-        kept = f"policy/{_first_core(policy)}"
-        return knobs.get(f"{kept}/min_khz", self.table_khz[0]), knobs.get(f"{kept}/max_khz", self.table_khz[-1])
+    def _saved_range(self, policy: str, knobs: Mapping[str, int]) -> tuple[int, int]:
+        saved = f"policy/{_first_core(policy)}"
+        return knobs.get(f"{saved}/min_khz", self.table_khz[0]), knobs.get(f"{saved}/max_khz", self.table_khz[-1])
 
     def _bring(self, core: int, online: int) -> None:
-        if core in self._leaving() and self._is_online(core) != bool(online):
+        if core in self._removable() and self._is_online(core) != bool(online):
             set_value(self._tree, _online_path(core), online)
 
     def _online_differences(self, wanted: range | list[int]) -> list[str]:
-        return differences(self._tree, ((_online_path(core), int(core in wanted)) for core in self._leaving()))
+        return differences(self._tree, ((_online_path(core), int(core in wanted)) for core in self._removable()))
 
-    def _leaving(self) -> list[int]:
+    def _removable(self) -> list[int]:
         """The cores that can be taken offline."""
-        return [core for core in range(self.cores) if self._can_leave(core)]
+        return [core for core in range(self.cores) if self._can_go_offline(core)]
 
-    def _can_leave(self, core: int) -> bool:
+    def _can_go_offline(self, core: int) -> bool:
         return core > 0 and self._tree.exists(_online_path(core))
 
     def _is_online(self, core: int) -> bool:
@@ -163,7 +163,7 @@ class Cpu:
         try:
             return self._tree.read(f"{policy}/affected_cpus") != ""
         except OSError as error:
-            # Newer kernels answer no file of an inactive policy. Any other failure says nothing about its cores.
+            # Newer kernels refuse to read an inactive policy. Any other failure says nothing about its cores.
             return error.errno != errno.EBUSY
 
 

@@ -1,4 +1,4 @@
-"""The fan, and the service that makes it follow the heat."""
+"""The fan, and the service that controls its speed by temperature."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Fan:
         return self._path is not None
 
     def hold_full(self) -> None:
-        """Run at full speed, whatever the heat.
+        """Run the fan at full speed.
 
         Raises:
-            ModeNotAppliedError: it does not.
+            ModeNotAppliedError: it does not reach full speed.
         """
         if self._path is None:
             return
@@ -45,25 +45,25 @@ class Fan:
         held = value_of(self._tree, self._path)
         if held != _FULL_PWM:
             raise ModeNotAppliedError(
-                f"{self._path}: wanted {_FULL_PWM}, found {held}; stop what else controls the fan"
+                f"{self._path}: wanted {_FULL_PWM}, found {held}; stop the other program that controls the fan"
             )
 
     def knobs(self) -> dict[str, str]:
-        """What `hold_full` changes, as it is."""
+        """The current values of all that `hold_full` changes."""
         if self._path is None:
             return {}
         return {"fan/pwm": str(value_of(self._tree, self._path)), "fan/service": str(int(self._is_serviced()))}
 
     def written_files(self) -> list[str]:
-        """The files that holding it writes."""
+        """The files that `hold_full` writes."""
         return [self._path] if self._path else []
 
     def knob_names(self) -> KnobNames:
-        """What `put_back` takes."""
+        """The settings that `put_back` takes."""
         return KnobNames(required={"fan/pwm", "fan/service"} if self.exists else set())
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Give the fan back to its service where that ran, else set the speed that it had.
+        """Restart the fan's service if it ran before; otherwise restore the fan's speed.
 
         Raises:
             ModeNotAppliedError: the fan cannot be set, or its service does not start.
@@ -80,7 +80,7 @@ class Fan:
         with noting(failed):
             self._systemctl("start")
         if failed:
-            # Nothing follows the heat now, so no speed but the full one is safe.
+            # Nothing controls the fan now, so only full speed is safe.
             with noting(failed):
                 set_value(self._tree, path, _FULL_PWM)
             raise ModeNotAppliedError("; ".join(failed))

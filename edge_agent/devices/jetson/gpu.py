@@ -29,10 +29,10 @@ class Gpu:
         self._limits = f"{self.folder}/min_freq", f"{self.folder}/max_freq"
 
     def frequency_hz(self) -> int:
-        """The highest frequency of the table that the GPU may take now.
+        """The highest frequency of the table that the GPU's current limit allows.
 
         Raises:
-            ModeNotAppliedError: the kernel does not say.
+            ModeNotAppliedError: the kernel does not report it.
         """
         return within(self.table_hz, value_of(self._tree, self._limits[1]))
 
@@ -45,24 +45,24 @@ class Gpu:
         set_range(self._tree, *self._limits, hz, hz)
 
     def differences(self, hz: int) -> list[str]:
-        """What is in force instead of this."""
+        """Describe how the current settings differ from this frequency."""
         return differences(self._tree, ((path, hz) for path in self._limits))
 
     def knobs(self) -> dict[str, str]:
-        """What `set` may change, as it is."""
+        """The current values of all that `set` may change."""
         lowest, highest = (value_of(self._tree, path) for path in self._limits)
         return {"gpu/min_hz": str(lowest), "gpu/max_hz": str(highest)}
 
     def written_files(self) -> list[str]:
-        """The files that setting it writes."""
+        """The files that `set` writes."""
         return list(self._limits)
 
     def knob_names(self) -> KnobNames:
-        """What `put_back` takes."""
+        """The settings that `put_back` takes."""
         return KnobNames(required={"gpu/min_hz", "gpu/max_hz"})
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Set all that `knobs` returned.
+        """Restore what `knobs` returned.
 
         Raises:
             ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
@@ -81,4 +81,4 @@ def _folder(tree: Tree) -> str:
                 return folder
         except OSError:
             continue
-    raise InvalidInputError("/sys/class/devfreq: no GPU among its nodes; is NVIDIA's kernel driver loaded?")
+    raise InvalidInputError("/sys/class/devfreq: no GPU among its nodes; check that NVIDIA's kernel driver is loaded")

@@ -1,4 +1,4 @@
-"""Which Jetson this is, and which software it runs."""
+"""Identifies the Jetson and its software."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class JetsonIdentity:
 
     Attributes:
         kind: kind of board, such as `agx-orin`.
-        model: what the board calls itself.
-        l4t: release of Jetson Linux, such as `35.4.1`; None where no file says so.
-        jetpack: major version of JetPack; None where it does not follow from `l4t`.
+        model: the board's own name.
+        l4t: release of Jetson Linux, such as `35.4.1`; None if unknown.
+        jetpack: major version of JetPack; None if unknown.
     """
 
     kind: str
@@ -42,35 +42,35 @@ class JetsonIdentity:
 
 def is_jetson(tree: Tree) -> bool:
     """Whether the device tree names an NVIDIA Tegra."""
-    return "nvidia,tegra" in _said(tree, _COMPATIBLE)
+    return "nvidia,tegra" in _text_of(tree, _COMPATIBLE)
 
 
 def identify(tree: Tree) -> JetsonIdentity:
-    """Find out which Jetson this is.
+    """Identify the board and its software.
 
     Raises:
-        InvalidInputError: it is none, or none whose power rails are known.
+        InvalidInputError: it is not a Jetson, or its power rails are unknown.
     """
-    compatible = _said(tree, _COMPATIBLE)
+    compatible = _text_of(tree, _COMPATIBLE)
     if not is_jetson(tree):
-        raise InvalidInputError(f"no Jetson here: {_COMPATIBLE} names no NVIDIA Tegra")
+        raise InvalidInputError(f"not a Jetson: {_COMPATIBLE} does not name an NVIDIA Tegra")
     kind = next((kind for pattern, kind in _KINDS if pattern.search(compatible)), None)
     if kind is None:
         raise InvalidInputError(
-            f"{_COMPATIBLE}: {', '.join(compatible.split())} is no board whose power rails Wattfleet knows"
-            f" ({', '.join(kind for _, kind in _KINDS)})"
+            f"{_COMPATIBLE}: unknown board {', '.join(compatible.split())}; supported are"
+            f" {', '.join(kind for _, kind in _KINDS)}"
         )
-    release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _said(tree, _RELEASE))
+    release = re.search(r"R(\d+) \(release\), REVISION: ([\d.]+)", _text_of(tree, _RELEASE))
     return JetsonIdentity(
         kind=kind,
-        model=_said(tree, _MODEL) or "unnamed",
+        model=_text_of(tree, _MODEL) or "unnamed",
         l4t=f"{release[1]}.{release[2]}" if release else None,
         jetpack=_JETPACK_OF_L4T.get(int(release[1])) if release else None,
     )
 
 
-def _said(tree: Tree, path: str) -> str:
-    """A file's text, NUL-separated lists as words; nothing where it cannot be read."""
+def _text_of(tree: Tree, path: str) -> str:
+    """A file's text, with spaces for NULs; empty if it cannot be read."""
     try:
         return tree.read(path).replace("\0", " ")
     except OSError:

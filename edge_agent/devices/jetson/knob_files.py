@@ -1,4 +1,4 @@
-"""Files that hold one number each: written with a reason when that fails, and read back."""
+"""Reading and writing settings in files that hold one number each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from wattfleet.errors import InvalidInputError
 
 @dataclass(frozen=True)
 class KnobNames:
-    """The names under which a group of knobs is kept.
+    """The names under which a group of settings is saved.
 
     Attributes:
-        required: without these nothing can be put back.
-        optional: these are put back where they were kept.
+        required: needed to restore the group.
+        optional: restored if they were saved.
     """
 
     required: set[str] = field(default_factory=set)
@@ -25,7 +25,7 @@ class KnobNames:
 
 
 def set_value(tree: Tree, path: str, value: int) -> None:
-    """Write a number; whether it took effect is for `differences` to say.
+    """Write a number; check with `differences` that it took effect.
 
     Raises:
         ModeNotAppliedError: the kernel refused it.
@@ -39,12 +39,12 @@ def set_value(tree: Tree, path: str, value: int) -> None:
 
 
 def set_range(tree: Tree, lowest_path: str, highest_path: str, lowest: int, highest: int) -> None:
-    """Write a range of frequencies so that its minimum never stands above its maximum.
+    """Write a frequency range so that its minimum is never above its maximum.
 
-    Kernel 4.9 refuses such a moment; 5.10 and later cut the value off without a word.
+    Kernel 4.9 would refuse that; 5.10 and later would silently clip the value.
 
     Raises:
-        ModeNotAppliedError: the kernel refused it, or does not say what the range is now.
+        ModeNotAppliedError: the kernel refused it, or does not report the current range.
     """
     if highest > value_of(tree, highest_path):
         set_value(tree, highest_path, highest)
@@ -58,7 +58,7 @@ def value_of(tree: Tree, path: str) -> int:
     """The number in a file.
 
     Raises:
-        ModeNotAppliedError: there is none to be read.
+        ModeNotAppliedError: it cannot be read, or is not a number.
     """
     try:
         return int(tree.read(path))
@@ -69,7 +69,7 @@ def value_of(tree: Tree, path: str) -> int:
 
 
 def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
-    """What the files hold instead of these values; nothing where all is as wanted."""
+    """Describe which files hold other values than these; empty if none does."""
     found = []
     for path, value in wanted:
         try:
@@ -84,7 +84,7 @@ def differences(tree: Tree, wanted: Iterable[tuple[str, int]]) -> list[str]:
 
 @contextmanager
 def noting(failed: list[str]) -> Iterator[None]:
-    """Note a knob that fails instead of stopping at it, so that the others are put back all the same."""
+    """Collect a failure instead of raising it, so that the other settings are still restored."""
     try:
         yield
     except ModeNotAppliedError as error:
@@ -92,12 +92,12 @@ def noting(failed: list[str]) -> Iterator[None]:
 
 
 def within(table: tuple[int, ...], limit: int) -> int:
-    """The highest value of an ascending table that a limit allows, which need not be in the table itself."""
+    """The highest value of an ascending table within a limit; the limit need not be in the table."""
     return max((value for value in table if value <= limit), default=table[0])
 
 
 def table_of(tree: Tree, path: str) -> tuple[int, ...]:
-    """The numbers in a file of a knob's possible values, ascending.
+    """The values that a setting may take, from the file that lists them, ascending.
 
     Raises:
         InvalidInputError: it lists none.
@@ -107,5 +107,5 @@ def table_of(tree: Tree, path: str) -> tuple[int, ...]:
     except (OSError, ValueError):
         table = ()
     if not table:
-        raise InvalidInputError(f"{path}: lists no values; without them this board's power modes are unknown")
+        raise InvalidInputError(f"{path}: lists no values, so this board's power modes are unknown")
     return table

@@ -9,7 +9,7 @@ from edge_agent.devices.jetson.knob_files import KnobNames, differences, noting,
 from edge_agent.devices.tree import Tree
 from wattfleet.errors import InvalidInputError
 
-# Each with what stands for "no cap": on JetPack 4 and 5 the maximum cannot be written as a number.
+# Each with its value for "no cap": on JetPack 4 and 5 the maximum cannot be written as a number.
 _CAPS = (("/sys/kernel/nvpmodel_emc_cap/emc_iso_cap", 0), ("/sys/kernel/nvpmodel_clk_cap/emc", None))
 _POSSIBLE_KHZ = "/sys/kernel/debug/bpmp/debug/emc/possible_rates"
 _LOCK = "/sys/kernel/debug/bpmp/debug/clk/emc"
@@ -18,11 +18,11 @@ _MAXIMUM = f"{_LOCK}/max_rate"
 
 
 class Memory:
-    """The memory's frequencies, Hz: capped by NVIDIA's interface, and held by a lock where debugfs offers one.
+    """The memory's frequencies, Hz: capped by NVIDIA's interface, and held by a lock if debugfs offers one.
 
     Args:
         tree: the board's files.
-        usual_hz: the frequencies of this kind of board, for where the kernel does not list its own.
+        usual_hz: the frequencies of this kind of board, used if the kernel lists none.
     """
 
     def __init__(self, tree: Tree, usual_hz: tuple[int, ...]) -> None:
@@ -39,19 +39,19 @@ class Memory:
             reachable = tuple(hz for hz in self.table_hz if hz <= value_of(tree, _MAXIMUM))
             self.table_hz = reachable or self.table_hz
         if not (self._cap or self.has_lock):
-            # What cannot be set has one value, and the kernel runs it as high as it needs.
+            # A memory that cannot be set has one mode; the kernel chooses its frequency.
             self.table_hz = self.table_hz[-1:]
 
     @property
     def interface(self) -> str:
-        """The files through which the frequency is set, for people."""
+        """The files through which the frequency is set, for messages."""
         return " and ".join([path for path in (self._cap, _LOCK if self.has_lock else "") if path]) or "none"
 
     def frequency_hz(self) -> int:
-        """The frequency that is held, or where none is, the highest of the table that the cap allows.
+        """The locked frequency, or if there is no lock, the highest of the table within the cap.
 
         Raises:
-            ModeNotAppliedError: the kernel does not say.
+            ModeNotAppliedError: the kernel does not report it.
         """
         if self.has_lock and value_of(self._tree, _LOCKED) == 1:
             return value_of(self._tree, _RATE)
@@ -61,7 +61,7 @@ class Memory:
         return self.table_hz[-1]
 
     def as_cap(self, hz: int) -> int:
-        """A frequency as NVIDIA's cap wants it."""
+        """The value to write into NVIDIA's cap for a frequency."""
         return self._uncapped if self._uncapped is not None and hz == self.table_hz[-1] else hz
 
     def set(self, hz: int) -> None:
@@ -77,33 +77,33 @@ class Memory:
             self._lock(hz)
 
     def differences(self, hz: int) -> list[str]:
-        """What is in force instead of this."""
+        """Describe how the current settings differ from this frequency."""
         wanted = [(self._cap, self.as_cap(hz))] if self._cap else []
         if self.has_lock:
             wanted += [(_LOCKED, 1), (_RATE, hz)]
         return differences(self._tree, wanted)
 
     def knobs(self) -> dict[str, str]:
-        """What `set` may change, as it is."""
+        """The current values of all that `set` may change."""
         kept = {"emc/cap": value_of(self._tree, self._cap)} if self._cap else {}
         if self.has_lock:
-            # What a free memory runs at for the moment is nothing to put back.
+            # Without a lock, the current rate is only momentary and not restored.
             kept["emc/lock_hz"] = value_of(self._tree, _RATE) if value_of(self._tree, _LOCKED) else 0
         if self._has_state:
             kept["emc/state"] = value_of(self._tree, _STATE)
         return {name: str(value) for name, value in kept.items()}
 
     def written_files(self) -> list[str]:
-        """The files that setting it writes; none where it cannot be set."""
+        """The files that `set` writes; empty if it cannot be set."""
         return ([self._cap] if self._cap else []) + ([_LOCKED, _RATE] if self.has_lock else [])
 
     def knob_names(self) -> KnobNames:
-        """What `put_back` takes."""
+        """The settings that `put_back` takes."""
         there = (("emc/cap", self._cap), ("emc/lock_hz", self.has_lock), ("emc/state", self._has_state))
         return KnobNames(required={name for name, exists in there if exists})
 
     def put_back(self, knobs: Mapping[str, int]) -> None:
-        """Set all that `knobs` returned.
+        """Restore what `knobs` returned.
 
         Raises:
             ModeNotAppliedError: the kernel refused it, or holds another value afterwards.
@@ -123,7 +123,7 @@ class Memory:
             raise ModeNotAppliedError("; ".join(failed))
 
     def _put_lock_back(self, hz: int) -> list[str]:
-        """Lock the memory as it was, or release it where `hz` is 0; what is in force instead."""
+        """Restore the lock, or release it if `hz` is 0; describe what differs afterwards."""
         if hz:
             self._lock(hz)
             return differences(self._tree, [(_LOCKED, 1), (_RATE, hz)])
@@ -133,6 +133,6 @@ class Memory:
     def _lock(self, hz: int) -> None:
         set_value(self._tree, _LOCKED, 1)
         if self._has_state:
-            # JetPack 6: a clock that is switched off ignores its rate.
+            # JetPack 6: a disabled clock ignores its rate.
             set_value(self._tree, _STATE, 1)
         set_value(self._tree, _RATE, hz)

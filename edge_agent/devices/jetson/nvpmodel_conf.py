@@ -1,4 +1,4 @@
-"""NVIDIA's `nvpmodel.conf`: the preset modes of a board, and how one more is added to a copy of it."""
+"""NVIDIA's `nvpmodel.conf`: reads a board's preset modes, and adds a mode to a copy."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ class NvpmodelConf:
     default: int
 
     def mode_of_id(self, mode_id: int) -> NvpmodelMode:
-        """The mode of a number.
+        """The mode with a number.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there is no such mode.
         """
-        return self._the(lambda mode: mode.mode_id == mode_id, str(mode_id))
+        return self._find(lambda mode: mode.mode_id == mode_id, str(mode_id))
 
     def mode_of_name(self, name: str) -> NvpmodelMode:
-        """The mode of a name.
+        """The mode with a name.
 
         Raises:
-            InvalidInputError: there is none.
+            InvalidInputError: there is no such mode.
         """
-        return self._the(lambda mode: mode.name == name, repr(name))
+        return self._find(lambda mode: mode.name == name, repr(name))
 
     def with_mode(self, name: str, settings: Mapping[Argument, str]) -> NvpmodelConf:
-        """This configuration with one more mode at its end, and no gap between the numbers of all.
+        """This configuration with one more mode at the end, and modes numbered without gaps.
 
-        jetson-stats takes a mode's number for its place in the list, so a gap would make it choose another mode.
+        jetson-stats treats a mode's number as its place in the list, so a gap would make it choose the wrong mode.
         """
         modes = tuple(NvpmodelMode(place, mode.name, mode.settings) for place, mode in enumerate(self.modes))
         default = next((place for place, mode in enumerate(self.modes) if mode.mode_id == self.default), 0)
@@ -94,23 +94,23 @@ class NvpmodelConf:
             lines.append("")
         return "\n".join([*lines, f"< PM_CONFIG DEFAULT={self.default} >", ""])
 
-    def _the(self, wanted: Callable[[NvpmodelMode], bool], called: str) -> NvpmodelMode:
+    def _find(self, wanted: Callable[[NvpmodelMode], bool], called: str) -> NvpmodelMode:
         for mode in self.modes:
             if wanted(mode):
                 return mode
         offered = ", ".join(f"{mode.name} ({mode.mode_id})" for mode in self.modes)
-        raise InvalidInputError(f"nvpmodel has no mode {called}: choose one of {offered}")
+        raise InvalidInputError(f"nvpmodel has no mode {called}; choose one of {offered}")
 
 
 def parse_conf(text: str, name: str) -> NvpmodelConf:
-    """Understand a configuration.
+    """Parse a configuration.
 
     Args:
         text: of the file.
         name: of the file, for messages.
 
     Raises:
-        NvpmodelConfError: a line, or the whole, is not as nvpmodel wants it.
+        NvpmodelConfError: the text is not a valid configuration.
     """
     parser = _Parser(name)
     for number, line in enumerate(text.splitlines(), start=1):
@@ -120,7 +120,7 @@ def parse_conf(text: str, name: str) -> NvpmodelConf:
 
 @dataclass
 class _Parser:
-    """Takes a configuration line by line; a stanza lasts until the next one."""
+    """Parses a configuration line by line; a stanza lasts until the next one."""
 
     name: str
     kinds: dict[str, str] = field(default_factory=dict)
@@ -140,20 +140,20 @@ class _Parser:
         elif line and self.settings is not None:
             self._setting(self.settings, line.split())
         elif line:
-            raise self._error("stands in no stanza")
+            raise self._error("is outside any stanza")
 
     def conf(self) -> NvpmodelConf:
         if not self.modes:
-            raise NvpmodelConfError(f"{self.name}: holds no POWER_MODEL")
+            raise NvpmodelConfError(f"{self.name}: has no POWER_MODEL")
         if self.default is None:
-            raise NvpmodelConfError(f"{self.name}: holds no PM_CONFIG, without which nvpmodel refuses it")
+            raise NvpmodelConfError(f"{self.name}: has no PM_CONFIG, which nvpmodel requires")
         modes = tuple(NvpmodelMode(mode_id, *self.modes[mode_id]) for mode_id in sorted(self.modes))
         return NvpmodelConf(self.kinds, self.paths, modes, self.default)
 
     def _begin(self, line: str) -> None:
         found = _STANZA.fullmatch(line)
         if found is None:
-            raise self._error("is no stanza such as < POWER_MODEL ID=0 NAME=MAXN >")
+            raise self._error("is not a stanza such as < POWER_MODEL ID=0 NAME=MAXN >")
         kind = found[1]
         attributes = dict(pair.split("=", 1) for pair in found[2].split())
         self.parameter = self.settings = None
@@ -162,35 +162,35 @@ class _Parser:
         elif kind == "POWER_MODEL":
             mode_id = self._number(self._attribute(attributes, "ID"))
             if mode_id in self.modes:
-                raise self._error(f"gives the ID {mode_id} a second time")
+                raise self._error(f"repeats the ID {mode_id}")
             self.settings = {}
             self.modes[mode_id] = (self._attribute(attributes, "NAME"), self.settings)
         elif kind == "PM_CONFIG":
             self.default = self._number(self._attribute(attributes, "DEFAULT"))
         elif kind != "FAN_CONFIG":
-            # The fan's configuration is for nvfancontrol and changes no mode.
-            raise self._error(f"begins a stanza {kind}, which is unknown")
+            # FAN_CONFIG is for nvfancontrol and changes no mode.
+            raise self._error(f"begins an unknown stanza {kind}")
 
     def _begin_parameter(self, attributes: Mapping[str, str]) -> None:
         name, kind = self._attribute(attributes, "NAME"), self._attribute(attributes, "TYPE")
         if kind not in _KINDS:
-            raise self._error(f"gives the TYPE {kind}, not one of {', '.join(_KINDS)}")
+            raise self._error(f"has the TYPE {kind}; use one of {', '.join(_KINDS)}")
         if name in self.kinds:
-            raise self._error(f"names the parameter {name} a second time")
+            raise self._error(f"repeats the parameter {name}")
         self.kinds[name] = kind
         self.parameter = name
 
     def _argument(self, parameter: str, words: list[str]) -> None:
         if len(words) != _ARGUMENT_WORDS or not words[1].startswith("/"):
-            raise self._error("is no argument and path")
+            raise self._error("is not an argument and a path")
         self.paths[parameter, words[0]] = words[1]
 
     def _setting(self, settings: dict[Argument, str], words: list[str]) -> None:
         if len(words) != _SETTING_WORDS:
-            raise self._error("is no parameter, argument and value")
+            raise self._error("is not a parameter, an argument and a value")
         argument = words[0], words[1]
         if argument not in self.paths:
-            raise self._error(f"sets {' '.join(argument)}, which no PARAM before it names")
+            raise self._error(f"sets {' '.join(argument)}, which no earlier PARAM defines")
         if self.kinds[words[0]] == "CLOCK":
             self._number(words[2])
         settings[argument] = words[2]
@@ -202,7 +202,7 @@ class _Parser:
 
     def _number(self, word: str) -> int:
         if not re.fullmatch(r"-?\d+", word):
-            raise self._error(f"has {word!r} where a number belongs")
+            raise self._error(f"has {word!r} instead of a number")
         return int(word)
 
     def _error(self, what: str) -> NvpmodelConfError:

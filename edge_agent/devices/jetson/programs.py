@@ -1,4 +1,4 @@
-"""Programs of the system that are asked to do something."""
+"""Runs the system's programs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class ProgramResult:
-    """How a program ended.
+    """The result of a program.
 
     Attributes:
-        code: its exit status; None where there is no such program, or it did not end in time.
-        output: what it said on both its outputs.
+        code: its exit status; None if it does not exist or did not end in time.
+        output: its standard output and standard error.
     """
 
     code: int | None
@@ -24,7 +24,7 @@ class ProgramResult:
 
 
 RunProgram = Callable[[Sequence[str], str], ProgramResult]
-"""Runs a command line with some text as its input."""
+"""Runs a command line with a text as its input."""
 
 
 def run_program(command: Sequence[str], answer: str) -> ProgramResult:
@@ -32,7 +32,7 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
 
     Args:
         command: the program and its arguments.
-        answer: what it reads when it asks something.
+        answer: text for its standard input.
     """
     try:
         ended = subprocess.run(
@@ -44,7 +44,7 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
             errors="replace",
             timeout=_TIMEOUT_S,
             check=False,
-            # What it says is searched for words, so it is to say them in English.
+            # Its output is searched for English words.
             env={**os.environ, "LC_ALL": "C"},
         )
     except subprocess.TimeoutExpired:
@@ -55,5 +55,5 @@ def run_program(command: Sequence[str], answer: str) -> ProgramResult:
 
 
 def run_no_program(command: Sequence[str], answer: str) -> ProgramResult:
-    """For files that are not those of this machine: its programs have nothing to do with them."""
-    return ProgramResult(None, f"{command[0]} belongs to this machine, not to the files of another one")
+    """Refuse to run a program: used for another machine's files, which this machine's programs cannot change."""
+    return ProgramResult(None, f"{command[0]} is not run, since the files are another machine's")

@@ -1,4 +1,4 @@
-"""Power rails: what the INA3221 chips measure, and which of it is the board's power."""
+"""Power rails measured by the INA3221 chips, and which of them add up to the board's power."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edge_agent.devices.tree import Tree
 
-# JetPack 5 and later, and JetPack 4. The hwmon number changes from start to start.
+# JetPack 5 and later, and JetPack 4. The hwmon number changes at every boot.
 _HWMON_LABELS = "/sys/bus/i2c/drivers/ina3221/*/hwmon/hwmon*/in[1-3]_label"
 _IIO_NAMES = "/sys/bus/i2c/drivers/ina3221x/*/iio:device*/rail_name_*"
 _NOT_CONNECTED = "NC"
@@ -20,44 +20,44 @@ _BOARD_RAILS = {
     "xavier-agx": ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),
     "nano": ("POM_5V_IN",),
 }
-"""By kind of board, the rails whose sum is its power: the input where it is measured, else all there are."""
+"""Rails whose sum is the power of each kind of board: the input rail if it is measured, else all rails."""
 
 
 class Rail(Protocol):
     """One measured rail."""
 
     def read_mw(self) -> float:
-        """Its power now, mW.
+        """Its current power, mW.
 
         Raises:
-            OSError: the chip does not answer.
-            ValueError: it answers with something else than a number.
+            OSError: the chip cannot be read.
+            ValueError: the chip does not return a number.
         """
         ...
 
 
 @dataclass(frozen=True)
 class HwmonRail:
-    """A rail that is measured as volts and amperes."""
+    """A rail measured as voltage and current."""
 
     tree: Tree
     voltage_path: str
     current_path: str
 
     def read_mw(self) -> float:
-        """Its power now: mV times mA are microwatts."""
+        """Its current power: mV times mA gives microwatts."""
         return int(self.tree.read(self.voltage_path)) * int(self.tree.read(self.current_path)) / 1e3
 
 
 @dataclass(frozen=True)
 class IioRail:
-    """A rail whose driver multiplies."""
+    """A rail whose driver reports power."""
 
     tree: Tree
     power_path: str
 
     def read_mw(self) -> float:
-        """Its power now."""
+        """Its current power."""
         return float(int(self.tree.read(self.power_path)))
 
 
@@ -91,7 +91,7 @@ class BoardPower:
         self._needed = [found[name] for name in self.rails if name in found]
 
     def read_mw(self) -> float:
-        """The board's power now, mW; NaN where one of its rails cannot be read, for a part is not the whole."""
+        """The board's current power, mW; NaN if any of its rails cannot be read, as the sum would be incomplete."""
         if self.missing:
             return math.nan
         try:

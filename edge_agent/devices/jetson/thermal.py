@@ -1,4 +1,4 @@
-"""Temperature, and how often the board has throttled itself."""
+"""Temperatures and throttle counters."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from edge_agent.devices.device import Conditions
 from edge_agent.devices.tree import Tree
 
 _HOTTEST = "tj-thermal"
-# Zones on the chip; what is left out measures the carrier board, the regulators or the fan's own estimate.
+# Zones on the chip. Other zones measure the carrier board, the regulators or the fan's own estimate.
 _ON_CHIP = re.compile(r"(TJ|CPU|GPU|SOC\d|CV\d|AO|AUX|PLL)-therm", re.IGNORECASE)
 _SWITCHED_OFF_BELOW_MC = -40_000
 
 
 def read_conditions(tree: Tree) -> Conditions:
-    """How the board fares now."""
+    """The current temperature and throttle count."""
     return Conditions(_junction_c(tree), _throttle_events(tree))
 
 
 def read_zones(tree: Tree) -> dict[str, float | None]:
-    """Degrees Celsius of every thermal zone; None where it is switched off or does not answer."""
+    """Degrees Celsius of every thermal zone; None if it is switched off or unreadable."""
     zones: dict[str, float | None] = {}
     for zone in tree.glob("/sys/class/thermal/thermal_zone*"):
         try:
@@ -29,7 +29,7 @@ def read_zones(tree: Tree) -> dict[str, float | None]:
         try:
             millidegrees = int(tree.read(f"{zone}/temp"))
         except (OSError, ValueError):
-            # EAGAIN: the zone's part of the chip is switched off.
+            # EAGAIN: this part of the chip is switched off.
             zones[kind] = None
             continue
         zones[kind] = millidegrees / 1e3 if millidegrees > _SWITCHED_OFF_BELOW_MC else None
@@ -37,10 +37,10 @@ def read_zones(tree: Tree) -> dict[str, float | None]:
 
 
 def read_throttle_counters(tree: Tree) -> dict[str, int]:
-    """Over-current and undervoltage events since the start, by counter, such as `oc1`; empty where none is counted.
+    """Over-current and undervoltage events since boot, by counter, such as `oc1`; empty if the kernel counts none.
 
     Raises:
-        OSError: a counter does not answer.
+        OSError: a counter cannot be read.
         ValueError: it holds no number.
     """
     return {
@@ -61,7 +61,7 @@ def _junction_c(tree: Tree) -> float | None:
 
 
 def _throttle_events(tree: Tree) -> int | None:
-    """All counters together; None unless every one answers."""
+    """The sum of all counters; None unless all can be read."""
     try:
         counts = read_throttle_counters(tree)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""What NVIDIA's management library tells of a workstation's GPUs (Jetsons do not answer it)."""
+"""Power, temperature and clocks of a workstation's GPUs, from NVIDIA's NVML (Jetsons do not support it)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Nvml:
-    """All GPUs of the machine.
+    """The GPUs of a machine.
 
     Args:
         library: the module `pynvml`, initialised.
@@ -20,18 +20,18 @@ class Nvml:
 
     @property
     def gpus(self) -> int:
-        """How many there are."""
+        """Number of GPUs."""
         return len(self._gpus)
 
     def power_mw(self) -> float:
-        """Power of all GPUs now, mW; NaN where one does not say."""
+        """Power of all GPUs now, mW; NaN if one does not report it."""
         try:
             return float(sum(self._library.nvmlDeviceGetPowerUsage(gpu) for gpu in self._gpus))
         except self._library.NVMLError:
             return math.nan
 
     def temperature_c(self) -> float | None:
-        """The hottest GPU, degrees Celsius; None where one does not say."""
+        """The hottest GPU, degrees Celsius; None if one does not report it."""
         sensor = self._library.NVML_TEMPERATURE_GPU
         try:
             return float(max(self._library.nvmlDeviceGetTemperature(gpu, sensor) for gpu in self._gpus))
@@ -39,7 +39,7 @@ class Nvml:
             return None
 
     def highest_clocks_hz(self) -> tuple[int, int] | None:
-        """The highest clocks of the first GPU and of its memory, Hz; None where it does not say."""
+        """The highest clocks of the first GPU and of its memory, Hz; None if it does not report them."""
         try:
             gpu_mhz, memory_mhz = (
                 int(self._library.nvmlDeviceGetMaxClockInfo(self._gpus[0], clock))

@@ -1,4 +1,4 @@
-"""Power at this moment, by a meter that runs just long enough."""
+"""Current power, from a meter that runs just long enough."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from edge_agent.devices.device import Device, PowerMeter
 from edge_agent.devices.meters.polled_meter import INTERVAL_S
 from wattfleet_io.clock import Clock
 
-# jtop announces its first sample after half a second; counters of energy tell a power from their second reading on.
+# jtop publishes its first sample after half a second; energy counters need two readings.
 _PATIENCE_S = 1.5
 _LOOK_AGAIN_S = INTERVAL_S / 2
-# Every meter samples more often than this: what is older comes from one that died.
+# Every meter samples more often than this; an older sample means that the meter died.
 _CURRENT_S = 2.0
 
 
 def latest_power_mw(meter: PowerMeter, clock: Clock) -> float:
-    """The power that a running meter sampled last, mW; NaN where it cannot be read, or no longer is.
+    """The latest sample of a running meter, mW; NaN if power cannot be read, or the sample is old.
 
-    A meter that has only just begun is waited for, a little.
+    Waits briefly if the meter has only just started.
 
     Args:
         meter: samples the power.
@@ -35,7 +35,7 @@ def latest_power_mw(meter: PowerMeter, clock: Clock) -> float:
 
 
 def power_now_mw(device: Device) -> float:
-    """Board power now, mW; NaN where it cannot be read."""
+    """Current board power, mW; NaN if it cannot be read."""
     meter = device.start_meter()
     try:
         return latest_power_mw(meter, device.clock)

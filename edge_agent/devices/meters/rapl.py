@@ -1,4 +1,4 @@
-"""Power of a machine's CPU packages, from the energy counters of its kernel (RAPL)."""
+"""Power of a machine's CPU packages, from the kernel's energy counters (RAPL)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from edge_agent.devices.tree import Tree
 from wattfleet_io.clock import Clock
 
-# Packages only: their parts are counted in them, and `psys` counts the packages once more.
+# Packages only: they include their parts, and `psys` would count the packages twice.
 _PACKAGE = re.compile(r"package-\d+")
 
 
@@ -21,11 +21,11 @@ class _Counter:
 
 
 class Rapl:
-    """The energy counters of CPU packages that this process may read; most kernels let only root.
+    """The energy counters of the CPU packages; most kernels let only root read them.
 
     Args:
         tree: the machine's files.
-        clock: what power is energy over.
+        clock: the time base for computing power from energy.
     """
 
     def __init__(self, tree: Tree, clock: Clock) -> None:
@@ -43,26 +43,26 @@ class Rapl:
 
     @property
     def packages(self) -> int:
-        """Packages whose counters answer; 0 where some do not, as part of the power is not the power."""
+        """Number of packages with readable counters; 0 if any is unreadable, as the sum would be incomplete."""
         return 0 if self.unreadable else len(self._counters)
 
     def reader(self) -> Callable[[], float]:
-        """A function that returns the mean power since it was last called, mW; NaN at first and where it is unknown."""
+        """A function that returns the mean power since its last call, mW; NaN at first and when unknown."""
         before: tuple[float, list[int]] | None = None
 
         def read_mw() -> float:
             nonlocal before
-            then = before
+            earlier_reading = before
             try:
                 before = self._clock.now_s(), [int(self._tree.read(counter.path)) for counter in self._counters]
             except (OSError, ValueError):
                 before = None
-            if then is None or before is None or before[0] <= then[0]:
+            if earlier_reading is None or before is None or before[0] <= earlier_reading[0]:
                 return math.nan
             energy_uj = sum(
                 (now - earlier) % counter.wraps_at_uj
-                for counter, earlier, now in zip(self._counters, then[1], before[1], strict=True)
+                for counter, earlier, now in zip(self._counters, earlier_reading[1], before[1], strict=True)
             )
-            return energy_uj / 1e3 / (before[0] - then[0])
+            return energy_uj / 1e3 / (before[0] - earlier_reading[0])
 
         return read_mw

@@ -20,7 +20,7 @@ FILE_NAME = "board_parameters.json"
 
 @dataclass(frozen=True)
 class DeviationSpread:
-    """How far real boards lie from the physics, as log deviations.
+    """How far real boards deviate from the physics, as logarithms.
 
     Attributes:
         levels: `[q]` ascending probabilities in (0, 1).
@@ -40,7 +40,7 @@ class BoardParameters:
     Attributes:
         time: parameters of the step time.
         power: parameters of the power.
-        deviation: how far a real board lies from these.
+        deviation: how far a real board deviates from these.
     """
 
     time: TimeParameters

@@ -1,4 +1,4 @@
-"""A fixed smooth deviation of one board from the physics, shaped like what the physics leaves of real boards."""
+"""A fixed, smooth deviation of one board from the physics, distributed like real boards' residuals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from wattfleet.modes import ModeArray
 
-# Deviations stay alike over a factor of e^0.8 in any knob: the correlation of the AGX Orin corpora's residuals
+# Deviations stay similar over a factor of e^0.8 in any knob: the correlation of the AGX Orin corpora's residuals
 # falls to a half at 0.5, a third at 1 and a tenth at 2 (in logarithms of a clock, or of the number of cores).
 _LENGTH = 0.8
 # Frequencies drawn from a t distribution of twice this many degrees of freedom give a Matern kernel of this order:
@@ -18,16 +18,16 @@ _REFERENCE_MODES = 2000
 
 
 class DeviationField:
-    """A random smooth function of the mode whose values over a mode space have a given distribution.
+    """A smooth random function of the mode whose values over a mode space have a given distribution.
 
     A sum of plane waves is nearly Gaussian; its rank within the mode space picks the quantile, so heavy tails
-    become whole regions that are far off.
+    become whole regions that deviate far.
 
     Args:
-        space: `[n, 4]` modes over which the distribution is to hold.
+        space: `[n, 4]` modes over which the distribution holds.
         levels: `[q]` ascending probabilities in (0, 1).
         quantiles: `[q]` ascending values (log deviations) at these levels.
-        rng: decides where the field is high and low.
+        rng: source of randomness.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a soft board draws at any moment: levels that it approaches, as heat and regulators let it."""
+"""The power of a virtual board over time, which approaches its level as on real boards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # The Orin Nano's logs (`orin_nano_resnet18_telemetry`): the first sample after training began, 0.7 s on
-# average, stands at about 60 % of the rise from idle, one at 2 s at about 90 %, one at 3 s at the level.
+# average, is at about 60 % of the rise from idle, a sample at 2 s at about 90 %, one at 3 s at the full level.
 _RESPONSE_S = 0.8
 
 
@@ -15,7 +15,7 @@ class PowerTimeline:
 
     Args:
         start_s: the moment from which power is known.
-        power_mw: what the board draws then, mW.
+        power_mw: power at that moment, mW.
     """
 
     def __init__(self, start_s: float, power_mw: float) -> None:
@@ -24,7 +24,7 @@ class PowerTimeline:
         self._initial_mw = [power_mw]
 
     def aim(self, from_s: float, target_mw: float) -> None:
-        """From `from_s` on, and until told otherwise, approach `target_mw`; replaces what was to follow."""
+        """Approach `target_mw` from `from_s` on; replaces all later targets."""
         initial_mw = float(self.at(np.array([from_s]))[0])
         while self._start_s and self._start_s[-1] >= from_s:
             self._start_s.pop(), self._target_mw.pop(), self._initial_mw.pop()

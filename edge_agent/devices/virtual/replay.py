@@ -1,4 +1,4 @@
-"""A board that repeats what was once measured."""
+"""A board that replays a measured profile."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes, read_profile
 
-# A profile says nothing of idling; the Orin Nano's logs stand at 0.75 to 0.85 of its lowest training power.
+# A profile has no idle power; in the Orin Nano's logs it is 0.75 to 0.85 of the lowest training power.
 _IDLE_SHARE = 0.8
-# Nor of single minibatches: the median over the Orin Nano's 26 logged modes.
+# Nor the jitter of minibatches: this is the median over the Orin Nano's 26 logged modes.
 _JITTER = 0.05
 
 
 class ReplayDevice(VirtualBoard):
-    """A board whose modes and truth are the rows of a measured profile.
+    """A board whose modes and true values are the rows of a measured profile.
 
     Args:
         csv_path: a CSV file with the columns of `wattfleet.modes.profile.PROFILE_COLUMNS`.
-        seed: decides on the noise around the recorded values.
+        seed: random seed of the noise around the recorded values.
 
     Raises:
         InvalidInputError: the file cannot be used as a profile.
@@ -49,7 +49,7 @@ class ReplayDevice(VirtualBoard):
         wanted = array_to_modes(modes)
         unknown = [mode for mode in wanted if mode not in self._recorded]
         if unknown:
-            raise InvalidInputError(f"{self.board_kind} holds no measurement of {unknown[0].label()}")
+            raise InvalidInputError(f"{self.board_kind} has no measurement of {unknown[0].label()}")
         rows = np.array([self._recorded[mode] for mode in wanted]).reshape(-1, 2)
         return rows[:, 0], rows[:, 1]
 

@@ -1,4 +1,4 @@
-"""A board that follows the physics fitted to real ones, with deviations of its own."""
+"""A simulated board: physics fitted to real boards, plus deviations of its own."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power
 
 # Two boards of a kind differ by a few percent in every parameter.
 _UNIT_LOG_SD = 0.03
-# A minibatch's jitter grows with the share of the step in which the loader is busy: 0.3 % where it idles, 14 %
-# where the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
+# A minibatch's jitter grows with the share of the step in which the loader is busy: 0.3 % if it idles, 14 %
+# if the step waits for it (the Orin Nano's logs: 0.2 to 0.8 % and 13 to 37 %).
 _JITTER_FLOOR, _JITTER_LOADING = 0.003, 0.14
 
 
 class SimulatedDevice(VirtualBoard):
     """A board of a known kind that trains ResNet-18, minibatch 16.
 
-    Its truth is the physics of its kind, with the parameters of this one unit, times a smooth deviation that is
-    its own; both are fixed by the seed.
+    Its true values are the physics of its kind with this unit's parameters, times a smooth deviation. The seed fixes
+    both.
 
     Args:
         board_kind: one of `wattfleet.modes.boards.BOARDS`.
-        seed: which unit of this kind, and all its noise.
+        seed: random seed of the unit and its noise.
 
     Raises:
         InvalidInputError: no such kind.
@@ -39,26 +39,26 @@ class SimulatedDevice(VirtualBoard):
         space = board_named(board_kind).space
         kind = board_parameters(board_kind)
         modes = space.array()
-        # Boards of different kinds with one seed must not deviate alike.
+        # Boards of different kinds with the same seed must deviate differently.
         rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
         self._time = TimeParameters.from_log(_unit(kind.time.log(), rng))
         self._power = PowerParameters.from_log(_unit(kind.power.log(), rng))
         self._time_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.time, rng)
         self._power_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.power, rng)
-        # What a board draws where nothing is busy: its clocks run on.
+        # Idle power: the clocks keep running, but nothing is busy.
         self._idle_power = replace(
             self._power, core_busy_mw=0, gpu_busy_mw=0, gpu_stall_mw=0, mem_traffic_mw=0, mem_compute_mw=0
         )
         super().__init__(board_kind, "simulated", modes, space.highest, int(rng.integers(2**32)))
 
     def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """The noiseless truth at `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW."""
+        """The noiseless true values at `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW."""
         minibatch_ms = step_time_ms(self._time, modes) * np.exp(self._time_deviation.at(modes))
         training_mw = power_mw(self._power, self._time, modes) * np.exp(self._power_deviation.at(modes))
         return minibatch_ms, training_mw
 
     def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
-        """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch: late ones are later than early ones early."""
+        """The noiseless mean at `[n, 4]` modes, `[n]` ms per minibatch; above the median, as jitter is skewed."""
         return self.truth(modes)[0] * mean_stretch(self._jitter(modes))
 
     def _load_at(self, mode: PowerMode) -> Load:
@@ -66,7 +66,7 @@ class SimulatedDevice(VirtualBoard):
         minibatch_ms, training_mw = self.truth(at)
         idle_mw = float(power_mw(self._idle_power, self._time, at)[0])
         jitter = float(self._jitter(at)[0])
-        # The deviation may take from the training power more than training adds.
+        # The deviation may put the training power below idle power.
         return Load(float(minibatch_ms[0]), float(training_mw[0]), min(idle_mw, float(training_mw[0])), jitter)
 
     def _jitter(self, modes: ModeArray) -> NDArray[np.float64]:

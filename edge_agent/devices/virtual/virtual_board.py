@@ -1,4 +1,4 @@
-"""What soft boards share: a virtual clock, the transients of a training run, and measurement noise.
+"""Base of the virtual boards: a virtual clock, the transients of a training run, and measurement noise.
 
 Every size was read off real files: the 26 raw logs of an Orin Nano (ResNet-18) and, for how far a measurement
 repeats, neighbouring rows of the AGX Orin's corpora; see `docs/simulated-board.md`.
@@ -29,21 +29,21 @@ from wattfleet_io.clock import VirtualClock
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# The first minibatch after a start takes this many cycles of the CPU (4 to 30 s in the logs), give or take.
+# The first minibatch after a start takes about this many CPU cycles (4 to 30 s in the logs).
 _FIRST_MINIBATCH_GCYCLES = 7.0
 _FIRST_MINIBATCH_LOG_SD = 0.25
-# It draws little more than an idle board: this share of the way from idle to training.
+# It draws little more than an idle board: this share of the rise from idle to training power.
 _FIRST_MINIBATCH_LOAD = 0.12
-# A mode measured again differs by this much (log standard deviation), however long it is measured.
+# A repeated measurement of a mode differs by this much (log standard deviation), however long it takes.
 _REPEAT_TIME_LOG_SD = 0.003
 _REPEAT_POWER_LOG_SD = 0.006
-# Minibatches are late by more than they are early: how far the two sides reach, in jitter standard deviations.
+# Jitter is skewed towards late minibatches: the scale of either side, in jitter standard deviations.
 _LATE, _EARLY = 1.6, 0.6
 
 
 @dataclass(frozen=True)
 class Load:
-    """What training does at one mode.
+    """Time and power of training at one mode.
 
     Attributes:
         minibatch_ms: median time of a minibatch, ms.
@@ -59,8 +59,8 @@ class Load:
 
 
 def mean_stretch(jitter: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much longer than the median minibatch the mean one takes, as a factor, for `[n]` jitters."""
-    from scipy.special import ndtr  # here, as an agent holds no scipy
+    """The ratio of the mean to the median minibatch time, for `[n]` jitters."""
+    from scipy.special import ndtr  # imported here to keep scipy out of the agent's memory
 
     late, early = _LATE * jitter, _EARLY * jitter
     return np.asarray(np.exp(late**2 / 2) * ndtr(late) + np.exp(early**2 / 2) * ndtr(-early))
@@ -100,7 +100,7 @@ class VirtualBoard(ABC):
 
     @abstractmethod
     def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """What measurements scatter around at `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW training."""
+        """The noiseless true values at `[n, 4]` modes: `[n]` ms per minibatch and `[n]` mW training."""
 
     @property
     def mean_first_gcycles(self) -> float:
@@ -109,10 +109,10 @@ class VirtualBoard(ABC):
 
     @abstractmethod
     def _load_at(self, mode: PowerMode) -> Load:
-        """What training does at a mode that the board offers."""
+        """Time and power of training at a mode that the board offers."""
 
     def restarted(self, seed: int) -> Self:
-        """This very board, switched on anew in the mode in force; what scatters is drawn from another seed."""
+        """The same board after a restart in its current mode, with noise from another seed."""
         again = copy.copy(self)
         VirtualBoard._switch_on(again, self._mode, seed)
         return again
@@ -129,7 +129,7 @@ class VirtualBoard(ABC):
 
     @property
     def clock(self) -> VirtualClock:
-        """The board's own time; let it pass with `sleep_s`."""
+        """The board's virtual time; `sleep_s` advances it."""
         return self._clock
 
     @property
@@ -148,11 +148,11 @@ class VirtualBoard(ABC):
         return self.step
 
     def current_mode(self) -> PowerMode:
-        """The mode in force."""
+        """The current mode."""
         return self._mode
 
     def apply(self, mode: PowerMode) -> None:
-        """Put a mode in force; what was running ends.
+        """Apply a mode; a running training ends.
 
         Raises:
             InvalidInputError: the board does not offer this mode.
@@ -166,32 +166,32 @@ class VirtualBoard(ABC):
         self._timeline.aim(self._clock.now_s(), self._load.idle_mw)
 
     def differences(self, mode: PowerMode) -> list[str]:
-        """What is in force instead of a mode that was applied."""
+        """Describe how the current mode differs from an applied mode."""
         return [] if self._mode == mode else [f"{self._mode.label()} is in force"]
 
     def begin_training(self) -> VirtualTraining:
-        """An app begins to train in the mode in force."""
+        """An app begins to train in the current mode."""
         return VirtualTraining(self)
 
     def start_meter(self) -> VirtualMeter:
-        """Begin to sample board power."""
+        """Start sampling board power."""
         self._meters += 1
         return VirtualMeter(self._timeline, self._clock, np.random.default_rng([self._seed, 3, self._meters]))
 
     def conditions(self) -> Conditions:
-        """Soft boards do not get hot."""
+        """Nothing is reported: virtual boards have no temperature and never throttle."""
         return Conditions(temperature_c=None, throttle_events=None)
 
     def measuring(self) -> AbstractContextManager[None]:
-        """Nothing disturbs a soft board."""
+        """Do nothing: nothing disturbs a virtual board."""
         return nullcontext()
 
     def knobs(self) -> Knobs:
-        """The mode in force."""
+        """The current mode."""
         return {"mode": json.dumps(self._mode)}
 
     def restore(self, knobs: Knobs) -> None:
-        """Put the mode back in force.
+        """Restore the mode.
 
         Raises:
             InvalidInputError: these knobs hold no mode of this board.
@@ -203,11 +203,11 @@ class VirtualBoard(ABC):
         self.apply(mode)
 
     def step(self) -> None:
-        """Train one minibatch at the mode in force."""
+        """Train one minibatch in the current mode."""
         self.run(1)
 
     def run(self, minibatches: int) -> None:
-        """Train many minibatches at the mode in force in one go; the same as so many steps."""
+        """Train several minibatches in the current mode at once; equal to as many steps."""
         if minibatches < 0:
             raise ValueError(f"cannot train {minibatches} minibatches")
         load = self._load

@@ -1,4 +1,4 @@
-"""A power meter on a soft board, with the habits of the real one."""
+"""The power meter of a virtual board, with the sampling artefacts of a real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_agent.devices.device import PowerTrace
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
 from wattfleet_io.clock import Clock
 
-# From the Orin Nano's logs: the first sample stands twice, the second comes 0.7 s later, the further ones 1.3 s
+# From the Orin Nano's logs: the first sample is repeated, the second comes 0.7 s later, later ones 1.3 s
 # apart (1.1 to 2.5 s by mode); settled samples scatter by 1.6 %, and one in twenty falls 3 to 20 % short.
 _SECOND_SAMPLE_S = 0.7
 _INTERVAL_S = 1.3
@@ -23,7 +23,7 @@ _BLOCK = 64
 
 
 class VirtualMeter:
-    """Samples a board's power at irregular moments from its start on (a `PowerMeter`).
+    """Samples a board's power at irregular moments from its start (a `PowerMeter`).
 
     Samples do not depend on when, or how often, they are read.
 
@@ -43,7 +43,7 @@ class VirtualMeter:
         self._factor = np.repeat(self._factors(2), [2, 1])
 
     def read(self) -> PowerTrace:
-        """What was sampled so far."""
+        """The samples so far."""
         until_s = min(self._clock.now_s(), self._end_s)
         while self._at_s[-1] <= until_s:
             gaps_s = _INTERVAL_S * np.exp(self._rng.normal(0, _INTERVAL_LOG_SD, _BLOCK))
@@ -54,11 +54,11 @@ class VirtualMeter:
         return PowerTrace(at_s, self._timeline.at(at_s) * self._factor[seen])
 
     def stop(self) -> PowerTrace:
-        """End sampling and return all of it."""
+        """Stop sampling and return all samples."""
         self._end_s = min(self._end_s, self._clock.now_s())
         return self.read()
 
     def _factors(self, n: int) -> NDArray[np.float64]:
-        """What `n` samples show of the true power, as shares."""
+        """The ratios of `n` samples to the true power."""
         dips = np.where(self._rng.random(n) < _DIP_SHARE, self._rng.uniform(*_DIP_DEPTH, n), 0.0)
         return np.asarray((1 + self._rng.normal(0, _SCATTER, n)) * (1 - dips))

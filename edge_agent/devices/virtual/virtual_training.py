@@ -9,19 +9,19 @@ from wattfleet_io.clock import Clock
 
 
 class SteppedBoard(Protocol):
-    """A board whose clock moves on only while it is told to train."""
+    """A board whose clock advances only while it trains."""
 
     @property
     def clock(self) -> Clock:
-        """Its own time."""
+        """The board's virtual time."""
         ...
 
     def step(self) -> None:
-        """Train one minibatch at the mode in force."""
+        """Train one minibatch in the current mode."""
         ...
 
     def run(self, minibatches: int) -> None:
-        """Train many minibatches in one go."""
+        """Train several minibatches at once."""
         ...
 
 
@@ -42,7 +42,7 @@ class VirtualTraining:
         board.step()
 
     def minibatches_ended(self, seconds: Sequence[float], ended: Callable[[int, float], bool]) -> None:
-        """Train as many minibatches as were reported, each in the mode in force by then; their times do not count."""
+        """Train as many minibatches as were reported, each in its current mode; the reported times are ignored."""
         for index in range(len(seconds)):
             self._board.step()
             self._reported += 1

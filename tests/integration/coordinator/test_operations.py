@@ -70,7 +70,7 @@ async def test_the_operators_watts_outlast_a_restart_until_they_are_cleared(conf
             await story(client)
 
 
-async def test_watts_that_are_over_give_the_source_back_while_it_serves_and_when_it_starts(
+async def test_an_expired_override_returns_to_its_source_while_serving_and_at_start(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config.with_values(site={"budget_check_s": 0.02})

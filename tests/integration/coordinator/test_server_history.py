@@ -43,7 +43,7 @@ def config(config: CoordinatorSettings) -> CoordinatorSettings:
     return config.with_values(store={"standby_check_s": 0.01, "owner_check_s": 0.02})
 
 
-async def test_the_rounds_of_a_run_that_ended_before_the_start_are_there_when_they_are_asked_for(
+async def test_rounds_of_a_run_that_ended_before_the_start_are_read_on_request(
     config: CoordinatorSettings,
 ) -> None:
     store = Store(Path(config.store.location))
@@ -140,7 +140,7 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
             await story(client)
 
 
-async def test_the_next_round_of_a_run_that_is_in_the_store_only_is_shown_with_its_number_and_epochs(
+async def test_the_next_round_of_a_stored_run_is_shown_with_number_and_epochs(
     config: CoordinatorSettings,
 ) -> None:
     store = Store(Path(config.store.location))

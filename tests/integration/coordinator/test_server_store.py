@@ -67,8 +67,8 @@ async def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: Co
 async def test_a_coordinator_that_was_taken_over_refuses_and_ends(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-
-    first = Running(config)
+    # So that the request learns of it before the check does.
+    first = Running(config.with_values(store={"owner_check_s": 60.0}))
     async with first.channel() as channel:
         # As if its lock had ended without it.
         monkeypatch.setattr(FileLock, "take", lambda _: True)

@@ -36,7 +36,7 @@ def sql(location: Path | URL, query: str) -> list[tuple[object, ...]]:
     return found
 
 
-def test_a_coordinator_goes_on_with_the_newest_rounds_and_others_are_read_when_they_are_asked_for(
+def test_a_coordinator_loads_the_newest_rounds_and_reads_others_on_request(
     store: Store, reopen: Callable[[], Store]
 ) -> None:
     for name in ("over", "going on", "newest"):
@@ -57,7 +57,7 @@ def of_devices(record: RoundRecord, *device_ids: str) -> RoundRecord:
     return dataclasses.replace(record, plan=plan, nodes={device_id: ORIN_NODE for device_id in device_ids})
 
 
-def test_a_round_that_was_not_finished_is_gone_on_with_until_others_have_all_of_its_devices(store: Store) -> None:
+def test_an_unfinished_round_continues_until_others_have_all_its_devices(store: Store) -> None:
     store.save(
         *(RunRecord(name, "FedAvg", 9) for name in ("killed", "running")), RunRecord("ended", "F", 9, {}, "", True)
     )

@@ -22,7 +22,7 @@ from edge_agent.learning.online_learner import OnlineLearner, most_modes
 from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.paths import PREDICTOR_DIRECTORY
-from edge_agent.profiling.disturbance import USUAL_LIMITS
+from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
@@ -203,7 +203,7 @@ def test_a_front_holds_no_mode_that_the_board_does_not_bear(tmp_path):
         for record in bench.journal.records:
             if not (modes_to_array([record.mode]) >= hopeless).all():
                 journal.append(record)
-        for _ in range(USUAL_LIMITS.attempts):
+        for _ in range(DEFAULT_LIMITS.attempts):
             journal.append(Discarded(hopeless, "92 degrees", 3, 5.0, overloaded=True))
         fitting = FittingHere(Transfer(REFERENCE, HEADER, PER_EPOCH), bench.device.modes)
         fitted = fitting.fit(Profile.of(journal.measurements), len(journal.records))

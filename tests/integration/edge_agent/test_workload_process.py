@@ -97,11 +97,11 @@ def test_a_workload_that_dies_does_not_take_the_agent_with_it():
 
 
 def test_hardware_needs_a_workload_and_a_soft_device_takes_none():
-    with pytest.raises(InvalidInputError, match="name a --workload, one of resnet18, .*module:function"):
+    with pytest.raises(InvalidInputError, match="pass --workload resnet18, .*module:function"):
         profiled_workload(RealTimeBoard(), None, 16, "cuda")
-    with pytest.raises(InvalidInputError, match="no workload 'resnet': choose resnet18"):
+    with pytest.raises(InvalidInputError, match="unknown workload 'resnet'; use one of resnet18"):
         profiled_workload(RealTimeBoard(), "resnet", 16, "cuda")
-    with pytest.raises(InvalidInputError, match="leave out --workload"):
+    with pytest.raises(InvalidInputError, match="omit --workload"):
         profiled_workload(SimulatedDevice("orin-nano", 1), "resnet18", 16, "cuda")
 
 

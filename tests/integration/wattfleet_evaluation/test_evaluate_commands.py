@@ -88,7 +88,7 @@ def test_the_table_states_why_there_is_no_audit(target: Path, tmp_path: Path, mo
     def refuse(*_: object) -> None:
         raise NoAuditError("9 of 9 rows contradict [the fit]")
 
-    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit", refuse)
+    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit_rows", refuse)
     result = run("--reference", "agx_orin_resnet18", "--target", target, "--modes", 10, "--runs", 1)
     assert result.exit_code == 0, result.output
     assert "the target could not be audited: 9 of 9 rows contradict [the fit]" in result.stdout

@@ -100,7 +100,7 @@ def test_small_files_and_files_without_audit_are_evaluated(tmp_path: Path, monke
             raise NoAuditError("9 of 12 rows contradict the audit's fit")
         return audit_rows(profile, known)
 
-    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit", refuse_a_dozen)
+    monkeypatch.setattr("wattfleet_evaluation.judging.audited_target.audit_rows", refuse_a_dozen)
     six, wrong = measured("orin-nano", 6, ms=2), np.array([2.5, 0.4, 1, 1, 1, 1])
     six = Profile(six.modes, six.minibatch_ms * wrong, six.power_mw * wrong)
     dozen = measured("orin-nano", 12, ms=4)
@@ -171,7 +171,7 @@ def test_budgets_are_the_published_ones_on_the_agx_orin() -> None:
     ("counts", "options", "message"),
     [
         ({}, {}, "contains no CSV files"),
-        ({"small": 24}, {}, "400 modes or more"),
+        ({"small": 24}, {}, "400 or more modes"),
         ({"big": 420}, {}, "no other file"),
         ({"big": 420, "tiny": 5}, {}, "tiny.csv: 5 modes"),
         ({"big": 420, "small": 24}, {"--runs": 0}, "give 1 run or more"),
@@ -205,6 +205,7 @@ def test_a_missing_extra_is_named_with_its_install_command(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "wattfleet_evaluation.reports.page")
+    monkeypatch.delitem(sys.modules, "wattfleet_io.html_page", raising=False)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     result = invoke("--data", data, "--out", tmp_path)
     assert isinstance(result.exception, InvalidInputError)

@@ -171,7 +171,7 @@ def test_an_invalid_request_ends_the_run_at_once() -> None:
     with pytest.raises(PlanningError, match="INVALID_ARGUMENT: a round needs a number of epochs above 0"):
         run(grid, planner)
     assert grid.clock.slept == []
-    assert "epochs above zero" in planner.asked("FinishRun")[0].error
+    assert "epochs above 0" in planner.asked("FinishRun")[0].error
 
 
 def test_devices_getting_ready_are_waited_for_with_a_limit() -> None:

@@ -15,6 +15,7 @@ from coordinator.settings import PolicySettings
 from edge_agent.paths import PREDICTOR_DIRECTORY
 from tests.fakes.fleet_in_process import InProcessGrid, RunningFleet, running_fleet
 from tests.fakes.polling import until
+from tests.fakes.running_agent import fitting_here
 from wattfleet.prediction import read_artefact, restore_predictor
 from wattfleet_flower import PlanningError, PowerAware
 from wattfleet_proto.convert import front_from_message
@@ -42,6 +43,12 @@ def folder(tmp_path: Path, profiled_devices: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def fits_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predictors are fitted without a process for each fit; other tests here keep the processes."""
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
 def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     network = DigitsNet()
     network.load_state_dict(arrays.to_torch_state_dict())
@@ -50,8 +57,9 @@ def _evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 
 def _train(fleet: RunningFleet, grid: InProcessGrid, rounds: int, strategy: PowerAware | None = None) -> None:
+    # All nodes and devices are there: nothing that is missing would come later.
     strategy = strategy or PowerAware(
-        FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address, patience_s=5.0
+        FedAvg(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address, patience_s=0.5
     )
     initial = ArrayRecord(DigitsNet().state_dict())
     strategy.start(grid, initial, num_rounds=rounds, evaluate_fn=_evaluated)
@@ -100,7 +108,7 @@ def test_rounds_hold_the_watts_and_train(folder: Path) -> None:
         assert kept.minibatch_ms * 100 / 1e3 == pytest.approx(front.epoch_s)
 
 
-def test_another_strategy_and_a_broken_node(folder: Path) -> None:
+def test_another_strategy_and_a_broken_node(folder: Path, fits_in_this_process: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=200.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         strategy = PowerAware(FedMedian(fraction_evaluate=0.0, min_available_nodes=3), fleet.addresses.address)
@@ -121,7 +129,7 @@ def _continue(fleet: RunningFleet, grid: InProcessGrid, strategy: PowerAware) ->
     strategy.aggregate_train(2, replies)
 
 
-def test_too_few_watts_end_the_run_with_the_reason(folder: Path) -> None:
+def test_too_few_watts_end_the_run_with_the_reason(folder: Path, fits_in_this_process: None) -> None:
     with running_fleet(folder, FLEET, policy=PolicySettings(name="all"), site_budget_w=20.0) as fleet:
         grid = InProcessGrid(client_app, fleet.nodes(), CONFIG)
         with pytest.raises(PlanningError, match="allow at least"):

@@ -56,7 +56,7 @@ def connect(fleet: Fleet, device_id: str, state: DeviceState = DeviceState.READY
 # --- in another run -----------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_another_run_waits_for_is_not_offered_and_counts_with_its_watts() -> None:
+def test_a_device_committed_to_another_run_is_not_offered_but_its_watts_count() -> None:
     fleet = two_runs(60.0)
     first = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
     second = fleet.flower.plan(OTHER, 1, NODES, 1.0)

@@ -53,7 +53,7 @@ def test_the_site_was_observed_once_all_chosen_devices_were() -> None:
     assert (both.observed_site_w, both.observed_duration_s) == (31 + 14.5 + 2.5, 2 * 34)
 
 
-def test_an_observed_round_lasts_as_long_as_its_starts_were_predicted_and_its_epochs_observed() -> None:
+def test_an_observed_rounds_duration_is_predicted_warm_up_plus_observed_epochs() -> None:
     fleet = small_fleet(policy=FastestK(2))
     fleet.agents.report_front("orin", front((10, 50), warmup_s=60), 5.0, 50, "d" * 64)
     planned = fleet.flower.plan(RUN, 1, NODES, 2.0)

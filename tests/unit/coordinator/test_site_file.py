@@ -116,7 +116,7 @@ def test_a_device_of_no_supply_is_refused_where_there_are_several_sites(tmp_path
         site.supply_of("nano-1")
 
 
-def test_a_device_of_two_supplies_is_refused_and_one_that_a_supply_names_twice_is_not(tmp_path: Path) -> None:
+def test_a_device_of_two_supplies_is_refused_but_one_may_name_it_twice(tmp_path: Path) -> None:
     site = read(tmp_path, SEVERAL)
     assert site.supply_of("orin-12") == "roof"
     with pytest.raises(InvalidInputError, match=re.escape("'orin-3' matches 'orin-*' of roof and '*-3' of shed")):

@@ -102,7 +102,7 @@ def test_a_limit_that_cannot_be_kept_says_what_can(run, arguments, said):
 def test_a_device_without_a_profile_is_told_to_measure_first(run, tmp_path):
     ended = run("choose", "--budget-w", 10, state=tmp_path)
     assert ended.code == 2
-    assert "no mode is measured yet: let the agent profile the device first" in ended.err
+    assert "no mode is measured yet; run `wattfleet agent profile` first" in ended.err
 
 
 def test_a_profile_that_goes_on_says_how_far_it_is(run, copied):
@@ -114,14 +114,14 @@ def test_a_profile_that_goes_on_says_how_far_it_is(run, copied):
 def test_the_predictor_of_another_board_is_refused(run):
     ended = run("choose", "--budget-w", 10, device="simulated:agx-orin")
     assert ended.code == 2
-    assert "holds the profile of the board orin-nano, and this device is agx-orin" in ended.err
+    assert "holds the profile of the board orin-nano, but this device is agx-orin" in ended.err
 
 
 def test_a_simulated_profile_is_not_taken_for_a_real_board_s(run, tmp_path):
     FakedJetson(tmp_path, ORIN_NANO)
     ended = run("choose", "--budget-w", 10, device=f"sysfs:{tmp_path}")
     assert ended.code == 2
-    assert "holds a profile that is simulated, and the figures of this device are hardware" in ended.err
+    assert "holds a simulated profile, but this device's figures are hardware" in ended.err
 
 
 def test_a_directory_that_is_only_for_others_says_who_may_look(run, monkeypatch):
@@ -130,14 +130,14 @@ def test_a_directory_that_is_only_for_others_says_who_may_look(run, monkeypatch)
 
     monkeypatch.setattr(Path, "is_dir", hidden)
     ended = run("choose", "--budget-w", 10)
-    assert ended.code == 2 and "run this as root, or as one of its group" in ended.err
+    assert ended.code == 2 and "run this as root, or as a member of its group" in ended.err
 
 
 def test_a_damaged_predictor_says_what_to_do(run, copied):
     (copied / "predictor" / "weights.safetensors").write_bytes(b"half")
     ended = run("choose", "--budget-w", 10, state=copied)
     assert ended.code == 2
-    assert "is damaged: remove the folder and restart the agent" in ended.err
+    assert "is damaged; remove the folder and restart the agent" in ended.err
 
 
 def test_the_stated_probability_is_the_library_s():

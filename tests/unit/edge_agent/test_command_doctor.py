@@ -77,7 +77,7 @@ def test_an_installation_that_no_service_should_run_is_told(look, orin, monkeypa
     monkeypatch.setattr(InstalledCode, "writable_by_others", lambda code, contents: Path("/srv/theirs"))
     code, found = look(spec(orin))
     assert (code, found["installation"]["level"]) == (0, "limited")
-    assert "others than root may write /srv/theirs" in found["installation"]["found"]
+    assert "users other than root can write /srv/theirs" in found["installation"]["found"]
 
 
 def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_path):
@@ -85,7 +85,7 @@ def test_a_machine_that_is_no_jetson_is_told_what_it_can_be_used_for(look, tmp_p
     assert code == 1
     assert found["board"]["level"] == "limited"
     assert "--device host" in found["board"]["advice"] and "simulated:" in found["board"]["advice"]
-    assert "no Jetson here" in found["device"]["found"]
+    assert "not a Jetson" in found["device"]["found"]
 
 
 @pytest.fixture
@@ -115,11 +115,11 @@ def test_a_workstation_whose_power_can_be_read_can_serve_an_agent(look, host):
     )
     code, found = look("auto")
     assert code == 0 and "board" not in found
-    assert "one mode" in found["device"]["found"] and "never set" in found["device"]["found"]
+    assert "its only mode is" in found["device"]["found"] and "never changed" in found["device"]["found"]
     assert found["power"] == {
         "topic": "power",
         "level": "ok",
-        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not counted",
+        "found": "power of 1 GPU(s) by NVML; the rest of the machine is not included",
         "advice": "",
     }
     assert found["temperature"]["found"] == "50 degrees C"
@@ -159,7 +159,7 @@ def test_power_counters_that_only_root_may_read_say_so(look, host):
     host()
     code, found = look("auto")
     assert code == 1
-    assert "only root may read it" in found["power"]["found"] and "sudo" in found["power"]["advice"]
+    assert "only root may read RAPL" in found["power"]["found"] and "sudo" in found["power"]["advice"]
 
 
 def test_counters_of_energy_tell_a_power(look, host):
@@ -189,7 +189,10 @@ def test_without_permission_the_agent_cannot_work(look, orin, monkeypatch):
     monkeypatch.setattr(Tree, "may_write", lambda tree, path: "online" not in path)
     code, found = look(spec(orin))
     assert code == 1
-    assert "11 of 23 knobs may not be written, /sys/devices/system/cpu/cpu1/online" in found["permission"]["found"]
+    assert (
+        "11 of 23 settings are not writable, such as /sys/devices/system/cpu/cpu1/online"
+        in found["permission"]["found"]
+    )
     assert "sudo wattfleet agent doctor" in found["permission"]["advice"]
 
 
@@ -202,7 +205,7 @@ def test_a_missing_rail_is_named(look, orin):
     )
     code, found = look(spec(orin))
     assert code == 1
-    assert "VDDQ_VDD2_1V8AO is missing" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
+    assert "missing: VDDQ_VDD2_1V8AO" in found["power"]["found"] and "ina3221" in found["power"]["advice"]
 
 
 def test_a_rail_that_does_not_answer_is_no_power(look, orin):
@@ -210,7 +213,7 @@ def test_a_rail_that_does_not_answer_is_no_power(look, orin):
         orin.put(path, "?")
     code, found = look(spec(orin))
     assert code == 1
-    assert "a rail does not answer" in found["power"]["found"]
+    assert "a rail cannot be read" in found["power"]["found"]
 
 
 def test_hidden_debugfs_only_limits(look, orin):
@@ -218,7 +221,7 @@ def test_hidden_debugfs_only_limits(look, orin):
         orin.location(path).unlink()
     code, found = look(spec(orin))
     assert code == 0
-    assert "the usual table of its kind" in found["memory"]["found"]
+    assert "the default table of its kind" in found["memory"]["found"]
     assert "mount debugfs" in found["memory"]["advice"]
 
 
@@ -241,9 +244,9 @@ def test_a_kept_restore_file_is_pointed_out(look, tmp_path):
 def test_the_process_that_has_the_device_is_named(look, orin):
     with backed_up(open_sysfs(orin), orin.location("/var/lib/wattfleet/device")):
         _, found = look(spec(orin))
-        assert f"process {os.getpid()} has the device" in found["restore file"]["found"]
+        assert f"process {os.getpid()} uses the device" in found["restore file"]["found"]
     _, found = look(spec(orin))
-    assert found["restore file"]["found"] == "none: the device is as its owner left it"
+    assert found["restore file"]["found"] == "none: the device has its owner's settings"
 
 
 def test_a_state_directory_that_cannot_be_made_is_said(look, tmp_path):
@@ -259,7 +262,7 @@ def test_a_full_disk_is_said(look, tmp_path, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result([*real[:4], 10, *real[5:]]))
     code, found = look("simulated:orin-nx")
     assert code == 1
-    assert "0 MB are free" in found["state directory"]["found"]
+    assert "only 0 MB free" in found["state directory"]["found"]
 
 
 def test_a_throttle_counter_that_does_not_answer_only_limits(look, tmp_path):

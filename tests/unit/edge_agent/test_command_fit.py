@@ -81,7 +81,7 @@ def test_what_is_measured_later_joins(fit, agent, state):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--device", "simulated:orin-nx"), "holds the profile of the board orin-nano, and this device is orin-nx"),
+        (("--device", "simulated:orin-nx"), "holds the profile of the board orin-nano, but this device is orin-nx"),
         (("--reference", "nowhere"), "unknown reference 'nowhere': choose one of"),
     ],
 )

@@ -257,12 +257,12 @@ def test_a_jetson_whose_rail_is_silent_is_not_begun(profile, state, jetson):
     ("arguments", "said"),
     [
         (("--modes", 0), "0 is not in the range"),
-        (("--tolerance", 1), "a tolerance is a share from 0 to below 1, not 1"),
-        (("--workload", "resnet18"), "trains by itself: leave out --workload"),
-        (("--reference", "nowhere"), "give one that ships (agx_orin_resnet18), or the directory of one"),
-        (("--device", "auto", "--workload", "resnet19"), "no workload 'resnet19'"),
-        (("--device", "host"), "name a --workload, one of resnet18"),
-        (("--device-id", "other", "--modes", 5), "is the journal of device_id 'jetson-1', not 'other'"),
+        (("--tolerance", 1), "--tolerance must be at least 0 and below 1, not 1"),
+        (("--workload", "resnet18"), "needs no workload; omit --workload"),
+        (("--reference", "nowhere"), "choose one of agx_orin_resnet18, or a directory"),
+        (("--device", "auto", "--workload", "resnet19"), "unknown workload 'resnet19'"),
+        (("--device", "host"), "pass --workload resnet18"),
+        (("--device-id", "other", "--modes", 5), "belongs to device_id 'jetson-1', not 'other'"),
     ],
 )
 def test_bad_input_is_answered_with_what_to_do(profile, state, arguments, said):
@@ -284,4 +284,4 @@ def test_the_daemon_takes_a_tolerance_too(agent, state):
         *("run", "--device", PROFILED, "--device-id", "jetson-1", "--minibatches-per-epoch", 9, "--state-dir", state),
         *("--tolerance", 1),
     )
-    assert ended.code == 2 and "a tolerance is a share from 0 to below 1, not 1" in ended.err
+    assert ended.code == 2 and "--tolerance must be below 1, not 1" in ended.err

@@ -82,7 +82,7 @@ def test_throttling_is_counted_from_the_beginning_of_the_watch(agent, jetson, tm
 
 def test_without_a_predictor_it_says_what_would_make_one(agent, jetson, tmp_path):
     shown = " ".join(agent("watch", "--seconds", 0, "--state-dir", tmp_path).out.split())
-    assert "no mode is measured yet: let the agent profile the device first" in shown
+    assert "no mode is measured yet; run `wattfleet agent profile` first" in shown
 
 
 def test_ctrl_c_ends_it_and_nothing_was_changed(agent, jetson, tmp_path, monkeypatch):

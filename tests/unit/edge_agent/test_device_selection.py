@@ -47,7 +47,7 @@ def test_this_machine_where_it_is_a_jetson(tmp_path, spec):
 
 
 def test_a_machine_that_is_no_jetson_is_told_so(tmp_path):
-    with pytest.raises(InvalidInputError, match="no Jetson here"):
+    with pytest.raises(InvalidInputError, match="not a Jetson"):
         open_device("sysfs", seed=1, root=tmp_path)
 
 
@@ -85,7 +85,7 @@ def test_what_is_never_set_keeps_its_lock_with_its_state(tmp_path):
 
 
 def test_only_soft_boards_where_a_board_has_to_be_told_that_work_is_done(tmp_path):
-    with pytest.raises(InvalidInputError, match="unknown device 'sysfs': choose one of simulated:agx-orin"):
+    with pytest.raises(InvalidInputError, match="unknown device 'sysfs'; choose one of simulated:agx-orin"):
         open_virtual_board("sysfs", seed=1)
 
 

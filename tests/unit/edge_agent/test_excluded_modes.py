@@ -8,7 +8,7 @@ import pytest
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.paths import PROFILE_FILE
-from edge_agent.profiling.disturbance import USUAL_LIMITS
+from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal
@@ -34,13 +34,13 @@ def measured(journal, mode):
     journal.append(ModeRecord(mode, 100.0, 9000.0, 0.0, 0.0, 40, 5, 10.0))
 
 
-def given_up(journal, mode, overloaded=True, times=USUAL_LIMITS.attempts):
+def given_up(journal, mode, overloaded=True, times=DEFAULT_LIMITS.attempts):
     for _ in range(times):
         journal.append(Discarded(mode, "the board throttled itself, 2 times", 12, 5.0, overloaded))
 
 
 def borne(journal, modes=MODES):
-    return array_to_modes(modes_to_array(modes)[ExcludedModes.of(journal).bears(modes_to_array(modes))])
+    return array_to_modes(modes_to_array(modes)[ExcludedModes.of(journal).allows(modes_to_array(modes))])
 
 
 def test_a_board_that_was_never_overloaded_bears_all(journal):
@@ -54,7 +54,7 @@ def test_a_mode_that_always_throttles_is_excluded_with_all_higher_modes(journal)
 
 
 def test_what_was_disturbed_once_or_twice_is_borne(journal):
-    given_up(journal, MODE, times=USUAL_LIMITS.attempts - 1)
+    given_up(journal, MODE, times=DEFAULT_LIMITS.attempts - 1)
     assert borne(journal) == MODES
 
 
@@ -92,7 +92,7 @@ def test_a_device_is_never_left_without_any_mode(journal):
 def test_a_line_of_an_earlier_version_leaves_out_its_mode_alone(tmp_path, journal):
     line = {"kind": "discarded", "mode": list(MODE), "reason": "92 degrees", "minibatches": 4, "seconds": 5.0}
     with (tmp_path / PROFILE_FILE).open("a") as file:
-        file.write((json.dumps(line) + "\n") * USUAL_LIMITS.attempts)
+        file.write((json.dumps(line) + "\n") * DEFAULT_LIMITS.attempts)
     with Journal.open(tmp_path / PROFILE_FILE, HEADER) as again:
         assert borne(again) == [HIGHER, LESS_CPU, LOWER]
 

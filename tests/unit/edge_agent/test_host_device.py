@@ -114,7 +114,7 @@ def test_a_machine_whose_cores_changed_is_not_in_its_mode_any_more(root):
 
 
 def test_without_sysfs_it_says_what_is_missing(tmp_path):
-    with pytest.raises(InvalidInputError, match="which cores are online"):
+    with pytest.raises(InvalidInputError, match="not a list of cores"):
         host(tmp_path)
 
 
@@ -160,7 +160,7 @@ def test_packages_that_only_root_may_read_are_no_part_of_the_power(root):
     (root / f"{RAPL}/intel-rapl:0/energy_uj").unlink()
     package(root, 1, 0)
     device = host(root)
-    assert "only root may read it" in device.power_statement
+    assert "only root may read RAPL" in device.power_statement
     assert np.isnan(device.start_meter().stop().power_mw).all()
 
 
@@ -168,7 +168,7 @@ def test_gpu_and_packages_add_up_and_it_says_what_is_counted(root):
     package(root, 0, 0)
     device = host(root, Nvml(FakeNvml()))
     assert device.power_statement == (
-        "power of 1 GPU(s) by NVML and 1 CPU package(s) by RAPL; the rest of the machine is not counted"
+        "power of 1 GPU(s) by NVML and 1 CPU package(s) by RAPL; the rest of the machine is not included"
     )
     device = host(root)
     assert "by RAPL" in device.power_statement and "NVML" not in device.power_statement
@@ -186,7 +186,7 @@ def test_gpu_power_is_sampled_and_a_lost_gpu_is_missing(root):
 def test_without_any_source_every_sample_is_missing_and_it_says_why(root):
     device = host(root)
     assert np.isnan(device.start_meter().stop().power_mw).all()
-    assert "neither NVML nor RAPL is there" in device.power_statement
+    assert "neither NVML nor RAPL is available" in device.power_statement
 
 
 def test_conditions_are_the_hottest_part_and_the_packages_throttling(root):

@@ -194,7 +194,7 @@ def test_a_service_that_is_down_silent_or_too_old_is_named(board, library):
     with pytest.raises(JtopUnavailableError, match="not active.*systemctl start jtop"):
         open_jtop(board)
     library.refuses, library.announces = None, False
-    with pytest.raises(JtopUnavailableError, match="announces nothing"):
+    with pytest.raises(JtopUnavailableError, match="publishes no samples"):
         open_jtop(board)
     library.announces, library.power = True, ({"SYS5V": {"cur": 1}}, {})
     with pytest.raises(JtopUnavailableError, match="4.3 or newer"):

@@ -66,28 +66,28 @@ def test_stanzas_begin_in_the_first_column_and_use_spaces():
 
 def test_a_mode_that_is_not_there_is_answered_with_those_that_are():
     conf = parse_conf(CONF, "nvpmodel.conf")
-    with pytest.raises(InvalidInputError, match=r"no mode '15W': choose one of MAXN \(0\), 10W \(3\)"):
+    with pytest.raises(InvalidInputError, match=r"no mode '15W'; choose one of MAXN \(0\), 10W \(3\)"):
         conf.mode_of_name("15W")
-    with pytest.raises(InvalidInputError, match="no mode 1:"):
+    with pytest.raises(InvalidInputError, match="no mode 1;"):
         conf.mode_of_id(1)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "line", "what"),
     [
-        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=0 NAME=MAXN", 18, "is no stanza"),
+        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=0 NAME=MAXN", 18, "is not a stanza"),
         ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL NAME=MAXN >", 18, "lacks ID="),
         ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=0 >", 18, "lacks NAME="),
-        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=3 NAME=MAXN >", 18, "gives the ID 3 a second time"),
-        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=x NAME=MAXN >", 18, "has 'x' where a number belongs"),
-        ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ fast", 16, "has 'fast' where a number belongs"),
-        ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ", 16, "is no parameter, argument and value"),
-        ("EMC MAX_FREQ 1065600000", "EMC MIN_FREQ 1", 16, "sets EMC MIN_FREQ, which no PARAM before it names"),
-        ("NAME=EMC", "NAME=CPU_ONLINE", 10, "names the parameter CPU_ONLINE a second time"),
-        ("TYPE=CLOCK", "TYPE=WATCH", 10, "gives the TYPE WATCH, not one of FILE, CLOCK"),
-        ("MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap", "MAX_FREQ", 11, "is no argument and path"),
-        ("# NVIDIA's, shortened", "CORE_0 /sys", 1, "stands in no stanza"),
-        ("< FAN_CONFIG DEFAULT=quiet >", "< SECRETS A=b >", 24, "begins a stanza SECRETS, which is unknown"),
+        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=3 NAME=MAXN >", 18, "repeats the ID 3"),
+        ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=x NAME=MAXN >", 18, "has 'x' instead of a number"),
+        ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ fast", 16, "has 'fast' instead of a number"),
+        ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ", 16, "is not a parameter, an argument and a value"),
+        ("EMC MAX_FREQ 1065600000", "EMC MIN_FREQ 1", 16, "sets EMC MIN_FREQ, which no earlier PARAM defines"),
+        ("NAME=EMC", "NAME=CPU_ONLINE", 10, "repeats the parameter CPU_ONLINE"),
+        ("TYPE=CLOCK", "TYPE=WATCH", 10, "has the TYPE WATCH; use one of FILE, CLOCK"),
+        ("MAX_FREQ /sys/kernel/nvpmodel_emc_cap/emc_iso_cap", "MAX_FREQ", 11, "is not an argument and a path"),
+        ("# NVIDIA's, shortened", "CORE_0 /sys", 1, "is outside any stanza"),
+        ("< FAN_CONFIG DEFAULT=quiet >", "< SECRETS A=b >", 24, "begins an unknown stanza SECRETS"),
     ],
 )
 def test_a_line_that_cannot_be_understood_is_named(old, new, line, what):
@@ -98,7 +98,7 @@ def test_a_line_that_cannot_be_understood_is_named(old, new, line, what):
 
 @pytest.mark.parametrize(
     ("text", "what"),
-    [("", "holds no POWER_MODEL"), (CONF.replace("< PM_CONFIG DEFAULT=3 >", ""), "holds no PM_CONFIG")],
+    [("", "has no POWER_MODEL"), (CONF.replace("< PM_CONFIG DEFAULT=3 >", ""), "has no PM_CONFIG")],
 )
 def test_a_configuration_that_nvpmodel_would_refuse_is_refused(text, what):
     with pytest.raises(NvpmodelConfError, match=what):

@@ -199,5 +199,5 @@ def test_a_board_that_no_longer_tells_its_temperature_is_measured_once_it_does(b
             assert board.current_mode() == own
             in_own_mode += 1
     assert in_own_mode > 100
-    assert "sensor is gone" in journal.discarded[0].reason
+    assert "temperature sensor can no longer be read" in journal.discarded[0].reason
     assert [record.mode for record in journal.records] == modes[:1]

@@ -94,7 +94,7 @@ def test_what_cannot_happen_is_a_mistake_that_is_named(state, event):
 
 
 @given(st.lists(EVENTS, max_size=30))
-def test_whatever_happens_a_device_is_only_ready_when_parked_and_only_out_of_the_rounds_while_looked_after(events):
+def test_a_device_is_ready_only_if_parked_and_unavailable_only_during_recovery(events):
     state, reprofiling = DeviceState.ENROLLED, False
     for event in events:
         try:

@@ -1,0 +1,56 @@
+"""Times a training's minibatches from inside its loop over the batches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable
+from typing import NamedTuple, TypeVar
+
+from wattfleet_io.gpu import wait_for_gpu
+
+Batch = TypeVar("Batch")
+
+
+class BatchTimes(NamedTuple):
+    """Where the time of one minibatch went.
+
+    Attributes:
+        fetch_stall_ms: how long the training waited for the batch, ms.
+        compute_ms: how long it then computed, ms.
+        ended_s: when the minibatch ended, seconds on the clock used.
+    """
+
+    fetch_stall_ms: float
+    compute_ms: float
+    ended_s: float
+
+
+def timed_batches(
+    loader: Iterable[Batch],
+    is_timed: Callable[[], bool],
+    report: Callable[[BatchTimes], object],
+    finish_step: Callable[[], None] = wait_for_gpu,
+    now_s: Callable[[], float] = time.perf_counter,
+) -> Generator[Batch, None, None]:
+    """Yield the batches of `loader`, and report the times of each once the caller has trained on it.
+
+    Args:
+        loader: yields minibatches.
+        is_timed: whether to time the minibatch that just ended.
+        report: receives its times.
+        finish_step: waits until the work that the caller started is done.
+        now_s: the clock, seconds.
+    """
+    batches = iter(loader)
+    while True:
+        asked_s = now_s()
+        try:
+            batch = next(batches)
+        except StopIteration:
+            return
+        fetched_s = now_s()
+        yield batch
+        if is_timed():
+            finish_step()
+            ended_s = now_s()
+            report(BatchTimes((fetched_s - asked_s) * 1e3, (ended_s - fetched_s) * 1e3, ended_s))
