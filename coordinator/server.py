@@ -9,7 +9,7 @@ import resource
 import signal
 import socket
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,6 +47,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet_io.addresses import split_address
 from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import ErrorInterceptor
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
@@ -191,32 +192,20 @@ async def serve(
             for number in (signal.SIGINT, signal.SIGTERM):
                 asyncio.get_running_loop().add_signal_handler(number, stop.set)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
-        background: list[Coroutine[Any, Any, object]] = [stop.wait(), writer.ownership_lost.wait()]
-        background += [
-            sessions.sweep(),
-            trimmer.watch(),
-            repository.keep_evicting(),
-            writer.watch_owner(),
-        ]
+        background: dict[str, Coroutine[Any, Any, object]] = {
+            "stop": stop.wait(),
+            "lost ownership": writer.ownership_lost.wait(),
+            "end silent sessions": sessions.sweep(),
+            "trim rounds in flight": trimmer.watch(),
+            "evict stored rounds": repository.keep_evicting(),
+            "watch the store's owner": writer.watch_owner(),
+        }
         if keep is not None:
-            background.append(delete_old_runs_daily(repository, keep))
-        await _first_of(background)
+            background["delete old runs"] = delete_old_runs_daily(repository, keep)
+        await run_until_first(background)
         await healthy.enter_graceful_shutdown()
         if writer.ownership_lost.is_set():
             raise NotOwnerError("another coordinator has taken the store over; this one stops")
-
-
-async def _first_of(awaited: Sequence[Coroutine[Any, Any, object]]) -> None:
-    """Wait until one ends, cancel the others, and raise its error if it failed."""
-    tasks = [asyncio.ensure_future(each) for each in awaited]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def _allow_connections() -> None:

@@ -15,6 +15,7 @@ from coordinator.budgets.site_file import AnyBudget
 from coordinator.errors import BudgetSourceError, UnknownRecordError
 from coordinator.settings import SiteSettings
 from wattfleet.budgets import InForce, Override, Reading
+from wattfleet_io.tasks import background_task, stop_tasks
 
 _log = logging.getLogger(__name__)
 
@@ -134,14 +135,15 @@ class BudgetWatch:
                 raise type(error)(f"supply {name!r}: {error}")
         for name in self._budgets:
             self._update(name)
-        self._tasks = [asyncio.create_task(self._check_clock())]
-        self._tasks += [asyncio.create_task(self._query_forever(name, budget)) for name, budget in queries.items()]
+        self._tasks = [background_task("check budgets", self._check_clock())]
+        self._tasks += [
+            background_task(f"query the budget of {name}", self._query_forever(name, budget))
+            for name, budget in queries.items()
+        ]
 
     async def stop(self) -> None:
         """End the watch; what is in force can still be read."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await stop_tasks(*self._tasks)
         self._tasks = []
 
     async def _check_clock(self) -> None:

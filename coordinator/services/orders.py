@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import grpc
 
 from coordinator.state.records import Reassignment
+from wattfleet_io.tasks import background_task
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
 
@@ -34,7 +35,7 @@ class ResponseStream:
         """Write an order in the background; it replaces an order that a slow reader has not taken yet."""
         self._order = order
         if self._sending is None or self._sending.done():
-            self._sending = asyncio.create_task(self._send())
+            self._sending = background_task("send an order", self._send())
 
     async def _send(self) -> None:
         async with self._lock:

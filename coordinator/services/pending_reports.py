@@ -14,6 +14,7 @@ from coordinator.services.error_statuses import STATUS
 from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import WattfleetError
+from wattfleet_io.tasks import background_task
 from wattfleet_proto.error_boundary import status_of
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class PendingReports:
         if record is not None:
             self._repository.save_soon(record)
         if self._storing is None or self._storing.done():
-            self._storing = asyncio.create_task(self._store())
+            self._storing = background_task("store waiting reports", self._store())
 
     def close(self) -> None:
         """End with the session; the agent repeats what was not acknowledged."""
