@@ -28,7 +28,8 @@ def fit(
         int | None,
         typer.Option(
             min=1,
-            help="Set the number of minibatches in one pass over the device's data. By default, keep the stored number.",
+            help="Set the number of minibatches in one pass over the device's data. By default, keep the stored"
+            " number.",
         ),
     ] = None,
     device: DeviceOption = "auto",
