@@ -29,13 +29,13 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.repository.retention import delete_old_runs_daily
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
-from coordinator.services.message_sizes import SizeInterceptor
+from coordinator.services.error_statuses import STATUS
+from coordinator.services.message_size_limit import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
-from coordinator.services.status import STATUS
 from coordinator.services.trimmer import Trimmer
 from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings

@@ -17,10 +17,12 @@ class ServerSettings(Group):
     """Addresses: where the coordinator listens, and how it stops."""
 
     address: str = setting(
-        "127.0.0.1:7070", "Serve gRPC on this host:port; port 0 takes a free one.", option="--address"
+        "127.0.0.1:7070", "Serve gRPC on this host:port; port 0 picks a free port.", option="--address"
     )
     metrics_address: str = setting(
-        "127.0.0.1:9464", "Serve Prometheus' /metrics on this host:port.", option="--metrics-address"
+        "127.0.0.1:9464",
+        "Serve Prometheus' /metrics on this host:port; port 0 picks a free port.",
+        option="--metrics-address",
     )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
@@ -33,7 +35,7 @@ class SiteSettings(Group):
 
     budget_w: float | None = setting(
         None,
-        "Limit all devices together to this many watts.",
+        "Limit the power of all devices together to this many watts.",
         unit="W",
         option="--site-budget-w",
         unset="none; pass this or --site-file",
@@ -61,7 +63,7 @@ class StoreSettings(Group):
 
     location: str = setting(
         "wattfleet-coordinator.db",
-        "Keep the state in this database: path of an SQLite file, created if absent, or a URL (docs/coordinator.md).",
+        "Keep the state in this database: an SQLite file, created if absent, or a URL (docs/coordinator.md).",
         option="--store",
     )
     standby: bool = setting(
@@ -72,7 +74,7 @@ class StoreSettings(Group):
         "Delete runs this many days after their end.",
         unit="days",
         option="--keep-days",
-        unset="keep them forever",
+        unset="never delete runs",
         gt=0,
         le=1_000_000,
     )
@@ -95,11 +97,11 @@ class PolicySettings(Group):
     )
     clients: int | None = setting(
         None,
-        "Select this many devices a round, for the policies that take a number.",
+        "Devices to select per round, for the policies that take a number.",
         option="--clients",
-        unset="half of them; progress: any number",
+        unset="half of the devices; with progress: as many as useful",
     )
-    seed: int = setting(0, "Seed the policies that draw at random.", option="--seed", ge=0)
+    seed: int = setting(0, "Seed of the policies that draw at random.", option="--seed", ge=0)
     deadline_s: float | None = setting(
         None,
         "Limit a round's training to this many seconds; the policy deadline needs it.",
@@ -109,7 +111,7 @@ class PolicySettings(Group):
     )
     utility: Literal["equal", "loss"] | None = setting(
         None,
-        "Maximize the number of devices (equal) or their summed loss, for the policy deadline.",
+        "Maximize the number of devices (equal) or the sum of their losses (loss), for the policy deadline.",
         option="--utility",
         unset="equal",
     )
@@ -124,14 +126,14 @@ class PolicySettings(Group):
     )
     half_devices: float | None = setting(
         None,
-        "Number of devices with which a round makes half the progress of one with all, for the policy progress. The"
-        " more alike the devices' data, the fewer.",
+        "Devices at which a round makes half of the possible progress, for the policy progress. Lower it if the"
+        " devices' data are alike.",
         option="--half-devices",
         unset="3",
     )
     overhead_s: float | None = setting(
         None,
-        "Time of a round besides its training, for the policy progress.",
+        "Time per round besides training, in seconds, for the policy progress.",
         unit="s",
         option="--overhead-s",
         unset="10",
@@ -147,10 +149,12 @@ class SelectionSettings(Group):
         option="--include",
         unset="all devices",
     )
-    exclude: Names = setting((), "Never select these devices: as for --include. Repeatable.", option="--exclude")
+    exclude: Names = setting(
+        (), "Never select these devices: id:NAME, tag:NAME or site:NAME. Repeatable.", option="--exclude"
+    )
     over_selection: float = setting(
         0.0,
-        "Select this share more devices than the policy's number, 0 to 10.",
+        "Select this share of devices in addition to the policy's number, 0 to 10; 0.2 adds a fifth.",
         option="--over-selection",
     )
 
@@ -169,13 +173,16 @@ class ProfilingSettings(Group):
 class SessionSettings(Group):
     """Sessions: leases, reconnections and reports of the agents."""
 
-    lease_s: float = setting(5.0, "Lease of a small fleet. An agent renews its lease before it ends.", unit="s", gt=0)
+    lease_s: float = setting(5.0, "Longest time between two messages of an agent, in a small fleet.", unit="s", gt=0)
     renewals_per_s: float = setting(
-        250.0, "Limit on lease renewals per second; larger fleets get longer leases.", unit="1/s", gt=0
+        250.0,
+        "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",
+        unit="1/s",
+        gt=0,
     )
-    missed_leases: int = setting(3, "End a session after this many leases without a sign of the device.", ge=1)
+    missed_leases: int = setting(3, "End a session after this many leases without a message.", ge=1)
     reconnects_per_s: float = setting(
-        400.0, "Pace of reconnections that agents are asked to keep after a restart.", unit="1/s", gt=0
+        400.0, "Limit on reconnections per second after a restart; agents spread them.", unit="1/s", gt=0
     )
     return_grace_s: float = setting(
         60.0, "Time to wait after a restart for devices that were connected before.", unit="s", ge=0
@@ -183,7 +190,7 @@ class SessionSettings(Group):
     check_s: float = setting(1.0, "Time between two checks for devices that have gone silent.", unit="s", gt=0)
     store_timeout_s: float = setting(
         3.0,
-        "Time to wait for the store before a report is acknowledged later, so that leases are answered.",
+        "Time to wait for the store before a report's acknowledgement is postponed, so that leases are renewed.",
         unit="s",
         gt=0,
     )
@@ -193,12 +200,12 @@ class SessionSettings(Group):
 
 
 class RoundSettings(Group):
-    """Rounds: when one that Flower's server never finished is given up."""
+    """Rounds: when one that Flower's server never finished is abandoned."""
 
     overdue_factor: float = setting(
-        2.0, "Give a round up after this many times its planned duration or deadline, plus overdue_s.", ge=1
+        2.0, "Abandon a round after this many times its planned duration or deadline, plus overdue_s.", ge=1
     )
-    overdue_s: float = setting(600.0, "Time beyond that after which a round is given up.", unit="s", ge=0)
+    overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
 
 
 class CoordinatorSettings(Settings):

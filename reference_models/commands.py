@@ -12,7 +12,9 @@ import typer
 if TYPE_CHECKING:
     from wattfleet.prediction import SuspectRow
 
-app = typer.Typer(no_args_is_help=True, help="Train reference predictors and audit measured profiles.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Train reference predictors and audit measured profiles."
+)
 
 
 @app.callback()
@@ -34,7 +36,10 @@ def train(
     minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
     source: Annotated[
-        str, typer.Option(help="State where the measurements come from, for the model card.")
+        str,
+        typer.Option(
+            help="State where the measurements come from, for the model card. Default: not stated.", show_default=False
+        ),
     ] = "not stated",
     target: Annotated[
         list[Path] | None, typer.Option(help="Also score transfers to the modes in this CSV. Repeatable.")

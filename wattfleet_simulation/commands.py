@@ -9,44 +9,80 @@ import typer
 
 from wattfleet_simulation.devices import DEFAULT_FLEET
 
-app = typer.Typer(help="Run a whole fleet on this machine; only the boards are simulated.")
+app = typer.Typer(add_completion=False, help="Simulate a fleet and write a report.")
 
 
 @app.command()
 def simulate(
     devices: Annotated[
         str,
-        typer.Option(help="Boards as kind:count; kinds are agx-orin, orin-nano, orin-nx, xavier-agx. May be empty."),
+        typer.Option(
+            help="Boards as kind:count; kinds are agx-orin, orin-nano, orin-nx, xavier-agx. May be empty."
+            f" Default: {DEFAULT_FLEET}.",
+            show_default=False,
+        ),
     ] = DEFAULT_FLEET,
     device_csv: Annotated[
-        list[Path] | None, typer.Option(help="Add a device that replays this CSV file of measurements. Repeatable.")
+        list[Path] | None,
+        typer.Option(help="Add a device that replays this CSV file of measurements. Repeatable. Default: none."),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Run this many federated rounds.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Run this many federated rounds. Default: 3.", show_default=False)] = 3,
     site_budget_w: Annotated[
-        float, typer.Option(help="Limit the whole fleet to this many watts, including idle devices.")
+        float,
+        typer.Option(
+            help="Limit the whole fleet to this many watts, including idle devices. Default: 100.", show_default=False
+        ),
     ] = 100.0,
-    modes: Annotated[int, typer.Option(help="Profile at most this many power modes on each device.")] = 50,
+    modes: Annotated[
+        int, typer.Option(help="Profile at most this many power modes on each device. Default: 50.", show_default=False)
+    ] = 50,
     policy: Annotated[
-        str, typer.Option(help="Client-selection policy: fastest-k, all, random, tiers, oort, fair, progress.")
+        str,
+        typer.Option(
+            help="Client-selection policy: fastest-k, all, random, tiers, oort, fair, progress. Default: progress.",
+            show_default=False,
+        ),
     ] = "progress",
     clients: Annotated[
-        int | None, typer.Option(help="Select this many devices a round. Default: half of them; progress: any number.")
+        int | None,
+        typer.Option(
+            help="Devices to select per round. Default: half of the devices; with progress: as many as useful."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of boards, noise, data split, profiles and training.", min=0)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of boards, noise, data split, profiles and training. Default: 0.", min=0, show_default=False
+        ),
+    ] = 0,
     reference: Annotated[
-        str, typer.Option(help="Reference predictor: the name of one that ships with Wattfleet, or a directory.")
+        str,
+        typer.Option(
+            help="Reference predictor: the name of one that ships with Wattfleet, or a directory. Default:"
+            " agx_orin_resnet18.",
+            show_default=False,
+        ),
     ] = "agx_orin_resnet18",
     metrics_port: Annotated[
-        int, typer.Option(help="Serve Prometheus' /metrics on this port meanwhile; 0 takes a free one.")
+        int,
+        typer.Option(
+            help="Serve Prometheus' /metrics on this port during the run; port 0 picks a free port. Default: 0.",
+            show_default=False,
+        ),
     ] = 0,
-    out: Annotated[Path, typer.Option(help="Write report.json, report.html and the logs to this folder.")] = Path(
-        "out/simulate"
-    ),
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print report.json instead of tables. Default: tables.")
-    ] = False,
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Write report.json, report.html and the logs to this folder. Default: out/simulate.",
+            show_default=False,
+        ),
+    ] = Path("out/simulate"),
+    json_: Annotated[bool, typer.Option("--json", help="Print report.json instead of tables.")] = False,
 ) -> None:
-    """Run federated rounds over a simulated fleet under one power budget, and write a report."""
+    """Simulate a fleet and write a report.
+
+    Runs federated rounds on this machine under one power budget. Only the boards are simulated.
+    """
     from wattfleet_simulation.simulate import run_simulation
 
     run_simulation(

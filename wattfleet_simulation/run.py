@@ -48,7 +48,7 @@ class SimulationSettings:
         clients: devices in a round, for the policies that take a number.
         seed: of data split, boards, profiles and training.
         reference: name or directory of the reference predictor.
-        metrics_port: of the coordinator's `/metrics`; 0 takes a free one.
+        metrics_port: of the coordinator's `/metrics`; 0 picks a free port.
         patience_s: how long Flower's server waits for the SuperNodes and for a feasible first plan.
     """
 

@@ -16,7 +16,8 @@ from coordinator.cli.options import (
     connected,
     show,
 )
-from coordinator.cli.output.wording import moment, number, watts
+from coordinator.cli.output import wording
+from coordinator.cli.output.wording import moment, number
 from wattfleet_io.console import count_of, print_json
 
 if TYPE_CHECKING:
@@ -53,19 +54,22 @@ def show_budgets(
 @app.command("set", context_settings={"ignore_unknown_options": True})
 def set_budget(
     supply: SupplyArgument,
-    watts_: Annotated[float, typer.Argument(metavar="WATTS", help="Budget in watts, above 0.")],
+    watts: Annotated[float, typer.Argument(metavar="WATTS", help="Budget in watts, above 0.")],
     for_: Annotated[
-        str | None, typer.Option("--for", help="Duration, such as 45m or 1h30m. Default: until cleared.")
+        str | None,
+        typer.Option(
+            "--for", help="Clear the override after this long, such as 45m or 1h30m. Default: keep it until cleared."
+        ),
     ] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Override the budget of SUPPLY by WATTS, and trim rounds in flight to it."""
+    """Set the budget of SUPPLY to WATTS until cleared, and trim rounds in flight to it."""
     from wattfleet_proto.v1 import operator_pb2
 
     for_s = None if for_ is None else seconds(for_)
     with connected(coordinator) as client:
-        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts_, for_s=for_s))
+        answer = client.operate("SetBudget", operator_pb2.SetBudgetRequest(supply=supply, watts=watts, for_s=for_s))
     _print_changed(answer, json_)
 
 
@@ -73,7 +77,7 @@ def set_budget(
 def clear_budget(
     supply: SupplyArgument, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
 ) -> None:
-    """End the override of SUPPLY, so that its own source counts again."""
+    """End the override of SUPPLY; its configured budget takes effect again."""
     from wattfleet_proto.v1 import operator_pb2
 
     with connected(coordinator) as client:
@@ -160,9 +164,9 @@ def _print_changed(answer: Any, json_: bool) -> None:
         print_json(content)
         return
     until = "" if content["until"] is None else f", until {_moment(content['until'])}"
-    print(f"{content['supply']}: {watts(content['watts'])} in force ({content['source']}{until})")
+    print(f"{content['supply']}: {wording.watts(content['watts'])} in force ({content['source']}{until})")
     is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
     if answer.trimmed_rounds:
         print(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
     if is_over:
-        print(f"{watts(content['set_aside_w'])} are still set aside: devices idle at that, or are offline")
+        print(f"{wording.watts(content['set_aside_w'])} are still set aside: devices idle at that, or are offline")

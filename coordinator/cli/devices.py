@@ -58,13 +58,13 @@ def devices(
 
 
 def device(
-    device_id: Annotated[str, typer.Argument(metavar="ID", help="The device's name.")],
+    device: Annotated[str, typer.Argument(metavar="ID", help="Id of the device.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show everything known about the device ID, with its Pareto front."""
+    """Show the device ID: state, supply, limit, tags, measurements and Pareto front."""
     with connected(coordinator) as client:
-        (view,) = client.devices(device_id, with_fronts=True, with_times=True)
+        (view,) = client.devices(device, with_fronts=True, with_times=True)
     content = {**_content(view), "front": _front_content(view)}
     if json_:
         print_json(content)

@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7070"
 WATCHED_EVERY_S = 2.0
 
-CoordinatorOption = Annotated[str, typer.Option("--coordinator", help="Connect to the coordinator at this host:port.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables. Default: tables.")]
-WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C. Default: print once.")
+CoordinatorOption = Annotated[
+    str,
+    typer.Option(
+        "--coordinator",
+        help=f"Connect to the coordinator at this host:port. Default: {DEFAULT_ADDRESS}.",
+        show_default=False,
+    ),
 ]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until Ctrl-C.")]
 
 
 def connected(address: str) -> CoordinatorClient:

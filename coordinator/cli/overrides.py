@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
     from wattfleet_proto.v1 import operator_pb2
 
-DevicesArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Names of the devices.")]
+DevicesArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of the devices.")]
 
 
 def tag(
-    device_ids: DevicesArgument,
-    add: Annotated[list[str] | None, typer.Option(help="Add this tag. Repeatable.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(help="Remove this tag. Repeatable.")] = None,
+    devices: DevicesArgument,
+    add: Annotated[list[str] | None, typer.Option(help="Add this tag. Repeatable. Default: none.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(help="Remove this tag. Repeatable. Default: none.")] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Add or remove tags of the devices ID, for `serve --include tag:NAME` and `--exclude tag:NAME`.
+    """Add tags to devices, or remove tags that were added by this command.
 
-    The site file's tags stay.
+    `serve --include tag:NAME` and `--exclude tag:NAME` use tags. Tags of the site file can only be changed there.
     """
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 
     if not add and not remove:
         raise InvalidInputError("pass at least one of --add, --remove")
-    request = operator_pb2.TagDevicesRequest(device_ids=device_ids, add=add, remove=remove)
+    request = operator_pb2.TagDevicesRequest(device_ids=devices, add=add, remove=remove)
     with connected(coordinator) as client:
         answer = client.operate("TagDevices", request)
     if json_:
@@ -44,15 +44,17 @@ def tag(
 
 
 def drain(
-    device_ids: DevicesArgument,
-    undo: Annotated[bool, typer.Option("--undo", help="Let them be selected again.")] = False,
+    devices: DevicesArgument,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Let the devices be selected again. Default: drain them.")
+    ] = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Exclude the devices ID from new rounds; they finish the training that is running."""
+    """Exclude devices from new rounds. Devices that are training finish first."""
     from wattfleet_proto.v1 import operator_pb2
 
-    request = operator_pb2.DrainDevicesRequest(device_ids=device_ids, undo=undo)
+    request = operator_pb2.DrainDevicesRequest(device_ids=devices, undo=undo)
     with connected(coordinator) as client:
         answer = client.operate("DrainDevices", request)
     if json_:

@@ -21,21 +21,23 @@ if TYPE_CHECKING:
 
 def plan(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Required, since only Flower's server starts a round.")
+        bool, typer.Option("--dry-run", help="Required, because only Flower's server can start a round.")
     ] = False,
     run: Annotated[
-        str | None, typer.Option("--run", help="Flower's id of the run. Default: the newest, or a new run.")
+        str | None,
+        typer.Option(
+            "--run", help="Plan for the run with this Flower id. Default: the newest active run, or a new one."
+        ),
     ] = None,
     epochs: Annotated[
-        float | None, typer.Option(help="Local epochs. Default: as in the run's last round; 1 before its first.")
+        float | None,
+        typer.Option(help="Plan for this many local epochs. Default: as in the run's last round; 1 before its first."),
     ] = None,
-    all_devices: Annotated[
-        bool, typer.Option("--all-devices", help="Include devices without a SuperNode. Default: leave them out.")
-    ] = False,
+    all_devices: Annotated[bool, typer.Option("--all-devices", help="Include devices without a SuperNode.")] = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Preview the next round: selected devices, their modes and the reasons. Nothing is changed."""
+    """Preview the next round: selected devices, their modes and the reasons. Changes nothing."""
     from wattfleet.errors import InvalidInputError
     from wattfleet_proto.v1 import operator_pb2
 

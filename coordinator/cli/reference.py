@@ -39,11 +39,11 @@ def list_references(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: Jso
 
 @app.command("publish")
 def publish(
-    directory: Annotated[Path, typer.Argument(help="Folder that `wattfleet reference train --out` wrote.")],
+    directory: Annotated[Path, typer.Argument(help="Folder written by `wattfleet reference train --out`.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Upload the reference predictor in DIRECTORY; `pin` puts it in force."""
+    """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
     from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
     from wattfleet.errors import InvalidInputError
     from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, read_artefact
@@ -66,11 +66,11 @@ def publish(
 
 @app.command("pin")
 def pin(
-    digest: Annotated[str, typer.Argument(help="Digest, or its first 6 or more digits.")],
+    digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Put the reference predictor with DIGEST in force for all agents."""
+    """Make all agents transfer from the reference predictor DIGEST."""
     from wattfleet.errors import InvalidInputError
 
     if not digest:
@@ -80,7 +80,7 @@ def pin(
 
 @app.command("unpin")
 def unpin(coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False) -> None:
-    """Put the predictor of `serve --reference` in force again."""
+    """Make all agents transfer from the predictor of `serve --reference` again."""
     _pinned(coordinator, "", json_)
 
 

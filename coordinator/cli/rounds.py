@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
     from coordinator.cli.output.layout import Layout
 
-RunOption = Annotated[str | None, typer.Option("--run", help="Flower's id of the run. Default: the newest.")]
+RunOption = Annotated[
+    str | None, typer.Option("--run", help="Show the run with this Flower id. Default: the newest run.")
+]
 
 
 def rounds(

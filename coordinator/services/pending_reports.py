@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.status import STATUS
+from coordinator.services.error_statuses import STATUS
 from coordinator.state.records import DeviceRecord, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import WattfleetError

@@ -35,10 +35,10 @@ from coordinator.store.database import (
 from coordinator.store.errors import StoreInUseError
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
-from coordinator.store.schema import upgrade
 from coordinator.store.statements import Statements
 from coordinator.store.tables import BudgetOverride, ReferencePin
 from coordinator.store.times import Times, TimesOf
+from coordinator.store.upgrade import upgrade
 from wattfleet.choosing import Front
 from wattfleet.planning import History
 

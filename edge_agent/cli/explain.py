@@ -77,4 +77,4 @@ def _print(content: Mapping[str, Any]) -> None:
     console.print(shares)
     console.print()
     lines = lines_of(content)
-    console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['known']}")
+    console.print(f"{lines['epoch']} per epoch, {lines['power']}: {lines['source']}")

@@ -119,7 +119,7 @@ def _table(sample: Sample, recent: deque[float | None], board: Device, no_predic
     else:
         lines = lines_of(sample.expected.content())
         table.add_row("expected", f"{lines['power']} while training, {lines['minibatch']} per minibatch")
-        table.add_row("", lines["known"])
+        table.add_row("", lines["source"])
         ratio = sample.power_ratio
         table.add_row("observed", "" if ratio is None else f"{ratio:.0%} of the expected power")
     degrees, throttled = sample.temperature_c, sample.throttled

@@ -79,11 +79,11 @@ def expectation_of(fitted: FittedDevice, mode: PowerMode) -> Expectation:
 def lines_of(content: Mapping[str, Any]) -> dict[str, str]:
     """The lines of text for `Expectation.content`."""
     return {
-        "known": "measured" if content["measured"] else f"predicted; in brackets the {INTERVAL:.0%} interval",
+        "source": "measured" if content["measured"] else f"predicted, with {INTERVAL:.0%} interval",
         "minibatch": f"{content['minibatch_ms']:.1f} ms",
         "epoch": f"{content['epoch_s']:.1f} s{_bracket(content['epoch_s_interval'])}",
         "power": f"{content['power_w']:.1f} W{_bracket(content['power_w_interval'])}",
-        "energy": f"{content['epoch_kj']:.1f} kJ for an epoch",
+        "energy": f"{content['epoch_kj']:.1f} kJ per epoch",
     }
 
 

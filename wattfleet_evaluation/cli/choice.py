@@ -24,28 +24,39 @@ def choice(
         str | None,
         typer.Option(
             help="Transfer from this shipped reference, or train one on the corpus in this CSV. Required by the methods"
-            " wattfleet, roofline and powertrain."
+            " wattfleet, roofline and powertrain; powertrain needs a CSV."
         ),
     ] = None,
-    modes: Annotated[int, typer.Option(help="Limit how many modes the method may measure in a run.")] = 50,
-    budgets: Annotated[str, typer.Option(help="Evaluate all budgets FIRST:LAST, in whole watts.")] = "17:50",
-    runs: Annotated[int, typer.Option(help="Set the number of runs, each with another seed.")] = 20,
-    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
+    modes: Annotated[
+        int,
+        typer.Option(help="Let the method measure at most this many modes in a run. Default: 50.", show_default=False),
+    ] = 50,
+    budgets: Annotated[
+        str, typer.Option(help="Evaluate all budgets FIRST:LAST, in whole watts. Default: 17:50.", show_default=False)
+    ] = "17:50",
+    runs: Annotated[
+        int, typer.Option(help="Set the number of runs, each with another seed. Default: 20.", show_default=False)
+    ] = 20,
+    seed: Annotated[
+        int,
+        typer.Option(help="Set the seed of the first run; each further run adds 1. Default: 0.", show_default=False),
+    ] = 0,
     method: Annotated[
         str,
         typer.Option(
-            help="Choose the choice method: wattfleet, a baseline (maxn, presets, random, binary-search, brute-force)"
-            " or a predictor (roofline, powertrain, scratch)."
+            help="Evaluate this choice method: wattfleet, a baseline (maxn, presets, random, binary-search,"
+            " brute-force) or a predictor (roofline, powertrain, scratch). Default: wattfleet.",
+            show_default=False,
         ),
     ] = "wattfleet",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare the modes that a choice method chooses under power budgets with the best measured modes.
+    """Compare a choice method's modes under power budgets with the best measured modes.
 
-    The time penalty is how much longer a step takes than in the best mode within the budget. It is never negative: a
-    chosen mode over the budget may be faster, but then counts as 0. The over-budget figures show such cases. If the
-    method knows no mode within a budget, the device's lowest mode counts as its choice. Figures that end in `passing`
-    are over the rows that pass the target's audit.
+    The time penalty is how much longer a step takes than in the best mode within the budget. A mode over the budget
+    may be faster; its penalty is then 0. The over-budget figures show such cases. If the method finds no mode within
+    a budget, the device's lowest mode is evaluated. Figures that end in `passing` use only the rows that pass the
+    target's audit.
     """
     from rich.console import Console
     from rich.progress import Progress

@@ -11,7 +11,9 @@ import typer
 from wattfleet_evaluation.cli.choice import choice
 from wattfleet_evaluation.cli.report import report
 
-app = typer.Typer(no_args_is_help=True, help="Evaluate predictors and choice methods on measured modes.")
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Evaluate predictors and choice methods on measured modes."
+)
 
 
 @app.callback()
@@ -31,13 +33,26 @@ def transfer(
     target: Annotated[
         Path, typer.Option(help="Transfer to the workload and device whose measured modes are in this CSV.")
     ],
-    modes: Annotated[int, typer.Option(help="Set the number of randomly drawn modes to fit in each run.")] = 50,
-    runs: Annotated[int, typer.Option(help="Set the number of runs.")] = 20,
-    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
-    predictor: Annotated[str, typer.Option(help="Choose the predictor: roofline, powertrain or scratch.")] = "roofline",
+    modes: Annotated[
+        int,
+        typer.Option(
+            help="Set the number of randomly drawn modes to fit in each run. Default: 50.", show_default=False
+        ),
+    ] = 50,
+    runs: Annotated[int, typer.Option(help="Set the number of runs. Default: 20.", show_default=False)] = 20,
+    seed: Annotated[
+        int,
+        typer.Option(help="Set the seed of the first run; each further run adds 1. Default: 0.", show_default=False),
+    ] = 0,
+    predictor: Annotated[
+        str,
+        typer.Option(
+            help="Evaluate this predictor: roofline, powertrain or scratch. Default: roofline.", show_default=False
+        ),
+    ] = "roofline",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Fit a predictor to some modes of a target, several times, and print its errors over all other modes.
+    """Fit a predictor to randomly drawn modes of a target, and print its errors over all other modes.
 
     If the target can be audited, also print the errors over the other modes that pass the audit.
     """

@@ -13,14 +13,24 @@ def report(
         Path, typer.Option(help="Read measured modes from the CSV files in this folder, one per workload and device.")
     ],
     out: Annotated[Path, typer.Option(help="Write report.json and report.html to this folder; create it if missing.")],
-    runs: Annotated[int, typer.Option(help="Set the number of runs of all methods but the networks.")] = 5,
+    runs: Annotated[
+        int,
+        typer.Option(help="Set the number of runs of all methods except the networks. Default: 5.", show_default=False),
+    ] = 5,
     network_runs: Annotated[
-        int, typer.Option(help="Set the number of runs of the networks, which take many seconds per fit; 0 skips them.")
+        int,
+        typer.Option(
+            help="Set the number of runs of the networks, which take many seconds per fit; 0 skips them. Default: 1.",
+            show_default=False,
+        ),
     ] = 1,
-    seed: Annotated[int, typer.Option(help="Set the seed of the first run; the following runs count up.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Set the seed of the first run; each further run adds 1. Default: 0.", show_default=False),
+    ] = 0,
     json_: Annotated[bool, typer.Option("--json", help="Print the content of report.json instead of a table.")] = False,
 ) -> None:
-    """Evaluate all predictors and choice methods on every file, and write a page with the published figures."""
+    """Evaluate all predictors and choice methods on every file, and write a report with the published figures."""
     import json
 
     from rich.console import Console

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.server.buffer import Arrays, Update, step
+from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
 from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
 from wattfleet_flower.server.replies import describe_error
 from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds

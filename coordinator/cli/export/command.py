@@ -20,9 +20,14 @@ class Format(str, Enum):
 
 
 def export(
-    out: Annotated[Path, typer.Option(help="Write to this folder; its tables are replaced.")],
+    out: Annotated[Path, typer.Option(help="Write the tables to this folder; existing ones are replaced.")],
     format_: Annotated[
-        Format, typer.Option("--format", help="File format; Parquet needs the extra `parquet`.")
+        Format,
+        typer.Option(
+            "--format",
+            help="Set the file format. Parquet needs the extra `parquet`. Default: csv.",
+            show_default=False,
+        ),
     ] = Format.csv,
     run: Annotated[
         list[str] | None, typer.Option("--run", help="Export only this run. Repeatable. Default: all runs.")
@@ -30,7 +35,10 @@ def export(
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Export devices, fronts, runs, rounds, assignments, decisions, observations and results as tables."""
+    """Export the fleet and its history as tables, one file each.
+
+    Tables: devices, fronts, runs, rounds, metrics, supplies, assignments, decisions, observations, results.
+    """
     from rich.console import Console
 
     from coordinator.cli.export.tables import Tables, require_format, write

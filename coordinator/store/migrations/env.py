@@ -1,4 +1,4 @@
-"""Runs migrations in the transaction of `coordinator/store/schema.py`."""
+"""Runs migrations in the transaction of `coordinator/store/upgrade.py`."""
 
 from alembic import context
 

@@ -18,9 +18,9 @@ from sqlalchemy import URL, Engine, event, text
 from coordinator.state.records import DeviceResult, ObservedTraining, RunRecord
 from coordinator.store.database import database_url, open_engine
 from coordinator.store.loading import StoredState
-from coordinator.store.schema import migration_config, upgrade
 from coordinator.store.store import Store
 from coordinator.store.tables import Base
+from coordinator.store.upgrade import migration_config, upgrade
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.choosing import Front

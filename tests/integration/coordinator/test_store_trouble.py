@@ -21,7 +21,7 @@ from sqlalchemy.pool import Pool
 
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
-from coordinator.services.status import STATUS
+from coordinator.services.error_statuses import STATUS
 from coordinator.settings import StoreSettings
 from coordinator.state.records import DeviceRecord, RunRecord
 from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError

@@ -14,7 +14,7 @@ import pytest
 import coordinator
 import edge_agent
 import wattfleet
-from coordinator.services.status import STATUS as COORDINATOR_STATUS
+from coordinator.services.error_statuses import STATUS as COORDINATOR_STATUS
 from edge_agent.runtime.local_socket import STATUS as AGENT_STATUS
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError, WattfleetError
 from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status_of

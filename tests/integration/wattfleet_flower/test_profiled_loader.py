@@ -94,9 +94,9 @@ def test_an_app_killed_while_modes_are_measured_leaves_the_device_parked(agent: 
 @pytest.mark.parametrize(
     ("fetch_stall_ms", "reason"),
     [
-        (-1.0, "a minibatch has to wait"),
-        (float("inf"), "a minibatch has to wait"),
-        (float("nan"), "a minibatch has to wait"),
+        (-1.0, "fetch_stall_ms must be 0 or more"),
+        (float("inf"), "fetch_stall_ms must be 0 or more"),
+        (float("nan"), "fetch_stall_ms must be 0 or more"),
         (1e12, "1e.09 s of minibatches"),
         (5_000.0, "5.005 s of minibatches"),
     ],

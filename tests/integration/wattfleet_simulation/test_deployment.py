@@ -58,7 +58,7 @@ def command(out: Path, *arguments: str) -> tuple[list[str], dict[str, str], str]
 
 
 def test_rounds_complete(tmp_path: Path) -> None:
-    line, environment, mark = command(tmp_path, "--clients", "2", "--json")
+    line, environment, mark = command(tmp_path, "--policy", "fastest-k", "--clients", "2", "--json")
     done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert gone(mark), processes_of(mark)

@@ -1,4 +1,4 @@
-"""The gRPC status of every error."""
+"""The gRPC status code of each domain error."""
 
 from __future__ import annotations
 

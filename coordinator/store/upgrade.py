@@ -1,4 +1,4 @@
-"""Upgrades a database's tables to this version."""
+"""Upgrades a database's tables to this version by running Alembic's migrations."""
 
 from __future__ import annotations
 
