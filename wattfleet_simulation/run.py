@@ -23,7 +23,7 @@ from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.devices import SimulatedDevice
 from wattfleet_simulation.flower import APP_DIRECTORY, HOST, OFFLINE, FlowerDeployment, Node
 from wattfleet_simulation.processes import PartFailedError, Parts, program
-from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run
+from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 
 _READY_WITHIN_S = 180.0
 _RUN_WITHIN_S = 60.0
@@ -246,7 +246,7 @@ class SimulatedRun:
 
         within_s = _RUN_WITHIN_S + settings.rounds * _ROUND_WITHIN_S
         try:
-            await_run(view, run_id, flower.completed, within_s, _POLL_S, poll)
+            await_run(view, run_id, flower.completed, within_s, _POLL_S, poll, check=require_observed)
         except NotInTimeError as error:
             raise PartFailedError(f"{error} (logs: {self._logs})") from None
         return self._show("done", view)

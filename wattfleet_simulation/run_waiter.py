@@ -53,6 +53,7 @@ def await_run(
     poll_s: float,
     on_poll: Callable[[RunSeen], None] = lambda _: None,
     ask_flower_every_s: float = 10.0,
+    check: Callable[[RunSeen], None] | None = None,
 ) -> RunSeen:
     """Return the run once Flower calls it completed.
 
@@ -64,11 +65,13 @@ def await_run(
         poll_s: time between two polls of the coordinator.
         on_poll: called with the run after each poll; it may raise to stop the wait.
         ask_flower_every_s: time between two questions to Flower while the run goes on.
+        check: refuses a completed run that failed all the same; None for `require_trained`.
 
     Raises:
         NotInTimeError: the time limit has passed.
-        PartFailedError: the run failed, was stopped, or had a round in which no device trained.
+        PartFailedError: the run failed, was stopped, or is refused by `check`.
     """
+    check = check or require_trained
     give_up_s = time.monotonic() + within_s
     ask_flower_s = time.monotonic() + ask_flower_every_s
     while True:
@@ -82,7 +85,7 @@ def await_run(
         if completed:
             run = run_of(view, run_id)
             on_poll(run)
-            require_trained(run)
+            check(run)
             return run
         if time.monotonic() > give_up_s:
             raise NotInTimeError(f"the Flower run did not end within {within_s:g} s")
@@ -106,6 +109,19 @@ def require_trained(run: RunSeen) -> None:
         numbers = ", ".join(str(each.round) for each in lost)
         failed = ", ".join(lost[0].failed_device_ids)
         raise PartFailedError(f"no device trained in round {numbers}: see the logs of {failed} (agent, SuperNode)")
+
+
+def require_observed(run: RunSeen) -> None:
+    """Refuse a run that Flower calls completed although no device was observed in some round.
+
+    Raises:
+        PartFailedError: there is such a round.
+    """
+    lost = [str(each.round) for each in run.rounds if not each.observations]
+    if lost:
+        raise PartFailedError(
+            f"no device's training was observed in round {', '.join(lost)}: see the logs of the SuperNodes"
+        )
 
 
 def _state(device: view_pb2.DeviceView) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -49,6 +49,15 @@ class JournalHeader:
     provenance: Provenance
     workload: str
     minibatch: int
+
+    @classmethod
+    def from_line(cls, line: Mapping[str, Any]) -> JournalHeader:
+        """Read a journal's first line, of this version or an earlier one.
+
+        Raises:
+            TypeError: a field is missing or unknown.
+        """
+        return cls(**{name: value for name, value in _renamed(line).items() if name != "journal"})
 
 
 class Journal:
@@ -215,7 +224,13 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
     return lines
 
 
-def _require_same(path: Path, line: dict[str, Any], header: JournalHeader) -> None:
+def _renamed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A first line with the current names: earlier versions wrote the provenance as `evidence`."""
+    return {"provenance" if name == "evidence" else name: value for name, value in line.items()}
+
+
+def _require_same(path: Path, first: Mapping[str, Any], header: JournalHeader) -> None:
+    line = _renamed(first)
     expected = {"journal": _FORMAT, **asdict(header)}
     if line != expected:
         differing = [

@@ -119,8 +119,7 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
     if not ended:
         return None
     try:
-        line = json.loads(first)
-        header = JournalHeader(**{name: value for name, value in line.items() if name != "journal"})
+        header = JournalHeader.from_line(json.loads(first))
     except (ValueError, TypeError, AttributeError):
         raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
     with _copy_in_memory(held) as copy:

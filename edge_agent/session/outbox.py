@@ -160,9 +160,10 @@ def _line(request: session_pb2.SessionRequest) -> bytes:
 
 
 def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
-    """The report in a line; None where the coordinator would refuse it and end the session."""
+    """The report in a line; None if the coordinator would refuse it and end the session."""
     try:
-        request = json_format.Parse(line, session_pb2.SessionRequest())
+        # Earlier versions wrote the warm-up of a front's points as `start_s`.
+        request = json_format.Parse(line.replace(b'"start_s":', b'"warmup_s":'), session_pb2.SessionRequest())
         if request.HasField("front"):
             front_from_message(request.front.front)
             return request if math.isfinite(request.front.idle_w) and request.front.idle_w >= 0 else None

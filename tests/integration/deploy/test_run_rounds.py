@@ -13,7 +13,7 @@ import pytest
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import RunSeen
 from wattfleet_simulation.processes import PartFailedError
-from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run
+from wattfleet_simulation.run_waiter import NotInTimeError, await_ready, await_run, require_observed
 
 READY, PROFILING = session_pb2.DEVICE_STATE_READY, session_pb2.DEVICE_STATE_PROFILING
 
@@ -119,6 +119,17 @@ def test_a_completed_run_in_which_nobody_trained_is_a_failure() -> None:
     wait(RecordedView([run(one_failed, finished=True)]), answers(True))
     with pytest.raises(PartFailedError, match="no device trained in round 2: see the logs of agx-orin-0, orin-nx-0"):
         wait(RecordedView([run(one_failed, all_failed, finished=True)]), answers(True))
+
+
+def test_a_simulation_fails_if_a_round_has_no_observation() -> None:
+    def simulated(*rounds: view_pb2.RoundView) -> None:
+        view: Any = RecordedView([run(*rounds, finished=True)])
+        await_run(view, "7", answers(True), 60.0, 0.0, check=require_observed)
+
+    observed = ended_round(1, observations=[view_pb2.DeviceObservation(device_id="agx-orin-0")])
+    simulated(observed)
+    with pytest.raises(PartFailedError, match="no device's training was observed in round 2"):
+        simulated(observed, ended_round(2, failed_device_ids=["agx-orin-0"]))
 
 
 def test_the_rounds_wait_for_the_whole_fleet() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord
+from edge_agent.profiling.stored_profile import read_profile
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode
 
@@ -178,6 +179,20 @@ def test_a_journal_written_before_there_were_kinds_of_records_is_still_read(path
         journal.append(replace(RECORDS[1], first_minibatch_ms=6_750.0))
     with Journal.open(path, HEADER) as journal:
         assert journal.first_gcycles == pytest.approx(6.75 * 1.0368)
+
+
+def test_a_journal_that_names_its_provenance_evidence_is_still_read_and_continued(path):
+    before = written(path, RECORDS[:2]).replace(b'"provenance"', b'"evidence"')
+    path.write_bytes(before)
+    measured = read_profile(path.parent)
+    assert measured is not None
+    assert (measured.header, measured.measured_modes) == (HEADER, 2)
+    with Journal.open(path, HEADER) as journal:
+        assert list(journal.records) == RECORDS[:2]
+        journal.append(RECORDS[2])
+    assert path.read_bytes().startswith(before)
+    with pytest.raises(InvalidInputError, match="provenance 'hardware', not 'simulated'"):
+        Journal.open(path, replace(HEADER, provenance="simulated"))
 
 
 def test_a_renewal_forgets_what_a_first_minibatch_took(path):

@@ -24,8 +24,9 @@ def state(detail):
     return session_pb2.SessionRequest(state=report)
 
 
-def front_of(idle_w):
-    report = session_pb2.FrontReport(front=front_to_message(front((50, 20), (90, 12))), idle_w=idle_w)
+def front_of(idle_w, warmup_s=0.0):
+    known = front((50, 20), (90, 12), warmup_s=warmup_s)
+    report = session_pb2.FrontReport(front=front_to_message(known), idle_w=idle_w)
     return session_pb2.SessionRequest(front=report)
 
 
@@ -182,3 +183,12 @@ def test_a_power_cut_in_the_middle_of_a_write_loses_at_most_what_was_being_added
         Outbox(OutboxFile(path, write)).add(observation("run/2"))
     assert waiting(opened(path)) == ["run/1"]
     assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_front_of_an_earlier_version_is_delivered_with_its_warm_up(path, caplog):
+    opened(path).add(front_of(3.1, warmup_s=5.0))
+    before = path.read_bytes()
+    path.write_bytes(before.replace(b'"warmup_s"', b'"start_s"'))
+    assert path.read_bytes() != before
+    assert [request.front for request in opened(path).after(0)] == [front_of(3.1, warmup_s=5.0).front]
+    assert not caplog.records
