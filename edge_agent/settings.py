@@ -20,17 +20,17 @@ class DeviceSettings(Group):
 
     spec: str = setting(
         ...,
-        "Device to use: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or"
+        "Select the device: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or"
         " replay:<file>.csv. See docs/devices.md.",
         option="--device",
     )
     id: str = setting(..., "Set the device's unique name in the fleet.", option="--device-id", min_length=1)
     state_dir: Path = setting(
         Path(DEFAULT_STATE_DIRECTORY),
-        "Directory with the agent's profile, reference, predictor and unsent reports.",
+        "Keep the profile, reference, predictor and unsent reports in this directory.",
         option="--state-dir",
     )
-    socket: Path = setting(Path(DEFAULT_SOCKET), "Unix socket to serve Flower's ClientApp on.", option="--socket")
+    socket: Path = setting(Path(DEFAULT_SOCKET), "Serve Flower's ClientApp on this unix socket.", option="--socket")
     seed: int = setting(0, "Set the random seed for choosing modes and for a simulated board.", option="--seed", ge=0)
 
 
@@ -38,27 +38,29 @@ class ProfileSettings(Group):
     """Profile: how many modes are measured, and when."""
 
     minibatches_per_epoch: int = setting(
-        ..., "Set the minibatches in one pass over the device's data.", option="--minibatches-per-epoch", ge=1
+        ..., "Set the number of minibatches in one pass over the device's data.", option="--minibatches-per-epoch", ge=1
     )
     modes_first: int | None = setting(
         None,
-        "Set how many modes to measure before the first round; apps that train by"
-        " `wattfleet_flower.client.mod.profiled` measure the others.",
+        "Set how many modes to measure before the first round. Apps that use `wattfleet_flower.profiled` measure more"
+        " modes during rounds.",
         option="--modes-first",
         unset="all of them",
         ge=1,
     )
     tolerance: float = setting(
         0.01,
-        "Stop early once measuring more modes would not speed up any choice by more than this share; 0 disables"
-        " stopping early.",
+        "Stop early if more modes would not make any choice faster by more than this share; 0 never stops early.",
         option="--tolerance",
         ge=0,
         lt=1,
     )
-    idle_s: float = setting(IDLE_S, "Time for which idle power is measured, on the device's clock.", unit="s", gt=0)
+    idle_s: float = setting(IDLE_S, "Measure idle power for this time, on the device's clock.", unit="s", gt=0)
     fit_timeout_s: float = setting(
-        600.0, "Limit on one fit of the predictor. One core at its lowest clock needs about a minute.", unit="s", gt=0
+        600.0,
+        "Limit the time of one fit of the predictor. One core at its lowest clock needs about a minute.",
+        unit="s",
+        gt=0,
     )
 
 
@@ -79,10 +81,12 @@ class WorkloadSettings(Group):
 class SessionSettings(Group):
     """Session: the connection to the coordinator."""
 
-    coordinator: str = setting("127.0.0.1:7070", "Address of the coordinator, as host:port.", option="--coordinator")
+    coordinator: str = setting(
+        "127.0.0.1:7070", "Connect to the coordinator at this address, host:port.", option="--coordinator"
+    )
     welcome_timeout_s: float = setting(
         60.0,
-        "Time to wait for the answer to a Hello. A restarted coordinator needs a while to welcome a large fleet.",
+        "Wait this long for the answer to a Hello. A restarted coordinator needs a while to welcome a large fleet.",
         unit="s",
         gt=0,
     )
@@ -91,13 +95,13 @@ class SessionSettings(Group):
     )
     acknowledge_timeout_s: float = setting(
         30.0,
-        "Time to wait at the end of a round until the coordinator has acknowledged what was observed.",
+        "Wait at most this long at the end of a round for the coordinator to acknowledge the observation.",
         unit="s",
         gt=0,
     )
     reference_timeout_s: float = setting(
         30.0,
-        "Limit on one request for the reference predictor; the next one continues where it stopped.",
+        "Limit the time of one request for the reference predictor; the next request continues where it stopped.",
         unit="s",
         gt=0,
     )
@@ -111,7 +115,8 @@ class RecoverySettings(Group):
 
     retry_s: float = setting(
         30.0,
-        "Time between two attempts to recover the device; doubled up to seven times while profiling keeps failing.",
+        "Wait this long between two attempts to recover the device. While profiling keeps failing, the time doubles up"
+        " to seven times.",
         unit="s",
         ge=0,
     )

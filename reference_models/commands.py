@@ -25,12 +25,10 @@ def group() -> None:
 @app.command()
 def train(
     corpus: Annotated[Path, typer.Option(help="Read the measured modes of one workload on one board from this CSV.")],
-    out: Annotated[Path, typer.Option(help="Write the reference to this directory, replacing a reference there.")],
+    out: Annotated[Path, typer.Option(help="Write the reference to this directory. A reference in it is replaced.")],
     board: Annotated[
         str,
-        typer.Option(
-            help="Name the board the corpus was measured on. Use a name of your own if no known board has its modes."
-        ),
+        typer.Option(help="Name the board of the corpus. Use a name of your own if no known board offers its modes."),
     ],
     workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
     minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
@@ -88,11 +86,13 @@ def audit(
     csv: Annotated[Path, typer.Argument(help="Read the measured modes of one workload on one device from this CSV.")],
     reference: Annotated[
         str | None,
-        typer.Option(help="Fit with this shipped reference if fewer than 400 modes were measured (default: none)."),
+        typer.Option(
+            help="Fit with this shipped reference if fewer than 400 modes were measured. By default, use none."
+        ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """List suspect rows: their time and power do not match the mode they name. State the reason for each."""
+    """List suspect rows, whose time and power do not match their mode, with the reason for each."""
     import json
 
     from rich.console import Console

@@ -13,14 +13,16 @@ from wattfleet_io.console import print_json
 
 
 def apply(
-    mode: Annotated[str, typer.Argument()],
+    mode: Annotated[
+        str, typer.Argument(help="Apply this mode: cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")
+    ],
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
     """Apply a power mode until `wattfleet agent restore` or the next start of the agent undoes it.
 
-    MODE is cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset. `wattfleet agent modes` lists both.
+    List modes and presets with `wattfleet agent modes`.
     """
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device

@@ -37,7 +37,7 @@ def choose(
     ] = None,
     least: Annotated[Goal, typer.Option(help="Set what to minimise under --deadline-s.")] = Goal.energy,
     probability: Annotated[
-        float, typer.Option(help="Set the probability with which a mode that was only predicted must keep the limit.")
+        float, typer.Option(help="Set the probability with which a predicted mode must stay within the limit.")
     ] = _PROBABILITY,
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),

@@ -20,7 +20,7 @@ from edge_agent.cli.watch import watch
 
 _HELP = "Measure, control and run one device of the fleet."
 
-app = typer.Typer(no_args_is_help=True, help=_HELP)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=_HELP)
 
 
 @app.callback(help=_HELP)

@@ -16,14 +16,16 @@ _BAR_CELLS = 30
 
 
 def explain(
-    mode: Annotated[str, typer.Argument()],
+    mode: Annotated[
+        str, typer.Argument(help="Explain this mode: cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset.")
+    ],
     device: DeviceOption = "auto",
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
     """Explain which part of the device limits training at a mode, and which setting would speed it up.
 
-    MODE is cores,CPU kHz,GPU Hz,memory Hz, or the name of a preset. `wattfleet agent modes` lists both.
+    List modes and presets with `wattfleet agent modes`.
     """
     from rich.console import Console
 

@@ -27,7 +27,9 @@ def fit(
     minibatches_per_epoch: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Set the minibatches in one pass over the device's data. By default, keep the stored number."
+            min=1,
+            help="Set the number of minibatches in one pass over the device's data. By default, keep the stored"
+            " number.",
         ),
     ] = None,
     device: DeviceOption = "auto",

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from edge_agent.devices.device import Device
 
 DEVICE_HELP = (
-    "Device to use: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or replay:<file>.csv."
-    " See docs/devices.md."
+    "Select the device: auto (detect), sysfs, sysfs:<folder>, nvpmodel, jtop, host, simulated:<kind> or"
+    " replay:<file>.csv. See docs/devices.md."
 )
 
 DeviceOption = Annotated[str, typer.Option("--device", help=DEVICE_HELP)]
 StateDirOption = Annotated[
     Path,
     # Each command reports an unreadable directory itself, with the remedy.
-    typer.Option("--state-dir", readable=False, help="Directory with the agent's profile, reference and predictor."),
+    typer.Option("--state-dir", readable=False, help="Use the profile, reference and predictor in this directory."),
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", help="Set the random seed for choosing modes and for a simulated board.", min=0)
@@ -46,8 +46,7 @@ ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
-        help="Stop early once measuring more modes would not speed up any choice by more than this share; 0 disables"
-        " stopping early.",
+        help="Stop early if more modes would not make any choice faster by more than this share; 0 never stops early.",
     ),
 ]
 DEFAULT_TOLERANCE = 0.01

@@ -53,7 +53,8 @@ def profile(
         int | None,
         typer.Option(
             min=1,
-            help="Set the minibatches in one pass over the device's data. By default, use the reference's number.",
+            help="Set the number of minibatches in one pass over the device's data. By default, use the reference's"
+            " number.",
         ),
     ] = None,
     seed: SeedOption = 0,

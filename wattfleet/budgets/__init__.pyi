@@ -2,9 +2,9 @@ from .budget import Budget as Budget
 from .budget import ConstantBudget as ConstantBudget
 from .budget import InForce as InForce
 from .budget import Override as Override
-from .budget import Reading as Reading
-from .budget import ReadingRule as ReadingRule
 from .budget import require_watts as require_watts
+from .query_fallback import Reading as Reading
+from .query_fallback import ReadingRule as ReadingRule
 from .schedules import DailySchedule as DailySchedule
 from .schedules import Span as Span
 from .schedules import TimedRow as TimedRow

@@ -102,7 +102,7 @@ def _of_key(key: Key, panel: str) -> Iterator[TyperOption]:
         multiple=is_list,
         # None tells "not given" from a value that happens to be the default.
         default=None,
-        help=f"{key.description}{one_of} Default: {key.default_text}.",
+        help=f"{key.description}{one_of} {key.default_text}",
         expose_value=False,
         callback=_note(key.path),
         rich_help_panel=panel,

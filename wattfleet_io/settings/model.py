@@ -128,9 +128,10 @@ class Key:
 
     @property
     def default_text(self) -> str:
-        """The default in words."""
-        if self.field.is_required():
-            return "none, it is required"
+        """The default as a sentence, or that the key is required."""
+        return "Required." if self.field.is_required() else f"Default: {self._default_words()}."
+
+    def _default_words(self) -> str:
         default = self.field.get_default(call_default_factory=True)
         if default is None:
             return self._extra("unset") or "not set"

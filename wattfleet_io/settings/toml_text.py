@@ -39,7 +39,7 @@ def as_toml(loaded: Loaded[S], command: str) -> str:
 
 def _facts(key: Key, origin: str | None) -> str:
     unit = f"Unit: {key.unit}. " if key.unit else ""
-    return f"{unit}Default: {key.default_text}. " + (f"Set by: {origin}." if origin else "Not changed.")
+    return f"{unit}{key.default_text} " + (f"Set by: {origin}." if origin else "Not changed.")
 
 
 def _comment(text: str) -> list[str]:

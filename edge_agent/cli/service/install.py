@@ -24,9 +24,9 @@ _THIS_MACHINE = Path("/")
 
 def install(
     minibatches_per_epoch: Annotated[
-        int, typer.Option(min=1, help="Set the minibatches in one pass over the device's data.")
+        int, typer.Option(min=1, help="Set the number of minibatches in one pass over the device's data.")
     ],
-    coordinator: Annotated[str, typer.Option(help="Address of the coordinator, as host:port.")],
+    coordinator: Annotated[str, typer.Option(help="Connect to the coordinator at this address, host:port.")],
     device: Annotated[str, typer.Option(help=DEVICE_HELP)] = "auto",
     device_id: Annotated[
         str | None, typer.Option(help="Set the device's unique name in the fleet. By default, use the host name.")
