@@ -1,4 +1,4 @@
-"""Where an agent's files lie unless told otherwise."""
+"""Default paths of an agent's files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ INSTALLATION_FILE = "installation"
 """Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
 
 WELCOME_FILE = "welcome.json"
-"""Below the state directory: what the coordinator last asked for, to begin with while it is away."""
+"""Below the state directory: the latest Welcome, for a start while the coordinator is away."""
 
 
 def device_folder(state_directory: Path) -> Path:
-    """The folder for the lock and for what was in force before a device was changed."""
+    """The folder for the device's lock and for the backup of its knobs."""
     return state_directory / "device"

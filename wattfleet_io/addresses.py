@@ -13,5 +13,5 @@ def split_address(address: str) -> tuple[str, int]:
     """
     host, colon, port = address.rpartition(":")
     if not (colon and host and "/" not in host and port.isdecimal() and int(port) <= 65535):
-        raise InvalidInputError(f"{address!r} is no address: write host:port, such as 127.0.0.1:7070")
+        raise InvalidInputError(f"{address!r} is not an address: write host:port, such as 127.0.0.1:7070")
     return host, int(port)

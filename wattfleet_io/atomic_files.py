@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they are to be, whenever the power fails."""
+"""Atomic file operations: after a power cut, a file has either its old or its new content."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] = os.write) -> None:
-    """Make a file hold something else; it is on disk when this returns.
+    """Replace a file's content atomically; it is on disk when this returns.
 
     Args:
         path: the file; its folder exists.
-        content: what it is to hold.
-        write: how bytes get to a descriptor, `os.write` outside of tests.
+        content: the new content.
+        write: writes bytes to a descriptor; `os.write` except in tests.
 
     Raises:
-        OSError: it cannot be written; it is as it was before.
+        OSError: it cannot be written; the old content stays.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
@@ -37,7 +37,7 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
 
 
 def remove_file(path: Path) -> None:
-    """Remove a file, and its name from the disk.
+    """Remove a file; it is gone from the disk when this returns.
 
     Raises:
         OSError: it cannot be removed.
@@ -47,7 +47,7 @@ def remove_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names of a folder's files on disk, too."""
+    """Sync a folder, so that new, renamed and removed files survive a power cut."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

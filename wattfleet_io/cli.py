@@ -15,21 +15,21 @@ EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
 
 _EXTRAS = {"simulate": "simulation"}
-"""The extra that a command's dependencies come with, where it is not named like the command."""
+"""The extra with a command's dependencies, if its name is not the command's."""
 
 
 class InstalledCommands(click.Group):
-    """Commands announced by entry points, imported only when they are asked for."""
+    """Commands registered by entry points; each is imported only when it is used."""
 
     def _entry_points(self) -> dict[str, EntryPoint]:
         return {entry.name: entry for entry in entry_points(group="wattfleet.commands")}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of all announced commands."""
+        """Names of all registered commands."""
         return sorted(self._entry_points())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command; one whose dependencies are not installed says so when it is called."""
+        """Import one command; if its dependencies are missing, calling it tells how to install them."""
         entry = self._entry_points().get(cmd_name)
         if entry is None:
             return None
@@ -41,7 +41,7 @@ class InstalledCommands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run a command; one that finds a dependency missing while it runs says how to install it."""
+        """Run a command; if it finds a dependency missing, its error tells how to install it."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
@@ -75,20 +75,20 @@ def wattfleet() -> None:
 
 
 def main() -> None:
-    """Run the command; bad input ends with 2, anything else that failed with 1, each with one line that says why."""
+    """Run the command. Errors are printed as one line; the exit code is 2 for invalid input, and 1 for other errors."""
     try:
         wattfleet(prog_name="wattfleet")
     except WattfleetError as error:
         click.echo(f"wattfleet: {error}", err=True)
         sys.exit(exit_code(error))
     except UnicodeEncodeError as error:
-        # Python keeps the bytes of an argument that are not UTF-8 as lone surrogates, which no message can hold.
+        # Python decodes invalid UTF-8 in an argument to lone surrogates, which cannot be printed or sent.
         if error.object not in sys.argv:
             raise
-        click.echo(f"wattfleet: {os.fsencode(error.object)!r} is no UTF-8: write it otherwise", err=True)
+        click.echo(f"wattfleet: {os.fsencode(error.object)!r} is not valid UTF-8: pass it in UTF-8", err=True)
         sys.exit(EXIT_BAD_INPUT)
 
 
 def exit_code(error: WattfleetError) -> int:
-    """The exit code for an error: input that has to be corrected, or a failure on the way."""
+    """The exit code for an error: 2 if the input must be corrected, otherwise 1."""
     return EXIT_BAD_INPUT if error.caller_must_correct else EXIT_FAILED

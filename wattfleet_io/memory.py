@@ -1,24 +1,24 @@
-"""Keeps a process that idles for days from holding the memory that one fit needed."""
+"""Returns freed memory to the system: a process that idles for days must not keep what one fit needed."""
 
 from __future__ import annotations
 
 import ctypes
 
-# Of glibc's malloc.h: the number of each option, and what it is set to, bytes.
+# The options' numbers in glibc's malloc.h, and the threshold to set, bytes.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 _LARGE = 256 * 1024
 
 
 def give_memory_back_early() -> None:
-    """Have freed memory given back to the system: one heap for all threads, large arrays apart from it.
+    """Make the C library return freed memory: one heap for all threads, and large arrays outside of it.
 
-    To be called before there are threads. Where the C library is not glibc, nothing changes.
+    Call it before any thread starts. It does nothing if the C library is not glibc.
     """
     try:
         set_option = ctypes.CDLL(None).mallopt
     except AttributeError:
         return
     set_option(_ARENA_MAX, 1)
-    # Setting it keeps glibc from raising it with every large array that is freed.
+    # Otherwise glibc raises the threshold each time a large array is freed.
     set_option(_MMAP_THRESHOLD, _LARGE)
     set_option(_TRIM_THRESHOLD, _LARGE)

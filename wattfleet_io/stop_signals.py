@@ -1,4 +1,4 @@
-"""Signals that end a command: heeded while it works, and only noted while it puts back what it changed."""
+"""Stop signals: they interrupt a command while it works, but not while it restores what it changed."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from types import FrameType
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StoppedBySignal(BaseException):  # noqa: N818 - no error: someone wanted it to end
-    """A signal ended the work.
+class StoppedBySignal(BaseException):  # noqa: N818 - a request to stop is not an error
+    """A signal interrupted the work.
 
     Args:
         number: the signal.
@@ -23,17 +23,17 @@ class StoppedBySignal(BaseException):  # noqa: N818 - no error: someone wanted i
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a process that a signal ended."""
+        """The exit code that shells expect after this signal."""
         return 128 + self.number
 
 
-def heeded_signals() -> list[signal.Signals]:
-    """Those that end this process; what it was started to ignore, as by `nohup`, it goes on to ignore."""
+def handled_signals() -> list[signal.Signals]:
+    """The signals that stop this process. Those that it was started to ignore, as by `nohup`, stay ignored."""
     return [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class StopSignals:
-    """Ctrl-C, a terminal that closes, and what `systemctl stop` sends; use `held`, in the main thread."""
+    """Holds back Ctrl-C, a closed terminal and `systemctl stop`; use `held`, in the main thread."""
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -42,9 +42,9 @@ class StopSignals:
     @classmethod
     @contextmanager
     def held(cls) -> Iterator[StopSignals]:
-        """Let none of them end the process until the block ends; only `interrupting` heeds them."""
+        """Keep signals from ending the process within this context; only `interrupting` reacts to them."""
         signals = cls()
-        before = {number: signal.signal(number, signals._noted) for number in heeded_signals()}
+        before = {number: signal.signal(number, signals._receive) for number in handled_signals()}
         try:
             yield signals
         finally:
@@ -53,10 +53,10 @@ class StopSignals:
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Work that the first of them interrupts, wherever it is; any others are too late to matter.
+        """Let the first signal interrupt this block; further ones are ignored.
 
         Raises:
-            StoppedBySignal: there was one, in the block or before it.
+            StoppedBySignal: a signal came, in this block or before it.
         """
         self._interrupts = True
         try:
@@ -66,7 +66,7 @@ class StopSignals:
         finally:
             self._interrupts = False
 
-    def _noted(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         if self._number is None:
             self._number = number
             if self._interrupts:

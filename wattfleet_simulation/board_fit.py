@@ -225,7 +225,7 @@ def _significant(parameters: Mapping[str, float]) -> dict[str, float]:
 
 
 def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
-    """Where a data file departs from what the corpora give, in words; empty where it does not."""
+    """List how a data file differs from what the corpora give; empty if it does not."""
     found = [f"{name} differs" for name in ("workload", "source", "corpora") if kept.get(name) != made[name]]
     for kind in BOARDS:
         modes = board_named(kind).space.array()
@@ -250,7 +250,7 @@ def _modelled(parameters: Mapping[str, Any], modes: NDArray[np.float64]) -> tupl
 
 
 def main(arguments: list[str] | None = None, report: Callable[[str], None] = print) -> int:
-    """Write the data file, or check it; 0 where it is right, 1 where it differs, 2 where the data cannot be used."""
+    """Write the data file, or check it; return 0 if it is up to date, 1 if it differs, 2 if the data cannot be used."""
     parser = argparse.ArgumentParser(
         prog="python -m wattfleet_simulation.board_fit", description=__doc__.split("\n")[0]
     )

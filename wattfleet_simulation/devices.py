@@ -1,4 +1,4 @@
-"""Which devices a simulated fleet has."""
+"""The devices of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from wattfleet.errors import InvalidInputError
 
 DEFAULT_FLEET = "agx-orin:2,orin-nano:2,orin-nx:1,xavier-agx:1"
 
-_MOST_DEVICES = 32
+_MAX_DEVICES = 32
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class SimulatedDevice:
 
     Attributes:
         device_id: its name.
-        spec: what stands in for its board, as `wattfleet agent run --device` takes it.
-        seed: of its board's individuality and noise.
-        partition: which part of the data it holds.
-        minibatches_per_epoch: of its own data.
+        spec: its virtual board, as for `wattfleet agent run --device`.
+        seed: seed of its board's deviation and noise.
+        partition: index of its part of the data.
+        minibatches_per_epoch: minibatches in one pass over its own data.
     """
 
     device_id: str
@@ -36,7 +36,7 @@ def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]
     """Device ids and specs for a fleet such as `agx-orin:2,orin-nx`, and one device more for every CSV file.
 
     Raises:
-        InvalidInputError: a count is no count, a kind is listed twice, or there is no device at all or too many.
+        InvalidInputError: a count is not a number, a kind is listed twice, or there are no or too many devices.
     """
     specs: list[tuple[str, str]] = []
     listed = [item.strip() for item in kinds.split(",") if item.strip()]
@@ -49,8 +49,8 @@ def device_specs(kinds: str, csv_files: Sequence[Path]) -> list[tuple[str, str]]
             raise InvalidInputError(f"--devices {item!r}: write kind:count, such as agx-orin:2")
         specs += [(f"{kind}-{k}", f"simulated:{kind}") for k in range(int(count))]
     specs += [(f"replay-{k}-{path.stem}", f"replay:{path}") for k, path in enumerate(csv_files)]
-    if not 1 <= len(specs) <= _MOST_DEVICES:
+    if not 1 <= len(specs) <= _MAX_DEVICES:
         raise InvalidInputError(
-            f"a fleet on one machine has 1 to {_MOST_DEVICES} devices, not {len(specs)}: see --devices"
+            f"a fleet on one machine has 1 to {_MAX_DEVICES} devices, not {len(specs)}: see --devices"
         )
     return specs

@@ -1,4 +1,4 @@
-"""How a run looks in a terminal while it goes on, and when it is over."""
+"""Displays a run in a terminal: its progress, and the tables at its end."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _round_line(view: view_pb2.RoundView) -> Text:
 
 
 def closing_tables(report: Mapping[str, Any]) -> Sequence[RenderableType]:
-    """The tables that a run ends with."""
+    """The tables printed at the end of a run."""
     devices = Table(title=f"Devices ({report['provenance']})", title_justify="left")
     for name, justify in (
         ("device", "left"),

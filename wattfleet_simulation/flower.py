@@ -25,18 +25,18 @@ _COMPLETED = "finished:completed"
 OFFLINE = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
-    # Every message is a process of its own: threads in each would only get into each other's way.
+    # Flower starts a process per message, so that more threads in each would only compete.
     "OMP_NUM_THREADS": "1",
 }
 
 
 @dataclass(frozen=True)
 class Node:
-    """What a SuperNode is told of its device.
+    """The node configuration of a SuperNode.
 
     Attributes:
         device_id: the device.
-        partition: which part of the data it holds.
+        partition: index of its part of the data.
         socket: the unix socket of the device's agent.
     """
 
@@ -46,7 +46,7 @@ class Node:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nothing listens on at this moment, all different."""
+    """Different ports that are free at this moment."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -61,7 +61,7 @@ class FlowerDeployment:
         """Prepare a deployment.
 
         Args:
-            parts: where its processes belong.
+            parts: the run's processes, to which it adds its own.
             home: Flower's home directory for this run.
             nodes: the devices.
         """
@@ -75,7 +75,7 @@ class FlowerDeployment:
         """Start the SuperLink, wait until it is healthy, and start the SuperNodes.
 
         Raises:
-            PartFailedError: the SuperLink did not come up.
+            PartFailedError: the SuperLink did not start.
         """
         self._home.mkdir(parents=True, exist_ok=True)
         (self._home / "config.toml").write_text(
@@ -123,7 +123,7 @@ class FlowerDeployment:
         """Start a run and return its id.
 
         Raises:
-            PartFailedError: Flower did not take it.
+            PartFailedError: Flower rejected it.
         """
         command = ["run", str(app), _CONNECTION, "--format", "json"]
         for key, value in run_config.items():
@@ -142,10 +142,10 @@ class FlowerDeployment:
         return str(runs[0]["status"])
 
     def completed(self, run_id: str) -> bool:
-        """Whether the run is over and completed.
+        """Whether the run has completed.
 
         Raises:
-            PartFailedError: it is over, but failed or was stopped.
+            PartFailedError: it failed or was stopped.
         """
         status = self.status(run_id)
         if status.startswith("finished") and status != _COMPLETED:

@@ -1,4 +1,4 @@
-"""Child processes of one run: started with their own logs, and all gone when the run is over."""
+"""Child processes of one run: each has its own log, and all are ended with the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STOP_GRACE_S = 8.0
 
 
 class PartFailedError(WattfleetError):
-    """A part of the run failed; the text names it and where its log is."""
+    """A part of the run failed; the text names the part and its log."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Part:
     """One running child.
 
     Attributes:
-        name: of the part.
-        process: the child, leader of a session of its own.
-        log: where its output goes.
+        name: the part's name.
+        process: the child, in its own session.
+        log: the file with its output.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Part:
     log: Path
 
     def failure(self) -> PartFailedError | None:
-        """What to raise if it has ended."""
+        """The error to raise if it has ended; None while it runs."""
         if self.process.poll() is None:
             return None
         return PartFailedError(
@@ -49,17 +49,17 @@ class Part:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that tells of an error, or else its last."""
+    """The last line of a log that reports an error; if there is none, its last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|wattfleet:", line)] or lines
-    return told[-1] if told else "it printed nothing"
+    errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b|wattfleet:", line)] or lines
+    return errors[-1] if errors else "it printed nothing"
 
 
 class Parts:
     """All children of a run; leaving the context ends them, last started first."""
 
     def __init__(self, logs: Path) -> None:
-        """Keep logs in a directory, created where there is none."""
+        """Keep logs in a directory, which is created if missing."""
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
         self._parts: list[Part] = []
@@ -76,7 +76,7 @@ class Parts:
         """Start a child with its output in `<name>.log`.
 
         Raises:
-            PartFailedError: there is no such program.
+            PartFailedError: the program is not installed.
         """
         log = self._logs / f"{name}.log"
         try:
@@ -87,7 +87,7 @@ class Parts:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     env=environment(more),
-                    start_new_session=True,  # a Ctrl-C is ours, and we end the parts in order
+                    start_new_session=True,  # so that Ctrl-C reaches only this process, which stops the parts in order
                 )
                 part = Part(name, process, log)
                 self._parts.append(part)
@@ -98,22 +98,22 @@ class Parts:
         return part
 
     def check(self) -> None:
-        """Raise if a part has ended that should be running.
+        """Make sure that all parts are running.
 
         Raises:
-            PartFailedError: it has.
+            PartFailedError: a part has ended.
         """
         for part in self._parts:
             if failure := part.failure():
                 raise failure
 
     def stop(self) -> None:
-        """End all parts and whatever they started: a request first, after a while by force.
+        """End all parts and the processes that they started: first by SIGTERM, after a while by SIGKILL.
 
-        Signals that would interrupt this wait until it is done.
+        Stop signals are held back until it is done.
         """
-        with _undisturbed():
-            # Asked for now: a child whose parent has ended is nobody's that we know.
+        with _signals_blocked():
+            # List them now: a child whose parent has ended cannot be found any more.
             children = [child for part in self._parts for child in _children(part)]
             for part in reversed(self._parts):
                 part.process.terminate()
@@ -138,7 +138,7 @@ def program(name: str) -> str:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child; Flower starts its own helpers by name, which must be found beside this Python."""
+    """The environment of a child. Its PATH includes this Python's folder, where Flower finds its own programs."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     return {**os.environ, "PATH": path, **more}
 
@@ -151,7 +151,7 @@ def _children(part: Part) -> list[psutil.Process]:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _signals_blocked() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield

@@ -1,4 +1,4 @@
-"""The report of a run: every figure that it stands for, as plain data."""
+"""The report of a run: all of its figures, as plain data."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def build_report(
 
 
 def _device(view: view_pb2.DeviceView, board: VirtualBoard, state: Path, minibatches_per_epoch: int) -> dict[str, Any]:
-    """One device: its profile, its front, and how far its predictors are from its truth."""
+    """One device: its profile, its front, and the errors of its predictors."""
     predicted = restore_predictor(read_artefact(state / PREDICTOR_DIRECTORY)).predict(board.modes)
     true_ms, true_mw = board.truth(board.modes)
     profile = read_profile(state)
@@ -122,7 +122,7 @@ def _space_sample(
 
 
 def _round(view: view_pb2.RoundView, offers: Mapping[str, Offer], settings: SimulationSettings) -> dict[str, Any]:
-    """One round: who trained, in which mode, what was predicted and what was seen."""
+    """One round: the devices and their modes, with predicted and observed figures."""
     seen = {observation.device_id: observation for observation in view.observations}
     chosen = [assignment.device_id for assignment in view.plan.assignments]
     return {

@@ -1,4 +1,4 @@
-"""One simulated run: every part real but the boards, from the first process to the last report."""
+"""One simulated run, from the first process to the last round; every part but the boards is real."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ PATIENCE_S = 45.0
 
 @dataclass(frozen=True)
 class SimulationSettings:
-    """What is simulated.
+    """Settings of a simulation.
 
     Attributes:
         devices: the fleet.
         rounds: federated rounds.
         site_budget_w: watts for the whole fleet.
-        profile_modes: modes that each agent measures at most.
+        profile_modes: largest number of modes that each agent measures.
         policy: name of the client-selection policy.
         clients: devices in a round, for the policies that take a number.
         seed: of data split, boards, profiles and training.
@@ -65,22 +65,22 @@ class SimulationSettings:
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
-            raise InvalidInputError(f"a simulation has at least 1 round, not {self.rounds}")
+            raise InvalidInputError(f"--rounds must be at least 1, not {self.rounds}")
         if not 5 <= self.profile_modes:
-            raise InvalidInputError(f"--modes needs 5 or more for a predictor, not {self.profile_modes}")
+            raise InvalidInputError(f"--modes must be at least 5, not {self.profile_modes}: a predictor needs as many")
         policy_named(self.policy, count=self.clients, seed=self.seed)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
-        phase: what is being done, in words.
-        devices: as the coordinator knows them.
-        rounds: planned so far.
-        initial_metrics: before the first round.
-        elapsed_s: since the start.
+        phase: the current step, in words.
+        devices: all devices, as the coordinator reports them.
+        rounds: the rounds planned so far.
+        initial_metrics: metrics before the first round.
+        elapsed_s: seconds since the start.
     """
 
     phase: str
@@ -91,26 +91,26 @@ class Snapshot:
 
 
 class Display(Protocol):
-    """Shows a run while it goes on."""
+    """Displays the progress of a run."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show how far it is."""
+        """Display a snapshot."""
         ...
 
 
 def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict[str, VirtualBoard]:
-    """The fleet's boards, as each agent will open its own, to ask them for their truth.
+    """Open the same boards as the agents will, to read their true time and power.
 
     Raises:
         InvalidInputError: a board cannot be simulated or replayed.
-        InfeasibleBudgetError: the site's watts cannot carry even one training device.
+        InfeasibleBudgetError: the site's budget is too small for one training device.
     """
     if not 0 < site_budget_w < float("inf"):
-        raise InvalidInputError(f"--site-budget-w needs finite watts above zero, not {site_budget_w:g}")
+        raise InvalidInputError(f"--site-budget-w must be finite and above 0, not {site_budget_w:g}")
     boards = {device.device_id: open_virtual_board(device.spec, device.seed) for device in devices}
     idle_w, extra_w = 0.0, []
     for device in devices:
-        # A second board of the same unit: measuring moves a board's clock and noise on.
+        # Measure on a second board of the same unit, since measuring advances a board's clock and noise.
         measured = open_virtual_board(device.spec, device.seed)
         parked_w = Profiler(measured).measure_idle(parked_mode(measured), IDLE_S) / 1e3
         idle_w += parked_w
@@ -118,23 +118,23 @@ def open_fleet(devices: Sequence[SimulatedDevice], site_budget_w: float) -> dict
     least_w = idle_w + min(extra_w)
     if site_budget_w < least_w:
         raise InfeasibleBudgetError(
-            f"{site_budget_w:g} W cannot carry one training device beside {idle_w:.1f} W of idling:"
-            f" allow at least {math.ceil(least_w)} W with --site-budget-w"
+            f"{site_budget_w:g} W are too few for one training device beside {idle_w:.1f} W of idle power:"
+            f" pass at least {math.ceil(least_w)} W as --site-budget-w"
         )
     return boards
 
 
 class SimulatedRun:
-    """The processes of one run, and how to bring it to its end."""
+    """Starts the processes of one run, and waits for its end."""
 
     def __init__(self, settings: SimulationSettings, logs: Path, scratch: Path, display: Display) -> None:
         """Prepare a run.
 
         Args:
-            settings: what is simulated.
+            settings: the simulation.
             logs: a directory for the parts' logs.
             scratch: a directory with a short path, for sockets and state.
-            display: told of every step.
+            display: shows every step.
         """
         self._settings = settings
         self._logs = logs
@@ -143,11 +143,11 @@ class SimulatedRun:
         self._started_s = time.monotonic()
 
     def state_directory(self, device_id: str) -> Path:
-        """Where the agent of a device keeps its state."""
+        """The state directory of a device's agent."""
         return self._scratch / "agents" / device_id
 
     def complete(self) -> Snapshot:
-        """Run to the end; no process is left, however it ends.
+        """Run to the end; all processes are ended, also after an error.
 
         Raises:
             PartFailedError: a part failed or took too long; the text names it.
@@ -192,7 +192,7 @@ class SimulatedRun:
             if failure := part.failure():
                 raise failure
             if time.monotonic() > give_up_s:
-                raise PartFailedError(f"the coordinator did not come up within {_READY_WITHIN_S:g} s (log: {part.log})")
+                raise PartFailedError(f"the coordinator did not start within {_READY_WITHIN_S:g} s (log: {part.log})")
             time.sleep(0.1)
         return str(json.loads(announced.read_text())["address"])
 

@@ -45,10 +45,10 @@ def run_simulation(
     as_json: bool,
     patience_s: float = PATIENCE_S,
 ) -> None:
-    """Check everything that can be checked, run, and write the report in one go.
+    """Check the input, run the simulation, and write the report.
 
     Raises:
-        InvalidInputError: something given cannot be used; nothing was started or written.
+        InvalidInputError: an option cannot be used; nothing was started or written.
         PartFailedError: a part of the run failed; the logs are kept, no report is written.
     """
     specs = device_specs(kinds, csv_files)
@@ -99,12 +99,12 @@ def _minibatches_per_epoch(devices: int, seed: int, reference: str) -> list[int]
 
 def _require_free(port: int) -> None:
     with socket.socket() as probe:
-        # As servers do: what lingers of a connection that ended does not count.
+        # As servers do, so that an ended connection does not block the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except (OSError, OverflowError):
-            raise InvalidInputError(f"port {port} cannot be listened on: choose another --metrics-port") from None
+            raise InvalidInputError(f"cannot listen on port {port}: choose another --metrics-port") from None
 
 
 def _prepared(out: Path) -> Path:
@@ -118,7 +118,7 @@ def _prepared(out: Path) -> Path:
 
 
 def _write(report: dict[str, Any], out: Path) -> None:
-    """Write both files beside their places, then move them there: no half of a report is ever seen."""
+    """Write both files under temporary names, then rename them, so that a report is never incomplete."""
     files = {REPORT_JSON: write_json, REPORT_HTML: write_html}
     drafts = {name: out / f".{name}.tmp" for name in files}
     for name, write in files.items():
@@ -129,7 +129,7 @@ def _write(report: dict[str, Any], out: Path) -> None:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    # Not below --out: the path of a unix socket may have 107 characters at most.
+    # Not below --out, since the path of a unix socket may have at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="wattfleet-") as path:
         yield Path(path)
 
@@ -145,7 +145,7 @@ def _display(console: Console) -> Iterator[Display]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """While this lasts, SIGTERM and a closed terminal end the run as Ctrl-C does: with everything that was started."""
+    """Within this context, SIGTERM and a closed terminal end the run and its processes as Ctrl-C does."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

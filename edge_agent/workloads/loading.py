@@ -50,8 +50,8 @@ class RunningWorkload:
             times = next(self._steps)
         except StopIteration:
             raise InvalidInputError(
-                f"workload {self._spec} ended after {self._trained} minibatches: it has to begin its data anew and"
-                " yield for ever"
+                f"workload {self._spec} ended after {self._trained} minibatches: it must start its data again and"
+                " yield minibatches without end"
             ) from None
         self._trained += 1
         if times is not None and not isinstance(times, StepTimes):

@@ -27,7 +27,7 @@ def run(ctx: typer.Context) -> None:
     from edge_agent.settings import AgentSettings
     from wattfleet_io.addresses import split_address
     from wattfleet_io.memory import give_memory_back_early
-    from wattfleet_io.stop_signals import heeded_signals
+    from wattfleet_io.stop_signals import handled_signals
 
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
@@ -40,7 +40,7 @@ def run(ctx: typer.Context) -> None:
 
     async def until_stopped() -> None:
         stop = asyncio.Event()
-        for number in heeded_signals():
+        for number in handled_signals():
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         await run_agent(settings, board, profiled, folder_of_device(spec, state_dir), stop)
 

@@ -82,7 +82,7 @@ class VirtualBoard(ABC):
 
     def __init__(self, board_kind: str, provenance: Provenance, modes: ModeArray, start: PowerMode, seed: int) -> None:
         self._board_kind = board_kind
-        self._evidence = provenance
+        self._provenance = provenance
         self._modes = modes
         self._offered = frozenset(array_to_modes(modes))
         self._switch_on(start, seed)
@@ -125,7 +125,7 @@ class VirtualBoard(ABC):
     @property
     def provenance(self) -> Provenance:
         """Where its figures come from."""
-        return self._evidence
+        return self._provenance
 
     @property
     def clock(self) -> VirtualClock:

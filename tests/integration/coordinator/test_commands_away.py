@@ -51,7 +51,7 @@ def test_every_command_says_in_a_line_that_nobody_answers(
 
 @pytest.mark.parametrize("address", ["7070", "http://127.0.0.1:7070", ":7070", "127.0.0.1:http"])
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(InvalidInputError, match=f"'{address}' is no address: write host:port"):
+    with pytest.raises(InvalidInputError, match=f"'{address}' is not an address: write host:port"):
         command("devices", "--coordinator", address)
 
 

@@ -296,7 +296,7 @@ async def test_a_second_coordinator_does_not_share_the_first_ones_port(
 @pytest.mark.parametrize("which", ["address", "metrics_address"])
 async def test_what_is_no_address_is_refused(config: CoordinatorSettings, which: str, address: str) -> None:
     refused = await start_fails(config.with_values(server={which: address}))
-    assert f"{address!r} is no address: write host:port" in refused
+    assert f"{address!r} is not an address: write host:port" in refused
     assert not Path(config.store.location).exists(), "nothing was begun"
 
 

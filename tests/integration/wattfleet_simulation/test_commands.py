@@ -37,12 +37,12 @@ def refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
         (["--devices", "agx-orin,agx-orin"], "twice"),
         (
             ["--devices", "agx-orin,orin-nano", "--site-budget-w", "12"],
-            r"12 W cannot carry one training device.*allow at least \d+ W",
+            r"12 W are too few for one training device.*pass at least \d+ W",
         ),
-        (["--site-budget-w", "-5"], "above zero"),
+        (["--site-budget-w", "-5"], "above 0"),
         (["--site-budget-w", "nan"], "finite"),
-        (["--rounds", "0"], "at least 1 round"),
-        (["--modes", "3"], "5 or more"),
+        (["--rounds", "0"], "--rounds must be at least 1, not 0"),
+        (["--modes", "3"], "at least 5"),
         (["--policy", "best"], "unknown policy 'best': choose one of fastest-k, all, random"),
         (["--policy", "all", "--clients", "2"], "'all' does not take count"),
         (["--device-csv", "absent.csv"], "absent.csv: no such file"),
@@ -103,4 +103,4 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         taken.listen()
         port = taken.getsockname()[1]
         said = refused(capsys, monkeypatch, tmp_path / "out", "--devices", "orin-nano", "--metrics-port", str(port))
-    assert f"port {port} cannot be listened on: choose another" in said
+    assert f"cannot listen on port {port}: choose another" in said

@@ -55,7 +55,7 @@ def test_an_argument_that_is_no_utf_8_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(monkeypatch, "coordinator", "device", "orin\udcff", "--coordinator", "127.0.0.1:1") == 2
-    assert capsys.readouterr().err == "wattfleet: b'orin\\xff' is no UTF-8: write it otherwise\n"
+    assert capsys.readouterr().err == "wattfleet: b'orin\\xff' is not valid UTF-8: pass it in UTF-8\n"
 
 
 def test_an_unknown_command_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,13 +96,13 @@ def test_errors_end_with_their_code_and_one_line(
             (["50", "--policy", "luck"], "--policy must be 'fastest-k', 'all', "),
             (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
             (["-1"], "a budget must be finite and above 0 W"),
-            (["50", "--address", "7070"], "'7070' is no address"),
+            (["50", "--address", "7070"], "'7070' is not an address"),
         )
     ]
     + [
         pytest.param(["coordinator", *arguments], named, marks=needs_coordinator)
         for arguments, named in (
-            (["devices", "--coordinator", "7070"], "'7070' is no address"),
+            (["devices", "--coordinator", "7070"], "'7070' is not an address"),
             (["budget", "set", "site", "5", "--for", "ever"], "'ever' is not a duration"),
             (["reference", "publish", "/nowhere"], "/nowhere: no such directory"),
             (["plan"], "pass --dry-run: "),
