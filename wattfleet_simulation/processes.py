@@ -19,6 +19,7 @@ import psutil
 from wattfleet.errors import WattfleetError
 
 _STOP_GRACE_S = 8.0
+_SETTINGS_PREFIXES = ("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_")
 
 
 class PartFailedError(WattfleetError):
@@ -138,9 +139,14 @@ def program(name: str) -> str:
 
 
 def environment(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a child. Its PATH includes this Python's folder, where Flower finds its own programs."""
+    """The environment of a child.
+
+    Its PATH includes this Python's folder, where Flower finds its own programs. Settings of the user's own coordinator
+    and agents are left out, since they would change the simulation.
+    """
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-    return {**os.environ, "PATH": path, **more}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_SETTINGS_PREFIXES)}
+    return {**kept, "PATH": path, **more}
 
 
 def _children(part: Part) -> list[psutil.Process]:

@@ -11,6 +11,7 @@ import pytest
 
 import reference_models
 from wattfleet_io.cli import main
+from wattfleet_simulation.processes import environment
 
 HEADER = "cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n"
 ROW = "4,1190400,306000000,665600000,462.3,10931\n"
@@ -104,3 +105,11 @@ def test_port_in_use(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
         port = taken.getsockname()[1]
         said = refused(capsys, monkeypatch, tmp_path / "out", "--devices", "orin-nano", "--metrics-port", str(port))
     assert f"cannot listen on port {port}: choose another" in said
+
+
+def test_settings_of_the_users_own_fleet_do_not_reach_a_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WATTFLEET_COORDINATOR_SITE_FILE", "site.toml")
+    monkeypatch.setenv("WATTFLEET_AGENT_PROFILE_MODES_FIRST", "3")
+    found = environment({"FLWR_HOME": "/tmp/flower"})
+    assert not [name for name in found if name.startswith(("WATTFLEET_COORDINATOR_", "WATTFLEET_AGENT_"))]
+    assert found["FLWR_HOME"] == "/tmp/flower"
