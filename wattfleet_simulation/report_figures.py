@@ -21,6 +21,8 @@ SD_OF_90_PCT = 1.645
 _FEW_ROUNDS = 6
 _WATT_TICKS = [1, 2, 5, 10, 20, 50, 100, 200, 500]
 _LABEL_CHARS = 18
+# Room above the highest mode for the label of its rounds, in decades of the logarithmic axis.
+_LABEL_DECADES = 0.22
 
 
 class Style(NamedTuple):
@@ -59,7 +61,7 @@ def figures(report: Report) -> dict[str, Figure]:
 
 
 def _front(report: Report, device: str, style: Style) -> Figure:
-    """One device's mode space, its front and the modes that rounds chose."""
+    """One device's mode space, its front and the modes that rounds selected."""
     cloud, front = report["devices"][device]["space_sample"], report["devices"][device]["front"]
     rounds: dict[tuple[str, float, float], list[int]] = defaultdict(list)
     for one, part in _parts(report, device):
@@ -88,16 +90,16 @@ def _front(report: Report, device: str, style: Style) -> Figure:
             text=[f"<b>{span(chosen)}</b>" for chosen in rounds.values()],
             textposition="top right",
             customdata=[label for label, _, _ in rounds],
-            hovertemplate="chosen in %{text}<br>%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
+            hovertemplate="selected in %{text}<br>%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
         ),
     ]
     # All devices' panels share their axes, so that they compare; logarithmic, as seconds span three decades.
     shown = [each[kind] for each in report["devices"].values() for kind in ("space_sample", "front")]
     reach_s = [seconds for points in shown for seconds in _one_epoch_s(points)]
     reach_w = [watts for points in shown for watts in _column(points, "power_w")]
-    title = "seconds of an epoch, its start included"
+    title = "seconds for one epoch, warm-up included"
     time_axis = _axis(title, type="log", range=_log_range(reach_s), dtick=1, tickformat=",d")
-    watts_axis = _axis("watts", type="log", range=_log_range(reach_w), tickvals=_WATT_TICKS)
+    watts_axis = _axis("watts", type="log", range=_log_range(reach_w, above=_LABEL_DECADES), tickvals=_WATT_TICKS)
     return {"data": data, "layout": {"xaxis": time_axis, "yaxis": watts_axis, "height": 270}}
 
 
@@ -197,7 +199,7 @@ class _Spans(NamedTuple):
 
 
 def _site(report: Report, styles: Mapping[str, Style]) -> Figure:
-    """Two stacks per round, planned and observed; what the chosen devices do not draw, the others idle at."""
+    """Two stacks per round, planned and observed; what the selected devices do not draw, the others idle at."""
     data: list[Figure] = []
     budgets = [(one["round"], one["site_budget_w"]) for one in report["rounds"]]
     top_w = max(watts for _, watts in budgets)
@@ -287,13 +289,13 @@ def _one_epoch_s(points: Points) -> list[float]:
     return [warmup_s + epoch_s for warmup_s, epoch_s in both]
 
 
-def _log_range(values: Sequence[float]) -> list[float]:
+def _log_range(values: Sequence[float], above: float = 0.08) -> list[float]:
     """Ends of a logarithmic axis that holds all values."""
-    return [math.log10(min(values)) - 0.08, math.log10(max(values)) + 0.08]
+    return [math.log10(min(values)) - 0.08, math.log10(max(values)) + above]
 
 
 def _parts(report: Report, device: str) -> Iterator[tuple[Report, Report]]:
-    """Every round that chose a device, and the part it was given."""
+    """Every round that selected a device, and the part it was given."""
     for one in report["rounds"]:
         for part in one["assignments"]:
             if part["device"] == device:

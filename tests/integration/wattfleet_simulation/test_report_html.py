@@ -204,8 +204,8 @@ def test_devices_reasons_and_modes_appear(report: dict[str, Any], tmp_path: Path
 def test_why_the_selection_differs_from_a_random_draw(report: dict[str, Any], tmp_path: Path) -> None:
     text = _text(_page(report, tmp_path))
 
-    assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were chosen, predicted to take 100.0 s." in text
-    assert "would take 238.5 s on average and 295.7 s at worst: the choice takes 58% less than the average" in text
+    assert "Rounds 1–3: agx-orin-0, agx-orin-1, orin-nx-0 were selected, predicted to take 100.0 s." in text
+    assert "would take 238.5 s on average and 295.7 s at worst: this selection takes 58% less than the average" in text
     assert "2 of 20 sets could not train within 130 W at all" in text
     assert "orin-nano-0, orin-nano-1, xavier-agx-0 never trained, so their data did not enter the model" in text
 
