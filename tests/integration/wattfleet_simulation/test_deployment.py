@@ -95,7 +95,7 @@ def test_a_failing_run_is_named(
 
     # Enough by the boards' truth, not by the planner's quantiles: the plan, and so the Flower run, must fail.
     _, refused = fails(tmp_path / "refused", "--site-budget-w", "1")
-    least_w = refused.split("allow at least ")[1].split(" W")[0]
+    least_w = refused.split("pass at least ")[1].split(" W")[0]
     mark = uuid.uuid4().hex
     monkeypatch.setenv(_MARK, mark)
     code, error = fails(tmp_path / "out", "--site-budget-w", least_w, "--modes", "5")
