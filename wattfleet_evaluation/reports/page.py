@@ -15,7 +15,6 @@ from wattfleet_io.html_page import INK, write_page
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
 
-_INK = "@ink"  # The page's script replaces it with the theme's foreground colour.
 _GREY = "#8a8f98"
 
 

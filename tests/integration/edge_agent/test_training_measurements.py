@@ -18,19 +18,24 @@ from edge_agent.training.training import TrainingWatch
 from edge_agent.workloads.step import StepTimes
 from tests.fakes.real_time_board import MODE, OTHER, PARKED, RealTimeBoard
 
+HEADER = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
 TIMES = StepTimes(fetch_stall_ms=10.0, compute_ms=90.0)
+
+
+def measuring_watch(board: RealTimeBoard, journal: Journal) -> TrainingWatch:
+    """A watch that measures the other mode during its trainings."""
+    return TrainingWatch(
+        board,  # type: ignore[arg-type]
+        PARKED,
+        500,
+        lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
+    )
 
 
 def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) -> None:
     board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = measuring_watch(board, journal)
         watch.start(MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         assert (board.mode, board.held) == (OTHER, 1)
@@ -51,14 +56,8 @@ def test_minibatches_of_one_report_are_spread_over_their_time(tmp_path: Path) ->
 
 def test_an_abandoned_training_releases_the_fan(tmp_path: Path) -> None:
     board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = measuring_watch(board, journal)
         watch.start(MODE, epochs=1, power_limit_w=30)
         watch.minibatches_ended([], paused=False)
         watch.abandon()
@@ -72,7 +71,6 @@ def test_a_training_whose_end_fails_parks_nevertheless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Callable[[TrainingWatch], object], broken: str
 ) -> None:
     board = RealTimeBoard()
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
 
     def fails(meter: object) -> PowerTrace:
         raise ModeNotAppliedError("it is gone")
@@ -82,13 +80,8 @@ def test_a_training_whose_end_fails_parks_nevertheless(
         yield
         raise ModeNotAppliedError("it is gone")
 
-    with Journal.open(tmp_path / "profile.jsonl", header) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
+    with Journal.open(tmp_path / "profile.jsonl", HEADER) as journal:
+        watch = measuring_watch(board, journal)
         if broken == "meter":
             monkeypatch.setattr(RealTimeBoard.Meter, "stop", fails)
         else:
@@ -111,14 +104,8 @@ def test_a_full_disk_ends_measuring_but_not_training(tmp_path: Path, caplog: pyt
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return os.write(descriptor, data)
 
-    header = JournalHeader("bench", "orin-nano", "hardware", "resnet18-imagenet", 16)
-    with Journal.open(tmp_path / "profile.jsonl", header, write) as journal:
-        watch = TrainingWatch(
-            board,  # type: ignore[arg-type]
-            PARKED,
-            500,
-            lambda power_limit_w: ProductiveProfiler(board, [OTHER], journal),  # type: ignore[arg-type]
-        )
+    with Journal.open(tmp_path / "profile.jsonl", HEADER, write) as journal:
+        watch = measuring_watch(board, journal)
         watch.start(MODE, epochs=1, power_limit_w=30)
         assert watch.minibatches_ended([], paused=False)
         full = True
