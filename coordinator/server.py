@@ -146,12 +146,13 @@ async def serve(
             site,
             selection,
             kept.overrides,
+            settings.grants,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
-        orders = Orders()
+        orders = Orders(fleet)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(
@@ -173,8 +174,8 @@ async def serve(
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
-        planning = RoundPlanning(repository, leases, settings=settings.rounds)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning), server)
+        planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(repository, planning, budgets, references, sessions.reconnect_all, settings.site)
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)

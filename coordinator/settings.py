@@ -159,6 +159,33 @@ class SelectionSettings(Group):
     )
 
 
+class GrantSettings(Group):
+    """Grants: how long a device may draw more than its idle power without the coordinator."""
+
+    lifetime_s: float = setting(
+        120.0,
+        "Time for which a device may go on training after it lost the coordinator; then it parks. Its watts stay"
+        " reserved meanwhile, so that a longer time delays how soon a lower budget holds (docs/reliability.md).",
+        unit="s",
+        option="--grant-lifetime-s",
+        ge=10,
+        le=86_400,
+    )
+    confirm_timeout_s: float = setting(
+        10.0,
+        "Time for a connected device to confirm a new power limit. After it, other devices are trimmed instead.",
+        unit="s",
+        gt=0,
+    )
+    stop_margin_s: float = setting(
+        5.0, "Time for a device to park after its grant has lapsed; its watts stay reserved meanwhile.", unit="s", ge=0
+    )
+    longest_factor: float = setting(
+        2.0, "End a training after this many times its planned duration or deadline, plus longest_extra_s.", ge=1
+    )
+    longest_extra_s: float = setting(600.0, "Additional time after which a training is ended.", unit="s", ge=0)
+
+
 class ProfilingSettings(Group):
     """Profiling: what each device measures, and the reference predictor it transfers from."""
 
@@ -218,4 +245,5 @@ class CoordinatorSettings(Settings):
     selection: SelectionSettings = SelectionSettings()
     profiling: ProfilingSettings = ProfilingSettings()
     sessions: SessionSettings = SessionSettings()
+    grants: GrantSettings = GrantSettings()
     rounds: RoundSettings = RoundSettings()

@@ -99,6 +99,12 @@ class SessionSettings(Group):
         unit="s",
         gt=0,
     )
+    grant_timeout_s: float = setting(
+        10.0,
+        "Wait at most this long at the start of a training for the coordinator's grant, which may be on its way.",
+        unit="s",
+        ge=0,
+    )
     reference_timeout_s: float = setting(
         30.0,
         "Limit the time of one request for the reference predictor; the next request continues where it stopped.",

@@ -30,6 +30,11 @@ class SystemClock:
         time.sleep(seconds)
 
 
+def boot_time_s() -> float:
+    """Seconds since the machine started, suspended time included, which `time.monotonic` leaves out on Linux."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class VirtualClock:
     """A clock that only sleeping advances; sleeping returns at once and takes exactly as long as asked."""
 

@@ -1,14 +1,15 @@
-"""Orders to connected devices, on their way to the devices' sessions."""
+"""Grants on their way to the sessions of connected devices."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import grpc
 
-from coordinator.state.records import Reassignment
+from coordinator.state.fleet import Fleet
+from coordinator.state.rounds.grants import Grant
 from wattfleet_io.tasks import background_task
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -23,7 +24,7 @@ class ResponseStream:
         """Write to a gRPC stream."""
         self._write = write
         self._lock = asyncio.Lock()
-        self._order: session_pb2.Reassign | None = None
+        self._grant: session_pb2.Grant | None = None
         self._sending: asyncio.Task[None] | None = None
 
     async def write(self, response: session_pb2.SessionResponse) -> None:
@@ -31,20 +32,20 @@ class ResponseStream:
         async with self._lock:
             await self._write(response)
 
-    def send_order(self, order: session_pb2.Reassign) -> None:
-        """Write an order in the background; it replaces an order that a slow reader has not taken yet."""
-        self._order = order
+    def send_grant(self, grant: session_pb2.Grant) -> None:
+        """Write a grant in the background; it replaces a grant that a slow reader has not taken yet."""
+        self._grant = grant
         if self._sending is None or self._sending.done():
-            self._sending = background_task("send an order", self._send())
+            self._sending = background_task("send a grant", self._send())
 
     async def _send(self) -> None:
         async with self._lock:
-            while self._order is not None:
-                order, self._order = self._order, None
+            while self._grant is not None:
+                grant, self._grant = self._grant, None
                 try:
-                    await self._write(session_pb2.SessionResponse(reassign=order))
+                    await self._write(session_pb2.SessionResponse(grant=grant))
                 except grpc.aio.BaseError:
-                    return  # the device disconnected: its next session begins with the current order
+                    return  # the device disconnected: its next session begins with the newest grant
 
     def close(self) -> None:
         """Stop sending, since the session has ended."""
@@ -53,14 +54,19 @@ class ResponseStream:
 
 
 class Orders:
-    """Sends orders to devices with a session; another device receives its order when its next session begins."""
+    """Sends grants to devices with a session; another device receives its grant when its next session begins."""
 
-    def __init__(self) -> None:
-        """Start without any session."""
+    def __init__(self, fleet: Fleet) -> None:
+        """Start without any session.
+
+        Args:
+            fleet: decides on the grants.
+        """
+        self._fleet = fleet
         self._streams: dict[str, ResponseStream] = {}
 
     def begin(self, device_id: str, stream: ResponseStream) -> None:
-        """Send a device's orders to a stream from now on."""
+        """Send a device's grants to a stream from now on."""
         self._streams[device_id] = stream
 
     def end(self, device_id: str, stream: ResponseStream) -> None:
@@ -69,24 +75,23 @@ class Orders:
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
 
-    def send(self, reassignments: Sequence[Reassignment]) -> None:
-        """Send devices their new assignments."""
-        for reassignment in reassignments:
-            stream = self._streams.get(reassignment.device_id)
+    def send_due(self) -> None:
+        """Send the grants that have changed to devices with a session."""
+        for device_id, grant in self._fleet.take_orders():
+            stream = self._streams.get(device_id)
             if stream is None:
-                _log.warning("%s has no session: it receives its order when it reconnects", reassignment.device_id)
-                continue
-            new = reassignment.assignment
-            order = "stop" if new is None else f"continue at {new.power_limit_w:.1f} W"
-            _log.info("%s: order to %s", reassignment.device_id, order)
-            stream.send_order(order_message(reassignment))
+                continue  # its session has just begun or ended: the first lease of a session asks again
+            _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
+            stream.send_grant(grant_to_message(grant))
 
 
-def order_message(reassignment: Reassignment) -> session_pb2.Reassign:
-    """The message for an order."""
-    new = reassignment.assignment
-    return session_pb2.Reassign(
-        plan_id=reassignment.plan_id,
-        mode=None if new is None else mode_to_message(new.mode),
-        power_limit_w=0.0 if new is None else new.power_limit_w,
+def grant_to_message(grant: Grant) -> session_pb2.Grant:
+    """The message for a grant."""
+    granted = grant.assignment
+    return session_pb2.Grant(
+        id=grant.grant_id,
+        plan_id=grant.plan_id,
+        mode=None if granted is None else mode_to_message(granted.mode),
+        power_limit_w=grant.limit_w,
+        longest_s=grant.longest_s,
     )

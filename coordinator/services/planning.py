@@ -7,6 +7,7 @@ import logging
 from typing import Any
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of
@@ -22,17 +23,19 @@ _LONGEST_FAILURE = 500
 class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     """Translates between a Flower server's messages and the fleet."""
 
-    def __init__(self, repository: FleetRepository, planning: RoundPlanning) -> None:
+    def __init__(self, repository: FleetRepository, planning: RoundPlanning, orders: Orders) -> None:
         """Serve one fleet.
 
         Args:
             repository: the fleet and its store.
             planning: plans its rounds.
+            orders: sends devices their grants.
         """
         self._repository = repository
         self._flower = repository.fleet.flower
         self._rounds = repository.fleet.rounds
         self._planning = planning
+        self._orders = orders
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
@@ -87,7 +90,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Finish a round: the Flower server has all replies that it will get."""
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
-        await self._repository.save(self._rounds.finish(request.plan_id, results, request.wall_s))
+        finished = self._rounds.finish(request.plan_id, results, request.wall_s)
+        self._orders.send_due()  # trainings that have not begun are called off
+        await self._repository.save(finished)
         return planning_pb2.FinishRoundResponse()
 
     async def ReportMetrics(  # noqa: N802 - named by the protocol
@@ -103,7 +108,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRunRequest, context: Any
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
-        await self._repository.save(self._flower.finish_run(request.run_id, request.error))
+        finished = self._flower.finish_run(request.run_id, request.error)
+        self._orders.send_due()
+        await self._repository.save(finished)
         return planning_pb2.FinishRunResponse()
 
 

@@ -7,8 +7,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from coordinator.errors import FleetReturningError
+from coordinator.errors import FleetReturningError, NoDevicesError
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
@@ -18,6 +19,9 @@ from coordinator.state.rounds.request import RoundRequest
 
 _log = logging.getLogger(__name__)
 
+_ATTEMPTS = 3
+_CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
+
 
 class RoundPlanning:
     """Plans of one fleet's rounds."""
@@ -26,6 +30,7 @@ class RoundPlanning:
         self,
         repository: FleetRepository,
         leases: Leases,
+        orders: Orders,
         now_s: Callable[[], float] = time.monotonic,
         settings: RoundSettings = RoundSettings(),
     ) -> None:
@@ -34,12 +39,14 @@ class RoundPlanning:
         Args:
             repository: the fleet and its store.
             leases: the sessions.
+            orders: sends devices their grants.
             now_s: the clock of the leases.
             settings: when a round is overdue. Flower's servers wait as many times as long, and by default 90 s beyond.
         """
         self._repository = repository
         self._fleet = repository.fleet
         self._leases = leases
+        self._orders = orders
         self._now_s = now_s
         self._settings = settings
         self._in_flight_since_s: dict[str, float] = {}
@@ -101,17 +108,41 @@ class RoundPlanning:
         # Loaded already, unless plans of many runs were requested meanwhile.
         await self._repository.load_history(run_id)
         self._prepare(self._fleet, node_ids)
-        fleet = self._fleet.copy()
-
-        def plan() -> tuple[RoundRequest, RoundRecord]:
-            request = fleet.flower.request_round(run_id, number, node_ids, epochs)
-            return request, request.planned()
-
-        request, record = await asyncio.to_thread(plan)
-        # Another reference may have been pinned meanwhile, which makes devices reconnect.
-        self._require_connected(self._fleet, node_ids)
+        await self._release(run_id, node_ids)
+        for _ in range(_ATTEMPTS):
+            request, record = await asyncio.to_thread(
+                self._planned, self._fleet.copy(), run_id, number, node_ids, epochs
+            )
+            # Another reference may have been pinned meanwhile, which makes devices reconnect.
+            self._require_connected(self._fleet, node_ids)
+            # Nothing is granted that has become too much meanwhile: budgets fall, devices begin to profile.
+            if not self._fleet.exceeds_budget(record):
+                break
+        else:
+            raise NoDevicesError("the fleet changes faster than a round can be planned: ask again")
         self._fleet.flower.accept_plan(request, record)
+        self._orders.send_due()
         self._in_flight_since_s[record.plan_id] = self._now_s()
+
+    @staticmethod
+    def _planned(
+        fleet: Fleet, run_id: str, number: int, node_ids: Sequence[int], epochs: float
+    ) -> tuple[RoundRequest, RoundRecord]:
+        request = fleet.flower.request_round(run_id, number, node_ids, epochs)
+        return request, request.planned()
+
+    async def _release(self, run_id: str, node_ids: Sequence[int]) -> None:
+        """End older grants of the nodes' devices to this run, and wait until the devices have confirmed it.
+
+        Devices that do not confirm in time are left out of the round.
+        """
+        unconfirmed = self._fleet.flower.release(run_id, node_ids)
+        self._orders.send_due()
+        for _ in range(_CONFIRM_POLLS):
+            if not unconfirmed:
+                return
+            await asyncio.sleep(_CONFIRM_POLL_S)
+            unconfirmed = self._fleet.flower.release(run_id, node_ids)
 
     def _prepare(self, fleet: Fleet, node_ids: Sequence[int]) -> None:
         """Prepare the fleet, or a copy of it, for a plan.

@@ -14,7 +14,7 @@ import grpc
 from coordinator.errors import UnknownRecordError
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
-from coordinator.services.orders import Orders, ResponseStream, order_message
+from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.pending_reports import PendingReports
 from coordinator.settings import SessionSettings
 from coordinator.state.leases import Lease, Leases
@@ -22,7 +22,12 @@ from coordinator.state.names import require_name
 from coordinator.state.records import ObservedTraining, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
+from wattfleet_proto.convert import (
+    front_from_message,
+    phase_from_message,
+    provenance_from_message,
+    state_from_message,
+)
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
@@ -89,8 +94,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
             del first, protocol  # frees the memory: ten thousand sessions last for days
             self._orders.begin(lease.device_id, stream)
-            if (order := self._fleet.rounds.reassignment_for(lease.device_id)) is not None:
-                stream.send_order(order_message(order))
             await self._serve(lease, context, stream)
         except asyncio.CancelledError:
             ended = self._ended.get(lease)
@@ -118,6 +121,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
+        self._fleet.rounds.grants.session_began(hello.device_id, self._now_s())
         if replaced is not None:
             self._end(
                 replaced,
@@ -142,6 +146,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             lease_s=pace.lease_s,
             reconnect_s=pace.reconnect_s,
             protocol=protocol,
+            grant_lifetime_s=self._fleet.rounds.grants.lifetime_s,
         )
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:
@@ -156,13 +161,16 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 if not 0 < number <= sequence:
                     record = await self._take(lease.device_id, request)
                     sequence = max(sequence, number)
+                lease_number = request.lease.number
+                if request.HasField("lease"):
+                    self._take_lease(lease.device_id, request.lease)
                 del request
                 is_report = record is not None or number
                 if is_report and (pending or not await self._stored(record)):
                     pending = pending or self._pending_reports(lease, stream)
                     pending.add(number, record)
                 else:
-                    await self._acknowledge(stream, number)
+                    await self._acknowledge(stream, number, lease_number)
                 del record
         finally:
             if pending is not None:
@@ -188,10 +196,20 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._settings.max_unstored_reports,
         )
 
-    async def _acknowledge(self, stream: ResponseStream, sequence: int) -> None:
+    async def _acknowledge(self, stream: ResponseStream, sequence: int, lease_number: int = 0) -> None:
         pace = self._leases.pace
-        ack = session_pb2.Ack(sequence=sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s)
+        ack = session_pb2.Ack(
+            sequence=sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s, lease_number=lease_number
+        )
         await stream.write(session_pb2.SessionResponse(ack=ack))
+
+    def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> None:
+        """Renew a device's grant, and take its word on which one is in force."""
+        grants = self._fleet.rounds.grants
+        # From now on, as the device counts from before it sent this lease.
+        grants.renew(device_id, self._now_s())
+        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
+        self._orders.send_due()
 
     async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
         """Take one report; returns the record to store before it is acknowledged, even if nothing has changed."""

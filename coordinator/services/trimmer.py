@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.settings import SiteSettings
-from coordinator.state.records import Reassignment, RoundRecord
+from coordinator.state.records import RoundRecord
 from wattfleet.budgets import InForce
+from wattfleet.errors import first_few
 
 _log = logging.getLogger(__name__)
 
@@ -40,17 +41,20 @@ class Trimmer:
 
     def budget_changed(self, supply: str, in_force: InForce) -> None:
         """Put a supply's new budget in force."""
-        self._put_in_force(*self._repository.fleet.set_budget(supply, in_force))
+        self._put_in_force(self._repository.fleet.set_budget(supply, in_force))
 
     async def watch(self) -> None:
-        """Trim whenever a trim is due, until cancelled."""
+        """End grants that have lapsed, and trim whenever a trim is due, until cancelled."""
         is_failing = False
         while True:
             await self._sleep(self._check_s)
-            if not self._repository.fleet.rounds.is_trim_due:
-                continue
+            fleet = self._repository.fleet
             try:
-                self._put_in_force(*self._repository.fleet.trim())
+                if lapsed := fleet.check_grants():
+                    _log.warning("the grants of devices without contact have lapsed: %s", first_few(lapsed))
+                if not fleet.rounds.is_trim_due:
+                    continue
+                self._put_in_force(fleet.trim())
                 is_failing = False
             except Exception:
                 # The boundary of the watch: an error in one round must not end the coordinator.
@@ -58,6 +62,6 @@ class Trimmer:
                     _log.exception("rounds in flight could not be trimmed; retrying")
                 is_failing = True
 
-    def _put_in_force(self, trimmed: Sequence[RoundRecord], reassignments: Sequence[Reassignment]) -> None:
-        self._orders.send(reassignments)  # before anything is stored, since the budget has changed already
+    def _put_in_force(self, trimmed: Sequence[RoundRecord]) -> None:
+        self._orders.send_due()  # before anything is stored, since the budget has changed already
         self._repository.save_soon(*trimmed)

@@ -91,6 +91,7 @@ class Agents:
     def disconnect(self, device_id: str) -> DeviceRecord:
         """End a device's session."""
         self._connected.discard(device_id)
+        self._rounds.is_trim_due = True  # it may not have taken its last order
         return self._put(replace(self.get(device_id), state=DeviceState.OFFLINE, detail=""))
 
     def report_state(self, device_id: str, state: DeviceState, profiled_modes: int, detail: str) -> DeviceRecord:
@@ -98,7 +99,6 @@ class Agents:
         detail = detail[:LONGEST_TEXT]
         before = self.get(device_id)
         self._rounds.is_trim_due |= state is DeviceState.PROFILING and before.state is not state
-        self._rounds.commitments.state_reported(device_id, state)
         return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
 
     def report_front(

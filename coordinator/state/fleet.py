@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.settings import GrantSettings
 from coordinator.state.agents import Agents
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.operator import OperatorSettings
@@ -14,10 +16,10 @@ from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
-    Reassignment,
     RoundRecord,
     RunRecord,
 )
+from coordinator.state.rounds.grants import Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from wattfleet.budgets import InForce
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -32,7 +34,7 @@ class Fleet:
         agents: devices, their sessions, states and fronts.
         operator: budgets, tags, drained devices and rules for client selection.
         flower: Flower's nodes and runs, and requests for plans.
-        rounds: all rounds, with their commitments and results.
+        rounds: all rounds, with the devices' grants and results.
         draw: the watts of every device.
     """
 
@@ -48,6 +50,8 @@ class Fleet:
         placement: Placement | None = None,
         selection: Selection | None = None,
         overrides: Sequence[DeviceOverrides] = (),
+        grants: GrantSettings = GrantSettings(),
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -62,12 +66,16 @@ class Fleet:
             placement: which supply each device is behind, and its rules; None where all are behind the only site.
             selection: the operator's rules for client selection.
             overrides: what the operator set for single devices by command.
+            grants: how long devices may draw more than their idle power without the coordinator.
+            now_s: the clock of the grants.
         """
         placement = placement or OnlySite(allowance.supplies)
-        self.rounds = RoundLedger(rounds, {record.run_id: record for record in runs}, archived)
+        self._now_s = now_s
+        runs_by_id = {record.run_id: record for record in runs}
+        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
         self.agents = Agents(devices, placement, self.rounds)
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
-        self.draw = PowerDraw(self.agents, self.operator, self.rounds.commitments)
+        self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
 
     def copy(self) -> Fleet:
@@ -76,15 +84,15 @@ class Fleet:
         copied.rounds = self.rounds.copy()
         copied.agents = self.agents.copy(copied.rounds)
         copied.operator = self.operator.copy(copied.agents)
-        copied.draw = PowerDraw(copied.agents, copied.operator, copied.rounds.commitments)
+        copied.draw = PowerDraw(copied.agents, copied.operator, copied.rounds.grants)
         copied.flower = self.flower.copy(copied.agents, copied.operator, copied.rounds, copied.draw)
         return copied
 
-    def set_budget(self, supply: str, in_force: InForce) -> tuple[list[RoundRecord], list[Reassignment]]:
+    def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.
 
         Returns:
-            The rounds that were trimmed, and the orders to send to their devices.
+            The rounds that were trimmed.
 
         Raises:
             InvalidInputError: no such supply, or invalid watts.
@@ -92,47 +100,86 @@ class Fleet:
         self.operator.set_budget(supply, in_force)
         return self.trim()
 
-    def trim(self) -> tuple[list[RoundRecord], list[Reassignment]]:
+    def check_grants(self) -> list[str]:
+        """End the grants that must have lapsed; returns the ids of their devices."""
+        now_s = self._now_s()
+        if self.rounds.grants.has_newly_unconfirmed(now_s):
+            self.rounds.is_trim_due = True
+        return self.rounds.grants.check(now_s)
+
+    def take_orders(self) -> list[tuple[str, Grant]]:
+        """The grants to send to connected devices now, each with its device's id; they count as sent."""
+        return self.rounds.grants.take_orders(self.agents.is_connected, self._now_s())
+
+    def trim(self) -> list[RoundRecord]:
         """Trim the rounds in flight to the budgets, where devices draw more than their plans took into account.
 
-        A disconnected device cannot take an order: it counts with what is reserved for it, and the others are planned
-        around it.
+        Trainings that nobody waits for are stopped first. A device's limit is never raised: others may not have
+        confirmed their lower limits yet. A device that is disconnected, or does not confirm its grant, cannot be told
+        anything: it counts with what it may draw, and the others are planned around it.
 
         Returns:
-            The rounds that were trimmed, and the orders to send to their devices.
+            The rounds that were trimmed.
         """
         self.rounds.trim_count += 1
+        self.rounds.is_trim_due = False
         trimmed: list[RoundRecord] = []
-        reassignments: list[Reassignment] = []
         in_flight = self._offers_in_flight()
-        if not in_flight:
-            self.rounds.is_trim_due = False
-            return trimmed, reassignments
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
+        expected = {device_id for device_id in self.agents.devices if self._obeys(device_id)}
+        self._stop_given_up(expected)
+        if not in_flight:
+            return trimmed
         rounds = [
             InFlight(self.rounds.records[plan_id].plan, self.rounds.records[plan_id].epochs, offers)
             for plan_id, offers in in_flight.items()
         ]
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered))
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(offered, expected))
         for plan_id, trim in zip(in_flight, trim_rounds(rounds, allowance), strict=True):
             if trim is None:
                 continue
             before = self.rounds.records[plan_id]
             stopped_w = sum(self.agents.devices[device_id].idle_w or 0.0 for device_id in trim.ended)
             record = replace(before, plan=trim.plan, idle_w=before.idle_w + stopped_w)
-            reassignments += self.rounds.replace_plan(record, trim.changed + trim.ended)
+            self.rounds.replace_plan(record, trim.changed + trim.ended)
             trimmed.append(record)
-        self.rounds.is_trim_due = False
-        return trimmed, reassignments
+        return trimmed
+
+    def exceeds_budget(self, planned: RoundRecord) -> bool:
+        """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
+        chosen = {assignment.device_id: assignment for assignment in planned.plan.assignments}
+        offers = [self.draw.offer_of(self.agents.devices[device_id]) for device_id in chosen]
+        if any(offer is None for offer in offers) or any(map(self.rounds.grants.may_train, chosen)):
+            return True
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(chosen.keys()))
+        extra_w = {each.device_id: chosen[each.device_id].power_limit_w - each.idle_w for each in offers if each}
+        return bool(allowance.exceeded(allowance.use([each for each in offers if each], extra_w)))
+
+    def _stop_given_up(self, expected: Collection[str]) -> None:
+        """Stop the trainings that nobody waits for, if a supply of theirs exceeds its budget."""
+        given_up = [each for each, _ in self.rounds.grants.given_up() if each in expected]
+        if not given_up:
+            return
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), set(expected)))
+        exceeded = allowance.exceeded(allowance.use([], {}))
+        for device_id in given_up:
+            if exceeded.intersection(allowance.supplies.path(self.operator.supply_of(device_id))):
+                self.rounds.grants.stop(device_id)
+
+    def _obeys(self, device_id: str) -> bool:
+        """Whether a device confirms what it is told, as far as it is known."""
+        return self.agents.is_connected(device_id) and self.rounds.grants.is_controllable(device_id, self._now_s())
 
     def _offers_in_flight(self) -> dict[str, list[Offer]]:
         """What the devices in flight can be planned with, by plan."""
         offers: dict[str, list[Offer]] = {}
-        for device_id, commitment in self.rounds.commitments.in_flight():
+        for device_id, grant in self.rounds.grants.in_flight():
             device = self.agents.devices.get(device_id)
             # A device that profiles sets its own power modes.
-            if commitment.assignment is None or device is None or device.state is DeviceState.PROFILING:
+            if grant.assignment is None or device is None or device.state is DeviceState.PROFILING:
                 continue
-            if (offer := self.draw.offer_of(device)) is not None:
-                offers.setdefault(commitment.plan_id, []).append(offer)
+            if not self._obeys(device_id) or (offer := self.draw.offer_of(device)) is None:
+                continue
+            limit_w = grant.granted_w if offer.limit_w is None else min(offer.limit_w, grant.granted_w)
+            offers.setdefault(grant.plan_id, []).append(replace(offer, limit_w=limit_w))
         return offers

@@ -84,6 +84,8 @@ class FlowerRuns:
         """What a device is doing that may keep it from a run's round, in words."""
         other_plan = self._plan_of_other_run(device.device_id, run_id)
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
+        if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
+            text += ", but has not confirmed yet that its last training is over"
         return f"{text}, and drained" if self._operator.overrides_of(device.device_id).drained else text
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
@@ -140,8 +142,8 @@ class FlowerRuns:
     def plan(self, run_id: str, number: int, node_ids: Sequence[int], epochs: float) -> RoundRecord:
         """Plan a round over the ready devices behind the given nodes; a repeated request returns the same plan.
 
-        A device in flight for another run is not ready. The Flower server of this run names only nodes that it does
-        not wait for.
+        A device is ready once its grant before is over: the Flower server of this run names only nodes that it does not
+        wait for, and `release` ends their grants.
 
         Raises:
             UnknownRecordError: no such run.
@@ -178,7 +180,7 @@ class FlowerRuns:
             for device in self._agents.devices.values()
             if device.state is DeviceState.READY
             and device.device_id in nodes
-            and self._plan_of_other_run(device.device_id, run_id) is None
+            and not self._rounds.grants.may_train(device.device_id)
             and (offer := self._draw.offer_of(device)) is not None
         ]
         elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
@@ -206,15 +208,31 @@ class FlowerRuns:
         """
         # Rounds were trimmed meanwhile without this one.
         self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
-        self._rounds.commitments.release_from_run([offer.device_id for offer in request.offers], request.run_id)
         return self._rounds.add(record)
+
+    def release(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
+        """End the grants of the devices that a run's Flower server does not wait for any more.
+
+        Returns:
+            The connected devices whose grants are not over yet, although they do not train.
+        """
+        device_ids = {self.nodes[node_id] for node_id in node_ids if node_id in self.nodes}
+        self._rounds.grants.give_up_devices(device_ids, run_id)
+        return {
+            device_id
+            for device_id in device_ids
+            if self._agents.is_connected(device_id)
+            and self._rounds.grants.may_train(device_id)
+            and self._agents.devices[device_id].state is DeviceState.READY
+            and self._plan_of_other_run(device_id, run_id) is None
+        }
 
     def _plan_of_other_run(self, device_id: str, run_id: str) -> str | None:
         """The plan of another run that a device is in flight for."""
-        commitment = self._rounds.commitments.of(device_id)
-        if commitment is None or commitment.is_over or run_of(commitment.plan_id) == run_id:
+        grant = self._rounds.grants.of(device_id)
+        if grant is None or grant.is_over or grant.is_given_up or run_of(grant.plan_id) == run_id:
             return None
-        return commitment.plan_id
+        return grant.plan_id
 
     def _occupations(self, run_id: str) -> str:
         """What all devices are doing, in words; for many devices the count in each state."""

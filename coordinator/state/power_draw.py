@@ -8,7 +8,7 @@ from dataclasses import replace
 from coordinator.state.agents import Agents
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.records import DeviceRecord
-from coordinator.state.rounds.commitments import Commitments
+from coordinator.state.rounds.grants import DeviceGrant, Grants
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Offer
 from wattfleet_proto.device_state import DeviceState
@@ -17,17 +17,17 @@ from wattfleet_proto.device_state import DeviceState
 class PowerDraw:
     """The watts of every device: those that a plan may use, and those that it must leave to others."""
 
-    def __init__(self, agents: Agents, operator: OperatorSettings, commitments: Commitments) -> None:
+    def __init__(self, agents: Agents, operator: OperatorSettings, grants: Grants) -> None:
         """Account for one fleet.
 
         Args:
             agents: known devices.
             operator: their supplies, limits and tags.
-            commitments: what rounds have reserved for them.
+            grants: what they may draw beyond idling.
         """
         self._agents = agents
         self._operator = operator
-        self._commitments = commitments
+        self._grants = grants
 
     def offer_of(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is disconnected or has reported no front."""
@@ -38,19 +38,26 @@ class PowerDraw:
         tags = rules.tags | self._operator.overrides_of(device.device_id).tags
         return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, tags)
 
-    def elsewhere_w(self, offered: Set[str]) -> dict[str, float]:
-        """Watts by supply that devices outside a plan draw.
+    def elsewhere_w(self, offered: Set[str], expected: Set[str] = frozenset()) -> dict[str, float]:
+        """Watts by supply that devices outside a plan may draw.
 
-        The idle watts of every connected device that has reported them count. A device in flight, or still training,
-        counts with what is reserved for it. A device that profiles counts with the largest power of its front.
-        Devices without a reported front do not count, and disconnected ones only while they are in flight.
+        Every device counts with its idle watts, also a disconnected one, since it may still be on. Beyond that, it
+        counts with the highest limit of the grants that it may act on. A device that profiles, or that trains without
+        a grant, counts with the largest power of its front. Devices without a reported front do not count.
 
         Args:
             offered: ids of the devices that are offered to the plan.
+            expected: ids of devices that count with what they are told, although they have not confirmed it yet.
         """
         elsewhere_w = dict.fromkeys(self._operator.allowance.supplies.names, 0.0)
         for device in self._agents.devices.values():
-            if device.device_id in offered or not (drawn_w := self._drawn_w(device)):
+            if device.device_id in offered:
+                continue
+            grant = self._grants.of(device.device_id)
+            granted_w = 0.0
+            if grant is not None:
+                granted_w = grant.granted_w if device.device_id in expected else grant.counted_w
+            if not (drawn_w := self._drawn_w(device, grant, granted_w)):
                 continue
             try:
                 elsewhere_w[self._operator.supply_of(device.device_id)] += drawn_w
@@ -64,13 +71,11 @@ class PowerDraw:
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))
         return {use.supply: use.planned_w for use in allowance.use([], {})}
 
-    def _drawn_w(self, device: DeviceRecord) -> float:
-        """What a device outside a plan draws, as far as it is known."""
-        commitment = self._commitments.of(device.device_id)
-        # Flower takes seconds to start a planned training, and does not end one whose round was abandoned.
-        is_on = commitment is not None and (not commitment.is_over or device.state is DeviceState.TRAINING)
-        reserved_w = commitment.reserved_w if commitment is not None and is_on else 0.0
-        if device.front is None or device.idle_w is None or not self._agents.is_connected(device.device_id):
-            return reserved_w
-        profiling_w = float(device.front.planned_w[0]) if device.state is DeviceState.PROFILING else 0.0
-        return max(reserved_w, profiling_w, device.idle_w)
+    @staticmethod
+    def _drawn_w(device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
+        """What a device outside a plan may draw, as far as it is known."""
+        if device.front is None or device.idle_w is None:
+            return granted_w
+        is_hungriest = device.state is DeviceState.PROFILING or (grant is not None and grant.is_rogue)
+        hungriest_w = float(device.front.planned_w[0]) if is_hungriest else 0.0
+        return max(granted_w, hungriest_w, device.idle_w)

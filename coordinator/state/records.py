@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Assignment, Participation, RoundPlan
+from wattfleet.planning import Participation, RoundPlan
 from wattfleet_proto.device_state import DeviceState
 
 LONGEST_TEXT = 2_000
@@ -242,21 +242,6 @@ class RoundRecord:
             warmup_s.get(observed.device_id, 0.0) + self.epochs * observed.epoch_s
             for observed in self.observations.values()
         )
-
-
-@dataclass(frozen=True)
-class Reassignment:
-    """An order to a device in flight, whose round was trimmed to a lower budget.
-
-    Attributes:
-        device_id: the device.
-        plan_id: the round's plan.
-        assignment: its new assignment; None if it has to stop.
-    """
-
-    device_id: str
-    plan_id: str
-    assignment: Assignment | None
 
 
 @dataclass(frozen=True)

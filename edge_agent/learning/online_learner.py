@@ -162,6 +162,19 @@ class OnlineLearner:
             self._settled = (known, power_limit_w)
         return ProductiveProfiler(self._device, chosen, self._journal)
 
+    def require_within(self, mode: PowerMode, power_limit_w: float) -> None:
+        """Check that a mode is predicted to draw no more than a limit.
+
+        Raises:
+            InvalidInputError: it draws more, or the device does not offer it.
+        """
+        power_w = float(self._predicted(mode).power_mw[0]) / 1e3
+        if power_w > power_limit_w:
+            raise InvalidInputError(
+                f"the mode {mode.label()} is predicted to draw {power_w:.1f} W, more than the limit of"
+                f" {power_limit_w:.1f} W: check that agent and coordinator use the same front"
+            )
+
     def refit(self) -> None:
         """Fit the predictor to the journal.
 

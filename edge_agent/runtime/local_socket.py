@@ -28,14 +28,16 @@ from edge_agent.runtime.states import (
     TrainingRejected,
 )
 from edge_agent.session.coordinator_session import CoordinatorSession
+from edge_agent.session.held_grant import Grant, NoGrantError
 from edge_agent.settings import SessionSettings
 from edge_agent.training.training import TrainingWatch
 from edge_agent.training.training_power import PowerNotReadError
 from edge_agent.workloads.step import StepTimes
 from wattfleet.errors import InvalidInputError, WattfleetError
+from wattfleet.modes import PowerMode
 from wattfleet_io.tasks import run_uncancelled, shield_until_done
 from wattfleet_proto.assignment import RoundAssignment
-from wattfleet_proto.convert import assignment_from_start, mode_from_message
+from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
@@ -56,6 +58,7 @@ STATUS: StatusTable = {
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
     JournalError: grpc.StatusCode.INTERNAL,
     FittingFailedError: grpc.StatusCode.INTERNAL,
 }
@@ -84,7 +87,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             session: reports observations to the coordinator.
             learner: learns from what rounds show.
             supervisor: handles the events of the trainings.
-            settings: how long to wait for the coordinator's acknowledgement.
+            settings: how long to wait for the coordinator's grant and acknowledgement.
         """
         self._device_id = device_id
         self._watch = watch
@@ -92,6 +95,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._learner = learner
         self._supervisor = supervisor
         self._acknowledge_timeout_s = settings.acknowledge_timeout_s
+        self._grant_timeout_s = settings.grant_timeout_s
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
@@ -112,18 +116,20 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         async with self._supervisor.device_lock:
             if self._supervisor.state not in MAY_TRAIN:
                 raise BusyError(f"{self._device_id} is being prepared and cannot train now; try again later")
+            assignment = assignment_from_start(start)
+            grant = await self._session.grants.begin(assignment.plan_id, self._grant_timeout_s)
             try:
-                assignment = assignment_from_start(start)
-                await shield_until_done(self._watch.start, assignment.mode, assignment.epochs, assignment.power_limit_w)
-                self._supervisor.handle(TrainingBegan(assignment.mode.label()))
+                mode = await shield_until_done(self._begin, grant, assignment.epochs)
+                self._supervisor.handle(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
                 yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
-                async with aclosing(self._until_finish(start.plan_id, request_iterator)) as events:
+                async with aclosing(self._until_finish(request_iterator)) as events:
                     async for event in events:
-                        if isinstance(event, session_pb2.Reassign):
-                            if await self._reassign(event):
-                                continue
-                            yield local_pb2.TrainResponse(stop=local_pb2.StopTraining())
+                        if isinstance(event, Grant):
+                            await self._continue(event)
+                        elif isinstance(event, str):
+                            await self._stop(event)
+                            yield local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event))
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
@@ -138,6 +144,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             except InvalidInputError as error:
                 if self._supervisor.state is DeviceState.TRAINING:
                     await run_uncancelled(self._give_up(TrainingRejected(str(error))))
+                self._session.grants.ended()  # nothing was applied if the state is another
                 raise
             except BaseException:
                 # The stream has broken off: the app is gone, and there is nothing to learn.
@@ -150,19 +157,37 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
         yield local_pb2.TrainResponse(finished=finished)
 
+    def _begin(self, grant: Grant, epochs: float) -> PowerMode:
+        """Apply the mode of a grant and begin to observe; returns the mode.
+
+        Raises:
+            InvalidInputError: the mode draws more than the grant allows, or the number of epochs is out of range.
+            ModeNotAppliedError: the mode could not be applied.
+        """
+        assert grant.mode is not None, "a grant without a mode begins no training"
+        self._learner.require_within(grant.mode, grant.power_limit_w)
+        self._watch.start(grant.mode, epochs, grant.power_limit_w)
+        return grant.mode
+
     async def _until_finish(
-        self, plan_id: str, requests: AsyncIterator[local_pb2.TrainRequest]
-    ) -> AsyncGenerator[local_pb2.TrainRequest | session_pb2.Reassign, None]:
-        """The app's requests up to its Finish, and the coordinator's orders meanwhile, one at a time."""
+        self, requests: AsyncIterator[local_pb2.TrainRequest]
+    ) -> AsyncGenerator[local_pb2.TrainRequest | Grant | str, None]:
+        """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
+
+        A grant is another one to go on under; a text is why the training has to stop, once.
+        """
         requested = asyncio.ensure_future(anext(requests))
-        ordered = asyncio.ensure_future(self._session.orders.next(plan_id))
+        changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(self._session.grants.next_change())
         try:
             while True:
-                await asyncio.wait((requested, ordered), return_when=asyncio.FIRST_COMPLETED)
-                if ordered.done():
-                    order = ordered.result()
-                    yield order
-                    ordered = asyncio.ensure_future(self._session.orders.next(plan_id, after=order))
+                waiting: list[asyncio.Future[Any]] = [requested] if changed is None else [requested, changed]
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                if changed is not None and changed.done():
+                    change = changed.result()
+                    changed = None
+                    yield change
+                    if isinstance(change, Grant):
+                        changed = asyncio.ensure_future(self._session.grants.next_change())
                 if requested.done():
                     request = requested.result()
                     yield request
@@ -171,29 +196,41 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     requested = asyncio.ensure_future(anext(requests))
         finally:
             requested.cancel()
-            ordered.cancel()
+            if changed is not None:
+                changed.cancel()
 
-    async def _reassign(self, order: session_pb2.Reassign) -> bool:
-        """Apply an order of the coordinator; return whether the training continues.
+    async def _continue(self, grant: Grant) -> None:
+        """Go on under another grant.
 
         Raises:
-            ModeNotAppliedError: the mode could not be applied.
+            InvalidInputError: its mode draws more than it allows.
+            ModeNotAppliedError: its mode could not be applied.
         """
-        mode = mode_from_message(order.mode) if order.HasField("mode") else None
-        await shield_until_done(self._watch.reassign, mode, order.power_limit_w)
-        _log.info(
-            "the power limit fell: %s",
-            "the training stops" if mode is None else f"training continues at {mode.label()}",
-        )
-        return mode is not None
+        assert grant.mode is not None, "a grant without a mode stops the training"
+        self._learner.require_within(grant.mode, grant.power_limit_w)
+        await shield_until_done(self._watch.reassign, grant.mode, grant.power_limit_w)
+        self._session.grants.applied(grant)
+        _log.info("training continues at %s within %.1f W", grant.mode.label(), grant.power_limit_w)
+
+    async def _stop(self, reason: str) -> None:
+        """Park the device in the midst of a training, which ends with its current minibatch.
+
+        Raises:
+            ModeNotAppliedError: the device could not be parked.
+        """
+        await shield_until_done(self._watch.reassign, None, 0.0)
+        self._session.grants.ended()
+        _log.warning("the training stops: %s", reason)
 
     async def _give_up(self, event: Event) -> None:
         """Park the device and learn nothing; report `event` unless parking fails."""
         try:
             await shield_until_done(self._watch.abandon)
         except _DEVICE_ERRORS as error:
+            # Its grant is over only once it is parked, after it has recovered.
             self._supervisor.handle(DeviceFailed(str(error)))
         else:
+            self._session.grants.ended()
             self._supervisor.handle(event)
 
     async def _measure(self, report: local_pb2.MinibatchesTrained, since_s: float) -> bool:
@@ -226,11 +263,13 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """
         if finish.failed:
             await shield_until_done(self._watch.abandon)
+            self._session.grants.ended()
             return local_pb2.TrainingFinished(), None
         epochs_done = finish.epochs_done if finish.HasField("epochs_done") else None
         if epochs_done is not None and not 0 <= epochs_done <= assignment.epochs:
             raise InvalidInputError(f"epochs_done must be 0 to {assignment.epochs:g}, as assigned, not {epochs_done:g}")
         observed = await shield_until_done(self._watch.finish, epochs_done)
+        self._session.grants.ended()
         if observed is None:
             return local_pb2.TrainingFinished(), None
         self._session.report_observation(

@@ -150,6 +150,7 @@ class RecoverySupervisor:
             async with self.device_lock:
                 try:
                     await shield_until_done(self._watch.recover)
+                    self._session.grants.ended()
                 except WattfleetError:
                     continue
                 except Exception:

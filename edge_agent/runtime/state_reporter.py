@@ -41,6 +41,9 @@ class StateReporter:
         if decision.detail is not None:
             self._session.report_state(
                 session_pb2.StateReport(
-                    state=state_to_message(decision.state), profiled_modes=profiled_modes, detail=decision.detail
+                    state=state_to_message(decision.state),
+                    profiled_modes=profiled_modes,
+                    detail=decision.detail,
+                    plan_id=self._session.grants.training_plan_id,
                 )
             )

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
 import grpc
 
 from edge_agent.session.connection import Connect
-from edge_agent.session.orders import Orders
+from edge_agent.session.grants import Grants
 from edge_agent.session.outbox import Outbox
 from edge_agent.settings import SessionSettings
 from wattfleet.errors import InvalidInputError
@@ -40,7 +42,7 @@ class CoordinatorSession:
     Attributes:
         connected: whether the coordinator has welcomed this device, and the session lasts.
         attempted: set for good once the first session or attempt at one has ended.
-        orders: the coordinator's changes of a round in flight.
+        grants: what the device may draw beyond idling.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class CoordinatorSession:
         self._settings = settings
         self.connected = False
         self.attempted = asyncio.Event()
-        self.orders = Orders()
+        self.grants = Grants()
+        self.grants.on_change = self._report_grant
+        self._is_lease_due = False
         self._lease_s = 0.0
         self._reconnect_s = 0.0
         self._wake = asyncio.Event()
@@ -152,21 +156,25 @@ class CoordinatorSession:
             call: Any = stub.Session(None)
             sender: asyncio.Task[None] | None = None
             try:
+                self.grants.greeting()
                 await with_timeout(self._answer_timeout_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
                 self._lease_s = 0.0
                 while (response := await with_timeout(self._answer_timeout_s, call.read())) is not _END:
                     if response.HasField("welcome"):
-                        version = common_version(response.welcome.protocol)
+                        common_version(response.welcome.protocol)
                         self.connected = True
+                        await self.grants.welcomed(response.welcome.grant_lifetime_s)
                         self._set_pace(response.welcome.lease_s, response.welcome.reconnect_s)
                         self._outbox.requeue_latest()
                         self._wake.set()
-                        sender = asyncio.create_task(self._send(call, version.minor), name="session sender")
+                        sender = asyncio.create_task(self._send(call), name="session sender")
                         await self._on_welcome(response.welcome)
-                    elif response.HasField("reassign"):
-                        await self.orders.receive(response.reassign)
+                    elif response.HasField("grant"):
+                        await self.grants.receive(response.grant)
                     elif response.HasField("ack"):
                         self._set_pace(response.ack.lease_s, response.ack.reconnect_s)
+                        if response.ack.lease_number:
+                            await self.grants.acknowledged(response.ack.lease_number, response.ack.grant_lifetime_s)
                         async with self._acknowledged:
                             self._outbox.acknowledge(response.ack.sequence)
                             self._acknowledged.notify_all()
@@ -196,36 +204,31 @@ class CoordinatorSession:
         self._lease_s = lease_s or self._lease_s
         self._reconnect_s = min(reconnect_s or self._reconnect_s, _MAX_SPREAD_S)
 
-    async def _send(self, call: Any, minor: int) -> None:
-        """Send reports as they are added, and a lease after a while without any."""
+    async def _send(self, call: Any) -> None:
+        """Send reports as they are added, and a lease at the session's begin, regularly, and when the grant changes."""
         sent = 0
+        self._is_lease_due = True
+        lease_at_s = -float("inf")
         while True:
+            # Before the reports, so that a state is never reported ahead of the grant that it follows from.
+            if self._is_lease_due or time.monotonic() >= lease_at_s:
+                self._is_lease_due = False
+                await call.write(session_pb2.SessionRequest(lease=self.grants.lease()))
+                # Random, so that the leases of many devices do not stay in step.
+                lease_at_s = time.monotonic() + self._lease_s * random.uniform(0.5, 0.8)
             for request in self._outbox.after(sent):
-                await call.write(_for_version(request, minor))
+                await call.write(request)
                 sent = request.sequence
             self._wake.clear()
-            if self._outbox.after(sent):
+            if self._outbox.after(sent) or self._is_lease_due:
                 continue
-            try:
-                # Random, so that the leases of many devices do not stay in step.
-                await with_timeout(self._lease_s * random.uniform(0.5, 0.8), self._wake.wait())
-            except asyncio.TimeoutError:
-                await call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
+            with suppress(asyncio.TimeoutError):
+                await with_timeout(max(0.0, lease_at_s - time.monotonic()), self._wake.wait())
+
+    def _report_grant(self) -> None:
+        self._is_lease_due = True
+        self._wake.set()
 
     def _put(self, request: session_pb2.SessionRequest) -> None:
         self._outbox.add(request)
         self._wake.set()
-
-
-def _for_version(request: session_pb2.SessionRequest, minor: int) -> session_pb2.SessionRequest:
-    """The report in the form of a minor version of the protocol."""
-    if minor >= 1 or not request.HasField("front"):
-        return request
-    # Version 1.0 has no warm-up times, and requires that epoch times ascend strictly.
-    older = session_pb2.SessionRequest()
-    older.CopyFrom(request)
-    del older.front.front.points[:]
-    for point in request.front.front.points:
-        if not older.front.front.points or point.epoch_s > older.front.front.points[-1].epoch_s:
-            older.front.front.points.append(point)
-    return older

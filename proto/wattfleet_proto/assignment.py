@@ -1,13 +1,12 @@
 """One device's assignment in one round, and its record in Flower's messages.
 
-On its way from the plan to the power knobs an assignment takes two forms. Everything else is a message of one of them,
-and `wattfleet_proto.convert` holds every conversion:
+An assignment takes two ways from the plan to the device:
 
 - `wattfleet.planning.Assignment` is a plan's: mode and power limit with the predictions that they rest on. The
-  coordinator's commitments and reassignments refer to it. Its messages are `planning.proto`'s `Assignment`, which adds
-  Flower's node id, and `session.proto`'s `Reassign`, which holds a changed mode and power limit.
-- `RoundAssignment` is a device's instruction: no predictions, but the plan's id, the epochs and the deadline. Its
-  messages are the ConfigRecord in Flower's message and `local.proto`'s `StartTraining`.
+  coordinator's grants refer to it, and `session.proto`'s `Grant` brings mode and limit to the agent. No app is believed
+  about them.
+- `RoundAssignment` is what Flower's message and the app need: the plan's id, the epochs and the deadline. Its messages
+  are the ConfigRecord in Flower's message and `local.proto`'s `StartTraining`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
 
 RECORD_KEY = "wattfleet"
 """The record's key in a message's content."""
@@ -43,9 +41,7 @@ class RoundAssignment:
     Attributes:
         plan_id: the round's plan.
         device_id: the device.
-        mode: the power mode to train in.
         epochs: local epochs to train.
-        power_limit_w: watts reserved for the device.
         deadline_s: seconds from the start of training after which it stops; None for no deadline.
 
     Raises:
@@ -54,9 +50,7 @@ class RoundAssignment:
 
     plan_id: str
     device_id: str
-    mode: PowerMode
     epochs: float
-    power_limit_w: float
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
@@ -69,8 +63,6 @@ class RoundAssignment:
             "plan-id": self.plan_id,
             DEVICE_ID_KEY: self.device_id,
             "epochs": self.epochs,
-            "power-limit-w": self.power_limit_w,
-            **self.mode._asdict(),
             **({} if self.deadline_s is None else {"deadline-s": self.deadline_s}),
         }
 
@@ -85,9 +77,7 @@ class RoundAssignment:
             return cls(
                 plan_id=str(record["plan-id"]),
                 device_id=str(record[DEVICE_ID_KEY]),
-                mode=PowerMode(*(int(str(record[knob])) for knob in PowerMode._fields)),
                 epochs=float(str(record["epochs"])),
-                power_limit_w=float(str(record["power-limit-w"])),
                 deadline_s=float(str(record["deadline-s"])) if "deadline-s" in record else None,
             )
         except (KeyError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The states of a device, as the agent, the coordinator and its store know them."""
+"""The states of a device and of its grant, as the agent, the coordinator and its store know them."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ class DeviceState(str, Enum):
     TRAINING = "training"
     DEGRADED = "degraded"
     OFFLINE = "offline"
+
+
+class GrantPhase(str, Enum):
+    """How far a device is with the training that its grant allows."""
+
+    WAITING = "waiting"
+    """The training may begin."""
+    TRAINING = "training"
+    OVER = "over"
+    """The training has ended, or may not begin any more."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
-MAJOR, MINOR = 1, 2
+MAJOR, MINOR = 2, 0
 
 
 class ProtocolVersionError(WattfleetError):
@@ -21,15 +21,14 @@ def common_version(theirs: session_pb2.ProtocolVersion) -> session_pb2.ProtocolV
     """Return the version to use with another side: the older of the two minor versions.
 
     Args:
-        theirs: the other side's version; unset means 1.0, which had no such field.
+        theirs: the other side's version.
 
     Raises:
         ProtocolVersionError: the major versions differ.
     """
-    major = theirs.major or 1
-    if major != MAJOR:
+    if theirs.major != MAJOR:
         raise ProtocolVersionError(
-            f"protocol {major}.{theirs.minor} is incompatible with protocol {MAJOR}.{MINOR}:"
+            f"protocol {theirs.major}.{theirs.minor} is incompatible with protocol {MAJOR}.{MINOR}:"
             " update the older of agent and coordinator"
         )
     return session_pb2.ProtocolVersion(major=MAJOR, minor=min(theirs.minor, MINOR))

@@ -25,8 +25,8 @@ from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import ProfileEnded
 from edge_agent.runtime.unix_socket import serve_socket
-from edge_agent.session.orders import Orders
-from edge_agent.settings import RecoverySettings
+from edge_agent.session.grants import Grants
+from edge_agent.settings import RecoverySettings, SessionSettings
 from edge_agent.training.training import TrainingWatch
 from tests.fakes.flower_task import be_task
 from wattfleet.modes import PowerMode
@@ -35,11 +35,12 @@ from wattfleet_proto.assignment import (
     RECORD_KEY,
     RoundAssignment,
 )
-from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.convert import front_to_message, mode_to_message
 from wattfleet_proto.v1 import session_pb2
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 MEASURED, LIMIT = 6, 12
+LIFETIME_S = 120.0
 MODE = PowerMode(6, 1_510_400, 624_750_000, 2_133_000_000)
 
 
@@ -49,7 +50,7 @@ class Reports:
     connected = True
 
     def __init__(self) -> None:
-        self.orders = Orders()
+        self.grants = Grants()
         self.states: list[session_pb2.StateReport] = []
         self.observations: list[session_pb2.Observation] = []
         self.fronts: list[session_pb2.FrontReport] = []
@@ -68,7 +69,7 @@ class Reports:
 
 
 class Agent:
-    order: Callable[[session_pb2.Reassign], None]
+    grant: Callable[[session_pb2.Grant], None]
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -99,7 +100,13 @@ class Agent:
 def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    agent.order = lambda order: asyncio.run_coroutine_threadsafe(agent.reports.orders.receive(order), loop).result(10)
+
+    async def receive(grant: session_pb2.Grant) -> None:
+        agent.reports.grants.greeting()
+        await agent.reports.grants.welcomed(LIFETIME_S)
+        await agent.reports.grants.receive(grant)
+
+    agent.grant = lambda grant: asyncio.run_coroutine_threadsafe(receive(grant), loop).result(10)
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
@@ -112,7 +119,8 @@ def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
             RecoverySettings(retry_s=retry_s),
         )
-        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor)
+        settings = SessionSettings(grant_timeout_s=0.2)
+        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor, settings)
         async with aclosing(supervisor), serve_socket(socket, servicer):
             ready.set()
             await stop.wait()
@@ -129,6 +137,15 @@ def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
         agent.learner.close()
 
 
+def granted(
+    mode: PowerMode | None = MODE, power_limit_w: float = 20.0, plan_id: str = "7/1", grant_id: int = 1
+) -> session_pb2.Grant:
+    message = session_pb2.Grant(id=grant_id, plan_id=plan_id, power_limit_w=power_limit_w, longest_s=600)
+    if mode is not None:
+        message.mode.CopyFrom(mode_to_message(mode))
+    return message
+
+
 def message(content: RecordDict) -> Message:
     be_task(run_id=7, node_id=1)
     made = Message(content, dst_node_id=5, message_type="train")
@@ -140,8 +157,8 @@ def context(**node_config: Any) -> Context:
     return Context(run_id=7, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
 
 
-def assigned(device_id: str = "orin-nano-0", mode: PowerMode = MODE) -> Message:
-    record = RoundAssignment("7/1", device_id, mode, epochs=1.0, power_limit_w=20.0).to_record()
+def assigned(device_id: str = "orin-nano-0") -> Message:
+    record = RoundAssignment("7/1", device_id, epochs=1.0).to_record()
     return message(RecordDict({"config": ConfigRecord({"lr": 0.1}), RECORD_KEY: ConfigRecord(record)}))
 
 

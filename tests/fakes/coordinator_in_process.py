@@ -14,8 +14,12 @@ from typing import Any, TypeVar
 import grpc
 
 import reference_models
+from tests.fakes.polling import until
+from wattfleet.modes import PowerMode
 from wattfleet.prediction import read_artefact
+from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.version import own_version
 
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 _WITHIN_S = 60.0
@@ -25,24 +29,57 @@ Result = TypeVar("Result")
 class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
     """Notes what one agent reports, in order; `address` stays the same, what it asks for may be set anew."""
 
+    is_up = False
+    grant_lifetime_s = 120.0
+
     def __init__(self, folder: Path, profile_modes: int) -> None:
         self.address = f"unix:{folder}/coordinator.sock"
         self.reports: list[session_pb2.SessionRequest] = []
         self.profile_modes = profile_modes
         self.reference = REFERENCE
         self._server: grpc.aio.Server | None = None
+        self._sessions: list[Any] = []
+        self._grants: list[session_pb2.Grant] = []
 
-    async def Session(  # noqa: N802 - named by the protocol
+    async def Session(  # type: ignore[override]  # noqa: N802 - named by the protocol; it writes to its context
         self, request_iterator: Any, context: Any
-    ) -> AsyncIterator[session_pb2.SessionResponse]:
+    ) -> None:
         await anext(request_iterator)
         welcome = session_pb2.Welcome(
-            reference_digest=self.reference.digest, profile_modes=self.profile_modes, lease_s=5
+            reference_digest=self.reference.digest,
+            profile_modes=self.profile_modes,
+            lease_s=5,
+            protocol=own_version(),
+            grant_lifetime_s=self.grant_lifetime_s,
         )
-        yield session_pb2.SessionResponse(welcome=welcome)
-        async for request in request_iterator:
-            self.reports.append(request)
-            yield session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=request.sequence))
+        await context.write(session_pb2.SessionResponse(welcome=welcome))
+        self._sessions.append(context)
+        try:
+            for grant in self._grants[-1:]:
+                await context.write(session_pb2.SessionResponse(grant=grant))
+            async for request in request_iterator:
+                self.reports.append(request)
+                ack = session_pb2.Ack(sequence=request.sequence, lease_number=request.lease.number)
+                await context.write(session_pb2.SessionResponse(ack=ack))
+        finally:
+            self._sessions.remove(context)
+
+    def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 20.0) -> None:
+        """Grant a training, or stop it, and wait until the agent has put it in force."""
+        grant = session_pb2.Grant(
+            id=1 + len(self._grants),
+            plan_id=plan_id,
+            mode=None if mode is None else mode_to_message(mode),
+            power_limit_w=power_limit_w,
+            longest_s=600,
+        )
+        self._grants.append(grant)
+        on_loop(self._send(grant)).result(_WITHIN_S)
+        until(lambda: any(report.lease.grant_id == grant.id for report in list(self.reports)))
+
+    async def _send(self, grant: session_pb2.Grant) -> None:
+        for session in self._sessions:
+            await session.write(session_pb2.SessionResponse(grant=grant))
 
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest, context: Any
@@ -70,6 +107,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
 
     def go(self) -> None:
         assert self._server is not None, "it was started"
+        self.is_up = False
         on_loop(self._server.stop(None)).result(_WITHIN_S)
 
     async def _come(self) -> None:
@@ -77,6 +115,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         session_pb2_grpc.add_SessionServiceServicer_to_server(self, self._server)
         self._server.add_insecure_port(self.address)
         await self._server.start()
+        self.is_up = True
 
     @contextmanager
     def running(self) -> Iterator[CoordinatorInProcess]:

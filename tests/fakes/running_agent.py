@@ -61,7 +61,10 @@ def may_connect(socket: Path) -> bool:
 class RunningAgent:
     """An agent beside the test's own thread."""
 
-    def __init__(self, settings: AgentSettings, device: SimulatedDevice, folder: Path) -> None:
+    def __init__(
+        self, settings: AgentSettings, device: SimulatedDevice, folder: Path, coordinator: CoordinatorInProcess
+    ) -> None:
+        self.coordinator = coordinator
         self.settings = settings
         self._stop = asyncio.Event()
         self._running = on_loop(run_agent(settings, device, built_in_workload(device.step), folder, self._stop))
@@ -83,9 +86,14 @@ class RunningAgent:
         self._stop.set()
 
     def round(self, plan_id: str, mode: PowerMode, train: Callable[[], object] = lambda: None) -> bool:
-        """Train for a round as Flower would, with `train` for the app's own work; whether it went well."""
+        """Train for a round as Flower would, with `train` for the app's own work; whether it went well.
+
+        The coordinator grants it first, unless it is away.
+        """
+        if self.coordinator.is_up:
+            self.coordinator.grant(plan_id, mode)
         be_task(run_id=7, node_id=1)
-        record = RoundAssignment(plan_id, "orin-nano-0", mode, epochs=1.0, power_limit_w=20.0).to_record()
+        record = RoundAssignment(plan_id, "orin-nano-0", epochs=1.0).to_record()
         message = Message(RecordDict({RECORD_KEY: ConfigRecord(record)}), dst_node_id=5, message_type="train")
         message.metadata.__dict__["_message_id"] = "1"
         node = {"device-id": "orin-nano-0", "agent-socket": str(self.settings.device.socket)}
@@ -109,7 +117,7 @@ def agent(
     settings = agent_settings(
         folder / state, coordinator=coordinator.address, socket=folder / f"{state}.sock", retry_s=retry_s
     )
-    running = RunningAgent(settings, device, folder / "device")
+    running = RunningAgent(settings, device, folder / "device", coordinator)
     try:
         yield running
     finally:

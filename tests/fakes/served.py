@@ -16,7 +16,8 @@ from coordinator.server import BoundAddresses, serve
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
 from wattfleet.choosing import Front
-from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.convert import front_to_message, phase_to_message
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import (
     operator_pb2_grpc,
     planning_pb2,
@@ -27,6 +28,7 @@ from wattfleet_proto.v1 import (
     view_pb2,
     view_pb2_grpc,
 )
+from wattfleet_proto.version import own_version
 from wattfleet_simulation.coordinator_view import RunSeen
 
 _WITHIN_S = 20.0
@@ -39,15 +41,22 @@ class Agent:
 
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
-        self.orders: list[session_pb2.Reassign] = []
+        self.grants: list[session_pb2.Grant] = []
         self._sequence = 100
+        self._leases = 0
 
     async def hello(
         self, device_id: str, kind: str = "agx-orin", provenance: Any = power_pb2.PROVENANCE_SIMULATED
     ) -> Any:
-        return await self.greet(session_pb2.Hello(device_id=device_id, board=kind, provenance=provenance, mode_count=7))
+        return await self.greet(
+            session_pb2.Hello(
+                device_id=device_id, board=kind, provenance=provenance, mode_count=7, protocol=own_version()
+            )
+        )
 
     async def greet(self, hello: session_pb2.Hello) -> Any:
+        if not hello.HasField("protocol"):
+            hello.protocol.CopyFrom(own_version())
         await self.call.write(session_pb2.SessionRequest(hello=hello))
         response = await self.call.read()
         if response is _END:
@@ -55,14 +64,27 @@ class Agent:
         return response.welcome
 
     async def send(self, **body: Any) -> None:
-        """Send a message and see it acknowledged; orders that come before are noted."""
+        """Send a message and see it acknowledged; grants that come before are noted."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
-        while (response := await self.call.read()) is not _END and response.HasField("reassign"):
-            self.orders.append(response.reassign)
+        while (response := await self.call.read()) is not _END and response.HasField("grant"):
+            self.grants.append(response.grant)
         if response is _END:
             await self.refused()
         assert response.ack.sequence == self._sequence
+
+    async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
+        """Say which grant is in force, none unless it is given, and how far its training is."""
+        self._leases += 1
+        lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase))
+        if grant is not None:
+            lease.grant_id, lease.plan_id = grant.id, grant.plan_id
+        await self.call.write(session_pb2.SessionRequest(lease=lease))
+        while (response := await self.call.read()) is not _END and response.HasField("grant"):
+            self.grants.append(response.grant)
+        if response is _END:
+            await self.refused()
+        assert response.ack.lease_number == self._leases
 
     async def refused(self) -> None:
         raise grpc.aio.AioRpcError(await self.call.code(), None, None, await self.call.details())  # type: ignore

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from contextvars import ContextVar
+from logging import WARNING
 from queue import SimpleQueue
 from typing import Any
 
 import grpc
+from flwr.common.logger import log
 
 from wattfleet.errors import WattfleetError
 from wattfleet_flower.client.deadline import Deadline
@@ -90,14 +92,21 @@ class AgentTraining:
         try:
             for response in responses:
                 if response.HasField("stop"):
-                    self._is_stopped = True
-                    self.deadline.stop()
+                    log(WARNING, "the agent stops this training: %s", response.stop.reason)
+                    self._stop()
                 else:
                     self._answers.put(response)
         except grpc.RpcError as error:
+            # Nobody watches the device's power any more.
+            self._stop()
             self._answers.put(error)
         else:
             self._answers.put(AgentUnreachableError("the agent ended the training: see its log"))
+
+    def _stop(self) -> None:
+        """End the training after its current minibatch, if the app uses a loader of this package."""
+        self._is_stopped = True
+        self.deadline.stop()
 
     def _answer(self) -> local_pb2.TrainResponse:
         answer = self._answers.get()

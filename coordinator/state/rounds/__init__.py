@@ -1,1 +1,1 @@
-"""The rounds of all runs: cached records, commitments to devices, latest results, and requests for a plan."""
+"""The rounds of all runs: cached records, grants to devices, latest results, and requests for a plan."""

@@ -1,4 +1,4 @@
-"""All rounds, with what follows from each change of one: the cache, the commitments and the latest results."""
+"""All rounds, with what follows from each change of one: the cache, the grants and the latest results."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ from coordinator.errors import UnknownRecordError
 from coordinator.state.records import (
     DeviceResult,
     ObservedTraining,
-    Reassignment,
     RoundObservation,
     RoundRecord,
-    RunRecord,
 )
 from coordinator.state.rounds.cache import RoundCache
-from coordinator.state.rounds.commitments import Commitments
+from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.latest_results import LatestResults
 from wattfleet.errors import InvalidInputError
 
@@ -27,7 +25,7 @@ class RoundLedger:
 
     Attributes:
         cache: rounds in memory; a missing round must be restored before a method here names it.
-        commitments: what devices are committed to.
+        grants: what devices may draw beyond idling.
         latest_results: each device's latest assignment and observation.
         is_trim_due: devices may draw more than when rounds were last trimmed.
         trim_count: how often rounds in flight were trimmed.
@@ -36,18 +34,18 @@ class RoundLedger:
     def __init__(
         self,
         rounds: Sequence[RoundRecord] = (),
-        runs: Mapping[str, RunRecord] | None = None,
         archived: Collection[str] = (),
+        grants: Grants | None = None,
     ) -> None:
         """Start from what a store holds.
 
         Args:
             rounds: known rounds, oldest first.
-            runs: the runs of these rounds, by id.
             archived: ids of the runs with rounds that are in the store only.
+            grants: the grants that follow from these rounds.
         """
         self.cache = RoundCache(rounds, archived)
-        self.commitments = Commitments(rounds, runs or {})
+        self.grants = grants or Grants()
         self.latest_results = LatestResults()
         self.is_trim_due = False
         self.trim_count = 0
@@ -74,50 +72,37 @@ class RoundLedger:
 
     def in_flight(self) -> list[RoundRecord]:
         """The rounds that devices are still committed to."""
-        return [self.records[plan_id] for plan_id in self.commitments.plans_in_flight()]
+        return [self.records[plan_id] for plan_id in self.grants.plans_in_flight()]
 
     def evictable(self) -> list[str]:
         """The ids of rounds that may be evicted from the cache once they are stored."""
-        return self.cache.evictable(self.commitments.plans_in_flight())
-
-    def reassignment_for(self, device_id: str) -> Reassignment | None:
-        """What a device in flight is assigned to now, for a new session: the device may have missed an order."""
-        commitment = self.commitments.of(device_id)
-        if commitment is None or commitment.is_over:
-            return None
-        return Reassignment(device_id, commitment.plan_id, commitment.assignment)
+        return self.cache.evictable(self.grants.plans_in_flight())
 
     def copy(self) -> RoundLedger:
         """An independent copy."""
         copied = copy.copy(self)
-        copied.cache, copied.commitments = self.cache.copy(), self.commitments.copy()
+        copied.cache, copied.grants = self.cache.copy(), self.grants.copy()
         copied.latest_results = self.latest_results.copy()
         return copied
 
     # --- changes ------------------------------------------------------------------------------------------------
 
     def add(self, record: RoundRecord) -> RoundRecord:
-        """Add a planned round; its devices and watts are committed from now on."""
-        self.commitments.commit(record)
+        """Add a planned round; its watts are granted to its devices from now on."""
+        self.grants.commit(record)
         self.latest_results.assigned(record.plan.assignments)
         return self.cache.put(record)
 
-    def replace_plan(self, record: RoundRecord, changed_devices: Sequence[str]) -> list[Reassignment]:
+    def replace_plan(self, record: RoundRecord, changed_devices: Sequence[str]) -> None:
         """Replace a round in flight by its trimmed version.
 
         Args:
             record: the round with its trimmed plan.
             changed_devices: devices whose assignment changed, or that the plan no longer has.
-
-        Returns:
-            The orders to send to these devices.
         """
-        assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
-        for device_id in changed_devices:
-            self.commitments.reassign(device_id, assignments.get(device_id))
+        self.grants.reassign(record, changed_devices)
         self.latest_results.assigned(record.plan.assignments)
         self.cache.put(record)
-        return [Reassignment(each, record.plan_id, assignments.get(each)) for each in changed_devices]
 
     def observe(self, plan_id: str, observed: ObservedTraining) -> RoundObservation:
         """Add a device's observation of its training; a repeated report changes nothing.
@@ -131,7 +116,7 @@ class RoundLedger:
         known = record.observations.get(observed.device_id)
         if known is not None:
             return RoundObservation(plan_id, known)
-        self.commitments.release(observed.device_id, plan_id)
+        self.grants.training_ended(observed.device_id, plan_id)
         observations = {**record.observations, observed.device_id: observed}
         self.latest_results.observed(self.cache.put(replace(record, observations=observations)), [observed])
         return RoundObservation(plan_id, observed)
@@ -149,7 +134,7 @@ class RoundLedger:
         for result in results:
             if result.device_id not in record.nodes:
                 raise UnknownRecordError(f"{result.device_id} is not part of plan {plan_id}")
-        self.commitments.release_round(record)
+        self.grants.give_up_round(record)
         record = self.cache.put(replace(record, results=tuple(results), wall_s=wall_s))
         self.cache.round_finished(record)
         return record
@@ -157,12 +142,12 @@ class RoundLedger:
     def abandon(self, plan_id: str) -> None:
         """Stop waiting for a round's devices, since its Flower server was silent for too long.
 
-        Devices that still train keep their watts until they report that they are done.
+        Devices that still train keep their watts until they report that they are done, or their grants have lapsed.
 
         Raises:
             UnknownRecordError: no such plan.
         """
-        self.commitments.release_round(self.get(plan_id))
+        self.grants.give_up_round(self.get(plan_id))
 
     def report_metrics(self, plan_id: str, metrics: Mapping[str, float]) -> RoundRecord:
         """Add what the strategy evaluated after a round.
@@ -177,10 +162,10 @@ class RoundLedger:
 
     def run_finished(self, run_id: str) -> None:
         """Release the devices of a finished run."""
-        self.commitments.release_run(run_id)
+        self.grants.give_up_run(run_id)
         self.cache.run_finished(run_id)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the rounds of runs that were deleted from the store."""
         self.cache.remove_runs(run_ids)
-        self.commitments.remove_runs(run_ids)
+        self.grants.remove_runs(run_ids)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wattfleet_proto.assignment import RoundAssignment
-from wattfleet_proto.convert.modes import mode_from_message, mode_to_message
 from wattfleet_proto.v1 import local_pb2
 
 if TYPE_CHECKING:  # a ClientApp reads no plans
@@ -23,15 +22,13 @@ def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -
         The assignments by Flower's node id.
 
     Raises:
-        InvalidInputError: a mode or the deadline is invalid.
+        InvalidInputError: the deadline is invalid.
     """
     return {
         each.node_id: RoundAssignment(
             plan_id=plan.plan_id,
             device_id=each.device_id,
-            mode=mode_from_message(each.mode),
             epochs=epochs,
-            power_limit_w=each.power_limit_w,
             deadline_s=plan.deadline_s or None,
         )
         for each in plan.assignments
@@ -43,22 +40,14 @@ def assignment_to_start(assignment: RoundAssignment) -> local_pb2.StartTraining:
     return local_pb2.StartTraining(
         plan_id=assignment.plan_id,
         device_id=assignment.device_id,
-        mode=mode_to_message(assignment.mode),
         epochs=assignment.epochs,
-        power_limit_w=assignment.power_limit_w,
     )
 
 
 def assignment_from_start(message: local_pb2.StartTraining) -> RoundAssignment:
-    """Read an assignment from the message that starts its training.
-
-    Raises:
-        InvalidInputError: the mode is invalid.
-    """
+    """Read an assignment from the message that starts its training."""
     return RoundAssignment(
         plan_id=message.plan_id,
         device_id=message.device_id,
-        mode=mode_from_message(message.mode),
         epochs=message.epochs,
-        power_limit_w=message.power_limit_w,
     )

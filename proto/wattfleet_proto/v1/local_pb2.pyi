@@ -7,7 +7,6 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
-from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -55,29 +54,22 @@ class StartTraining(_message.Message):
 
     PLAN_ID_FIELD_NUMBER: _builtins.int
     DEVICE_ID_FIELD_NUMBER: _builtins.int
-    MODE_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
-    POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     device_id: _builtins.str
     """refused unless it is this agent's device"""
     epochs: _builtins.float
-    power_limit_w: _builtins.float
-    """watts reserved for the device; no mode that may draw more is measured during the training"""
-    @_builtins.property
-    def mode(self) -> _power_pb2.PowerMode: ...
+    """mode and power limit are the coordinator's alone: the agent has them from its session"""
     def __init__(
         self,
         *,
         plan_id: _builtins.str = ...,
         device_id: _builtins.str = ...,
-        mode: _power_pb2.PowerMode | None = ...,
         epochs: _builtins.float = ...,
-        power_limit_w: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epochs", b"epochs", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epochs", b"epochs", "plan_id", b"plan_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -195,16 +187,20 @@ Global___TrainResponse: _TypeAlias = TrainResponse  # noqa: Y015
 
 @_typing.final
 class StopTraining(_message.Message):
-    """Sent at any time after the start, without a request: the budget fell; stop after the current minibatch."""
+    """Sent at any time after the start, without a request: stop after the current minibatch."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
     def __init__(
         self,
+        *,
+        reason: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,7 @@ class LocalAgentServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Train(self, request_iterator, context):
-        """One round's training. Start applies the assigned mode and begins observing; Finish ends both. Each is answered.
+        """One round's training. Start applies the granted mode and begins observing; Finish ends both. Each is answered.
         In between, an app that measures modes during training reports its minibatches. Each report is answered once the
         mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
         for example, the agent parks the device.

@@ -32,7 +32,7 @@ class LocalAgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> LocalAgentServiceAsyncStub: ...
     Train: _grpc.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]
-    """One round's training. Start applies the assigned mode and begins observing; Finish ends both. Each is answered.
+    """One round's training. Start applies the granted mode and begins observing; Finish ends both. Each is answered.
     In between, an app that measures modes during training reports its minibatches. Each report is answered once the
     mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
     for example, the agent parks the device.
@@ -42,7 +42,7 @@ class LocalAgentServiceStub:
 class LocalAgentServiceAsyncStub(LocalAgentServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Train: _aio.StreamStreamMultiCallable[_local_pb2.TrainRequest, _local_pb2.TrainResponse]  # type: ignore[assignment]
-    """One round's training. Start applies the assigned mode and begins observing; Finish ends both. Each is answered.
+    """One round's training. Start applies the granted mode and begins observing; Finish ends both. Each is answered.
     In between, an app that measures modes during training reports its minibatches. Each report is answered once the
     mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
     for example, the agent parks the device.
@@ -55,7 +55,7 @@ class LocalAgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_local_pb2.TrainRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_local_pb2.TrainResponse], _abc.AsyncIterator[_local_pb2.TrainResponse]]:
-        """One round's training. Start applies the assigned mode and begins observing; Finish ends both. Each is answered.
+        """One round's training. Start applies the granted mode and begins observing; Finish ends both. Each is answered.
         In between, an app that measures modes during training reports its minibatches. Each report is answered once the
         mode for the next minibatches is applied. If the stream ends before its Finish, because the ClientApp was killed
         for example, the agent parks the device.

@@ -107,7 +107,7 @@ class PlanningServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetPlan(self, request, context):
-        """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2.
+        """Looks up a plan as it is now: it may have been trimmed since it was made.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

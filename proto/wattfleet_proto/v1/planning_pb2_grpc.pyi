@@ -39,7 +39,7 @@ class PlanningServiceStub:
     PlanRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]
     """Plans a round; a retried request returns the plan that was made."""
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]
-    """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
+    """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]
     FinishRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]
@@ -55,7 +55,7 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     PlanRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.PlanRoundRequest, _planning_pb2.PlanRoundResponse]  # type: ignore[assignment]
     """Plans a round; a retried request returns the plan that was made."""
     GetPlan: _aio.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]  # type: ignore[assignment]
-    """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
+    """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]  # type: ignore[assignment]
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     FinishRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]  # type: ignore[assignment]
@@ -98,7 +98,7 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planning_pb2.GetPlanRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.GetPlanResponse, _abc.Awaitable[_planning_pb2.GetPlanResponse]]:
-        """Looks up a plan as it is now: it may have been trimmed since it was made. Since protocol 1.2."""
+        """Looks up a plan as it is now: it may have been trimmed since it was made."""
 
     @_abc_1.abstractmethod
     def FinishRound(

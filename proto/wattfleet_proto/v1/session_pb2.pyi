@@ -45,11 +45,32 @@ DEVICE_STATE_OFFLINE: DeviceState.ValueType  # 6
 """set by the coordinator once the session is lost"""
 Global___DeviceState: _TypeAlias = DeviceState  # noqa: Y015
 
+class _GrantPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _GrantPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrantPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    GRANT_PHASE_UNSPECIFIED: _GrantPhase.ValueType  # 0
+    GRANT_PHASE_WAITING: _GrantPhase.ValueType  # 1
+    """its training may begin"""
+    GRANT_PHASE_TRAINING: _GrantPhase.ValueType  # 2
+    GRANT_PHASE_OVER: _GrantPhase.ValueType  # 3
+    """its training has ended, or may not begin any more"""
+
+class GrantPhase(_GrantPhase, metaclass=_GrantPhaseEnumTypeWrapper): ...
+
+GRANT_PHASE_UNSPECIFIED: GrantPhase.ValueType  # 0
+GRANT_PHASE_WAITING: GrantPhase.ValueType  # 1
+"""its training may begin"""
+GRANT_PHASE_TRAINING: GrantPhase.ValueType  # 2
+GRANT_PHASE_OVER: GrantPhase.ValueType  # 3
+"""its training has ended, or may not begin any more"""
+Global___GrantPhase: _TypeAlias = GrantPhase  # noqa: Y015
+
 @_typing.final
 class ProtocolVersion(_message.Message):
-    """Sides with the same major version are compatible: the newer minor version omits what the older does not know.
-    Absent: 1.0.
-    """
+    """Sides with the same major version are compatible: the newer minor version omits what the older does not know."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -87,7 +108,7 @@ class Hello(_message.Message):
     mode_count: _builtins.int
     """size of the device's mode space"""
     installation: _builtins.str
-    """unchanged when the agent restarts, so that its new session replaces the old one. Since 1.1"""
+    """unchanged when the agent restarts, so that its new session replaces the old one"""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     def __init__(
@@ -115,20 +136,24 @@ class StateReport(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
     state: Global___DeviceState.ValueType
     profiled_modes: _builtins.int
     detail: _builtins.str
     """for people: the current activity or the problem"""
+    plan_id: _builtins.str
+    """the plan that is being trained; empty while not training"""
     def __init__(
         self,
         *,
         state: Global___DeviceState.ValueType = ...,
         profiled_modes: _builtins.int = ...,
         detail: _builtins.str = ...,
+        plan_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "profiled_modes", b"profiled_modes", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "plan_id", b"plan_id", "profiled_modes", b"profiled_modes", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,16 +218,34 @@ Global___Observation: _TypeAlias = Observation  # noqa: Y015
 
 @_typing.final
 class Lease(_message.Message):
-    """A heartbeat that renews the session's lease."""
+    """A heartbeat that renews the session's lease and the device's grant. It also confirms a grant: sent at once when the
+    device has put another grant in force, and when the phase changes.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NUMBER_FIELD_NUMBER: _builtins.int
+    GRANT_ID_FIELD_NUMBER: _builtins.int
+    PLAN_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """repeated in the acknowledgement"""
+    grant_id: _builtins.int
+    """the grant in force; 0 if there was none since the agent started"""
+    plan_id: _builtins.str
+    """the plan of this grant"""
+    phase: Global___GrantPhase.ValueType
     def __init__(
         self,
+        *,
+        number: _builtins.int = ...,
+        grant_id: _builtins.int = ...,
+        plan_id: _builtins.str = ...,
+        phase: Global___GrantPhase.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_id", b"grant_id", "number", b"number", "phase", b"phase", "plan_id", b"plan_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -258,6 +301,7 @@ class Welcome(_message.Message):
     LEASE_S_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     RECONNECT_S_FIELD_NUMBER: _builtins.int
+    GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
     reference_digest: _builtins.str
     """sha256 of the manifest, hexadecimal"""
     profile_modes: _builtins.int
@@ -265,7 +309,9 @@ class Welcome(_message.Message):
     lease_s: _builtins.float
     """send a message at least this often"""
     reconnect_s: _builtins.float
-    """after losing the session, reconnect at a random moment within this time. Since 1.1"""
+    """after losing the session, reconnect at a random moment within this time"""
+    grant_lifetime_s: _builtins.float
+    """grants lapse this long after the agent sent its last acknowledged lease or Hello"""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     def __init__(
@@ -276,10 +322,11 @@ class Welcome(_message.Message):
         lease_s: _builtins.float = ...,
         protocol: Global___ProtocolVersion | None = ...,
         reconnect_s: _builtins.float = ...,
+        grant_lifetime_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["protocol", b"protocol"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "lease_s", b"lease_s", "profile_modes", b"profile_modes", "protocol", b"protocol", "reconnect_s", b"reconnect_s", "reference_digest", b"reference_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,55 +339,72 @@ class Ack(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     RECONNECT_S_FIELD_NUMBER: _builtins.int
+    LEASE_NUMBER_FIELD_NUMBER: _builtins.int
+    GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lease_s: _builtins.float
-    """new lease as the fleet grows; 0: unchanged. Since 1.1"""
+    """new lease as the fleet grows; 0: unchanged"""
     reconnect_s: _builtins.float
-    """new reconnect time; 0: unchanged. Since 1.1"""
+    """new reconnect time; 0: unchanged"""
+    lease_number: _builtins.int
+    """of the acknowledged lease; 0: a report is acknowledged"""
+    grant_lifetime_s: _builtins.float
+    """as in the Welcome; 0: unchanged"""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         lease_s: _builtins.float = ...,
         reconnect_s: _builtins.float = ...,
+        lease_number: _builtins.int = ...,
+        grant_lifetime_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "lease_number", b"lease_number", "lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
-class Reassign(_message.Message):
-    """Changes a training in flight because a supply's budget fell."""
+class Grant(_message.Message):
+    """What the device may draw beyond idling, for one training of a plan. It replaces the grant before it, also in the
+    midst of a training. It lapses when the agent has not been in contact with the coordinator for its lifetime.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    ID_FIELD_NUMBER: _builtins.int
     PLAN_ID_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
+    LONGEST_S_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
+    longest_s: _builtins.float
+    """the training ends after so many seconds"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
-        """absent: stop training and keep the work done"""
+        """absent: nothing beyond idling; a training stops and keeps the work done"""
 
     def __init__(
         self,
         *,
+        id: _builtins.int = ...,
         plan_id: _builtins.str = ...,
         mode: _power_pb2.PowerMode | None = ...,
         power_limit_w: _builtins.float = ...,
+        longest_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Reassign: _TypeAlias = Reassign  # noqa: Y015
+Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
@@ -348,25 +412,25 @@ class SessionResponse(_message.Message):
 
     WELCOME_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
-    REASSIGN_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def ack(self) -> Global___Ack: ...
     @_builtins.property
-    def reassign(self) -> Global___Reassign: ...
+    def grant(self) -> Global___Grant: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         ack: Global___Ack | None = ...,
-        reassign: Global___Reassign | None = ...,
+        grant: Global___Grant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "reassign", b"reassign", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "grant", b"grant", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "reassign", b"reassign", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "grant", b"grant", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "reassign"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grant"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -380,7 +444,7 @@ class FetchReferenceRequest(_message.Message):
     WEIGHTS_OFFSET_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     weights_offset: _builtins.int
-    """bytes of the weights that are stored already. Since 1.1"""
+    """bytes of the weights that are stored already"""
     def __init__(
         self,
         *,
@@ -407,7 +471,7 @@ class FetchReferenceResponse(_message.Message):
     manifest: _builtins.bytes
     weights_chunk: _builtins.bytes
     weights_offset: _builtins.int
-    """sent with the manifest: offset of the first chunk. Since 1.1"""
+    """sent with the manifest: offset of the first chunk"""
     def __init__(
         self,
         *,

@@ -1,0 +1,359 @@
+"""What devices may draw beyond idling: a pure state machine, to which the time is passed.
+
+A grant is a lease (Gray and Cheriton 1989): the device may act on it while it is in contact with the coordinator, and
+for a stated time afterwards. Every acknowledged lease of its session renews it. The coordinator counts the time from
+its acknowledgement and the device from its earlier request, so that the device's grant lapses first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from coordinator.settings import GrantSettings
+from coordinator.state.records import RoundRecord, RunRecord, run_of
+from wattfleet.planning import Assignment, RoundPlan
+from wattfleet_proto.device_state import GrantPhase
+
+_DRIFT = 0.01
+"""Relative error of two clocks that count seconds: a hundred times that of a poor quartz."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one device may draw beyond idling, for its training of one plan.
+
+    Attributes:
+        grant_id: its name in confirmations.
+        plan_id: the plan; empty where a device is told to stop a training that no plan has.
+        assignment: mode and power limit; None where the training has to stop, or may not begin.
+        longest_s: the training ends after so many seconds.
+    """
+
+    grant_id: int
+    plan_id: str
+    assignment: Assignment | None
+    longest_s: float
+
+    @property
+    def limit_w(self) -> float:
+        """Watts that the device may draw; 0 where it may only idle."""
+        return 0.0 if self.assignment is None else self.assignment.power_limit_w
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGrant:
+    """The newest grant of a device, with what it may still act on.
+
+    Attributes:
+        grant: the newest grant.
+        superseded_w: the highest limit of the grants before it that the device may still act on.
+        phase: how far the device is, as far as it is known.
+        was_sent: the device may have received the grant.
+        is_confirmed: the device has put the grant in force.
+        is_in_session: the grant was sent in the device's current session.
+        sent_s: when it was sent first.
+        is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
+        is_rogue: the device trains without this grant, which tells it to stop.
+    """
+
+    grant: Grant
+    superseded_w: float = 0.0
+    phase: GrantPhase = GrantPhase.WAITING
+    was_sent: bool = False
+    is_confirmed: bool = False
+    is_in_session: bool = False
+    sent_s: float = 0.0
+    is_given_up: bool = False
+    is_rogue: bool = False
+
+    @property
+    def plan_id(self) -> str:
+        """The plan of the newest grant."""
+        return self.grant.plan_id
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """The assignment of the newest grant; None where the device has to stop."""
+        return self.grant.assignment
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the device can act on no grant any more."""
+        return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
+
+    @property
+    def granted_w(self) -> float:
+        """Watts that the device is told to keep to; 0 where it may only idle."""
+        return 0.0 if self.phase is GrantPhase.OVER else self.grant.limit_w
+
+    @property
+    def counted_w(self) -> float:
+        """Watts that the device may draw by any grant that it may act on; 0 where it can only idle."""
+        return max(self.granted_w, self.superseded_w)
+
+    @property
+    def confirmed_w(self) -> float | None:
+        """Watts that the device has confirmed to keep to; None while it has confirmed no newest grant."""
+        return self.granted_w if self.is_confirmed else None
+
+
+class Grants:
+    """The newest grant of every device that a plan has chosen."""
+
+    def __init__(
+        self,
+        rounds: Iterable[RoundRecord] = (),
+        runs: Mapping[str, RunRecord] | None = None,
+        settings: GrantSettings = GrantSettings(),
+        started_s: float = 0.0,
+        first_id: int | None = None,
+    ) -> None:
+        """Start from what a store holds.
+
+        An earlier process may have told a device more than the store knows. So a device counts with the highest limit
+        that its newest plan ever had, until the device has said what it does, or its grant must have lapsed.
+
+        Args:
+            rounds: oldest first.
+            runs: the runs of these rounds, by id.
+            settings: how long grants and trainings last.
+            started_s: the time now.
+            first_id: the id of the first grant; None for a random one, which no earlier process has used.
+        """
+        self._settings = settings
+        self._next_id = secrets.randbits(62) if first_id is None else first_id
+        self._grants: dict[str, DeviceGrant] = {}
+        self._lapses_s: dict[str, float] = {}
+        self._due: dict[str, None] = {}
+        self._late: set[str] = set()
+        for record in rounds:
+            for device_id in record.nodes:
+                self._grants.pop(device_id, None)  # a device is planned once its grant before is over
+            self.commit(record)
+            original = {each.device_id: each.power_limit_w for each in record.plan.original.assignments}
+            for device_id in record.nodes:
+                known = self._grants[device_id]
+                before_w = max(original.get(device_id, 0.0), known.grant.limit_w)
+                self._grants[device_id] = replace(known, superseded_w=before_w)
+            for device_id in record.observations:
+                self.training_ended(device_id, record.plan_id)
+            if record.wall_s is not None or (runs or {})[record.run_id].finished:
+                for device_id in record.nodes:
+                    self._give_up(device_id, record.plan_id)
+        for device_id in self._grants:
+            self.renew(device_id, started_s)
+
+    # --- queries ------------------------------------------------------------------------------------------------
+
+    @property
+    def lifetime_s(self) -> float:
+        """Seconds for which a device may act on its grant after its last acknowledged lease."""
+        return self._settings.lifetime_s
+
+    def of(self, device_id: str) -> DeviceGrant | None:
+        """A device's newest grant; None if no plan ever chose it."""
+        return self._grants.get(device_id)
+
+    def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
+        """The grants of trainings that somebody waits for, each with its device's id."""
+        return (
+            (device_id, each)
+            for device_id, each in self._grants.items()
+            if each.plan_id and not each.is_over and not each.is_given_up
+        )
+
+    def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
+        """The grants of trainings that nobody waits for and that still draw power, each with its device's id."""
+        return (
+            (device_id, each)
+            for device_id, each in self._grants.items()
+            if each.is_given_up and each.granted_w and not each.is_over
+        )
+
+    def plans_in_flight(self) -> set[str]:
+        """The plans that somebody waits for."""
+        return {each.plan_id for _, each in self.in_flight()}
+
+    def is_controllable(self, device_id: str, now_s: float) -> bool:
+        """Whether a device has confirmed its newest grant, or may be expected to confirm it soon."""
+        known = self._grants.get(device_id)
+        if known is None or known.is_over or known.is_confirmed or not known.was_sent:
+            return True
+        return now_s - known.sent_s < self._settings.confirm_timeout_s
+
+    def may_train(self, device_id: str) -> bool:
+        """Whether a device may still act on a grant."""
+        known = self._grants.get(device_id)
+        return known is not None and not known.is_over
+
+    def copy(self) -> Grants:
+        """An independent copy, whose orders are never sent."""
+        copied = Grants(settings=self._settings, first_id=self._next_id)
+        copied._late = self._late.copy()  # noqa: SLF001 - an instance of this class
+        copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
+        return copied
+
+    # --- plans --------------------------------------------------------------------------------------------------
+
+    def commit(self, record: RoundRecord) -> None:
+        """Grant the devices of a new plan what they are assigned."""
+        assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
+        for device_id in record.nodes:
+            self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
+
+    def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
+        """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
+        assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
+        for device_id in device_ids:
+            longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan))
+            self._issue(device_id, record.plan_id, assignments.get(device_id), longest_s)
+
+    def stop(self, device_id: str) -> None:
+        """Stop a device's training, or call it off."""
+        known = self._grants[device_id]
+        self._issue(device_id, known.plan_id, None, known.grant.longest_s)
+
+    def give_up_round(self, record: RoundRecord) -> None:
+        """Wait no more for the devices of a round that is finished or abandoned."""
+        for device_id in record.nodes:
+            self._give_up(device_id, record.plan_id)
+
+    def give_up_run(self, run_id: str) -> None:
+        """Wait no more for the devices of a run that is finished."""
+        self.give_up_devices(list(self._grants), run_id)
+
+    def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
+        """Wait no more for some devices of a run, whose Flower server does not wait for them."""
+        for device_id in device_ids:
+            known = self._grants.get(device_id)
+            if known is not None and known.plan_id and run_of(known.plan_id) == run_id:
+                self._give_up(device_id, known.plan_id)
+
+    def remove_runs(self, run_ids: Collection[str]) -> None:
+        """Remove the grants of runs that were deleted, as far as they are over."""
+        for device_id, known in list(self._grants.items()):
+            if known.is_over and run_of(known.plan_id) in run_ids:
+                del self._grants[device_id]
+
+    # --- devices ------------------------------------------------------------------------------------------------
+
+    def session_began(self, device_id: str, now_s: float) -> None:
+        """Begin a device's session: what was sent in the one before may not have arrived."""
+        self.renew(device_id, now_s)
+        known = self._grants.get(device_id)
+        if known is not None:
+            self._grants[device_id] = replace(known, is_in_session=False)
+
+    def renew(self, device_id: str, now_s: float) -> None:
+        """Renew a device's grant, since its lease is acknowledged now."""
+        self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
+        """Take a device's word on which grant is in force, and how far it is.
+
+        Args:
+            device_id: the device.
+            grant_id: the grant in force; 0 for none.
+            plan_id: the plan of that grant.
+            phase: how far the device is with its training.
+        """
+        known = self._grants.get(device_id)
+        if known is not None and grant_id == known.grant.grant_id:
+            is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
+            self._grants[device_id] = replace(
+                known,
+                superseded_w=0.0,
+                phase=GrantPhase.OVER if is_stopped else phase,
+                was_sent=True,
+                is_confirmed=True,
+                is_rogue=False,
+            )
+            if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
+                self.stop(device_id)
+            return
+        is_training = phase is GrantPhase.TRAINING
+        if known is None or known.is_over or (is_training and plan_id != known.plan_id):
+            if is_training and not (known is not None and known.is_rogue):
+                self._issue(device_id, plan_id, None, 0.0)
+                self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
+            elif known is not None and not known.is_over and not known.is_in_session:
+                self._due[device_id] = None
+            return
+        if is_training:
+            known = replace(known, phase=phase)
+        elif known.is_given_up and not known.is_in_session:
+            # A new session, without a training: nothing of this plan can begin any more.
+            known = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+        self._grants[device_id] = known
+        if not known.is_in_session and not known.is_over:
+            self._due[device_id] = None
+
+    def training_ended(self, device_id: str, plan_id: str) -> None:
+        """Take note that a device has trained for a plan and is parked; a grant serves one training."""
+        known = self._grants.get(device_id)
+        if known is not None and known.plan_id == plan_id and not known.is_rogue:
+            self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+
+    def check(self, now_s: float) -> list[str]:
+        """End the grants that must have lapsed; returns the ids of their devices."""
+        lapsed = []
+        for device_id, known in self._grants.items():
+            if known.is_over or now_s < self._lapses_s[device_id]:
+                continue
+            lapsed.append(device_id)
+            self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
+            self._due.pop(device_id, None)
+        return lapsed
+
+    def has_newly_unconfirmed(self, now_s: float) -> bool:
+        """Whether another device has not confirmed its newest grant in time."""
+        late = {each for each in self._grants if not self.is_controllable(each, now_s)}
+        is_new, self._late = bool(late - self._late), late
+        return is_new
+
+    def take_orders(self, is_connected: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
+        """The grants to send to connected devices now, each with its device's id; they count as sent."""
+        orders = []
+        for device_id in [each for each in self._due if is_connected(each)]:
+            del self._due[device_id]
+            known = self._grants[device_id]
+            sent_s = known.sent_s if known.was_sent else now_s
+            self._grants[device_id] = replace(known, was_sent=True, is_in_session=True, sent_s=sent_s)
+            orders.append((device_id, known.grant))
+        return orders
+
+    # --- internal -----------------------------------------------------------------------------------------------
+
+    def _longest_s(self, plan: RoundPlan) -> float:
+        planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
+        return self._settings.longest_factor * planned_s + self._settings.longest_extra_s
+
+    def _issue(self, device_id: str, plan_id: str, assignment: Assignment | None, longest_s: float) -> None:
+        known = self._grants.get(device_id)
+        superseded_w, phase, is_given_up, is_rogue = 0.0, GrantPhase.WAITING, False, False
+        if known is not None and not known.is_over:
+            superseded_w = max(known.superseded_w, known.granted_w if known.was_sent else 0.0)
+            is_rogue = known.is_rogue
+            if known.plan_id == plan_id:
+                phase, is_given_up = known.phase, known.is_given_up
+        self._grants[device_id] = DeviceGrant(
+            Grant(self._next_id, plan_id, assignment, longest_s),
+            superseded_w,
+            phase,
+            is_given_up=is_given_up,
+            is_rogue=is_rogue,
+        )
+        self._next_id += 1
+        self._lapses_s.setdefault(device_id, 0.0)
+        self._due[device_id] = None
+
+    def _give_up(self, device_id: str, plan_id: str) -> None:
+        """Wait no more for a device; a training that may not have begun is called off."""
+        known = self._grants.get(device_id)
+        if known is None or known.plan_id != plan_id or known.is_over or known.is_given_up:
+            return
+        self._grants[device_id] = replace(known, is_given_up=True)
+        if known.phase is GrantPhase.WAITING and known.assignment is not None:
+            self.stop(device_id)

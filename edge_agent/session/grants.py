@@ -1,0 +1,145 @@
+"""The coordinator's grants on their way to the device's trainings."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable
+from contextlib import suppress
+
+from edge_agent.session.held_grant import Grant, HeldGrant
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.clock import boot_time_s
+from wattfleet_io.tasks import with_timeout
+from wattfleet_proto.convert import mode_from_message, phase_to_message
+from wattfleet_proto.v1 import session_pb2
+
+_log = logging.getLogger(__name__)
+
+_MIN_LIFETIME_S, _MAX_LIFETIME_S = 1.0, 86_400.0
+_LONGEST_WAIT_S = 3600.0
+
+
+class Grants:
+    """Holds the device's grant, renews it with every acknowledged lease, and tells trainings when it changes.
+
+    Args:
+        now_s: the clock; it has to count the time in which the board is suspended.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = boot_time_s) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._now_s = now_s
+        self._held = HeldGrant()
+        self._changed = asyncio.Condition()
+        self._lifetime_s = 0.0
+        self._sent_s: dict[int, float] = {}
+        self._last_number = 0
+
+    @property
+    def training_plan_id(self) -> str:
+        """The plan that is being trained; empty while not training."""
+        return self._held.training_plan_id
+
+    # --- the session's side -------------------------------------------------------------------------------------
+
+    def greeting(self) -> None:
+        """A Hello is about to be sent: it counts as the session's first lease."""
+        self._sent_s = {0: self._now_s()}
+
+    async def welcomed(self, lifetime_s: float) -> None:
+        """The Hello was answered."""
+        await self._renewed(0, lifetime_s)
+
+    def lease(self) -> session_pb2.Lease:
+        """The next lease to send, which also says which grant is in force."""
+        self._last_number += 1
+        self._sent_s[self._last_number] = self._now_s()
+        in_force = self._held.in_force
+        return session_pb2.Lease(
+            number=self._last_number,
+            grant_id=in_force.grant_id if in_force else 0,
+            plan_id=in_force.plan_id if in_force else "",
+            phase=phase_to_message(self._held.phase),
+        )
+
+    async def acknowledged(self, number: int, lifetime_s: float) -> None:
+        """The coordinator has acknowledged a lease."""
+        await self._renewed(number, lifetime_s)
+
+    async def receive(self, message: session_pb2.Grant) -> None:
+        """Take a grant of the coordinator; an invalid one allows nothing."""
+        try:
+            grant = _grant(message)
+        except InvalidInputError as error:
+            _log.error("the coordinator sent an invalid grant, so nothing may be trained: %s", error)
+            grant = Grant(message.id, message.plan_id, None, 0.0, 0.0)
+        async with self._changed:
+            self._held.receive(grant)
+            self._changed.notify_all()
+        self.on_change()
+
+    # --- the trainings' side ------------------------------------------------------------------------------------
+
+    async def begin(self, plan_id: str, timeout_s: float) -> Grant:
+        """Begin the training of a plan; wait for its grant, which may be on its way.
+
+        Raises:
+            NoGrantError: there is none in time.
+        """
+
+        async def granted() -> None:
+            async with self._changed:
+                await self._changed.wait_for(lambda: self._held.may_begin(plan_id, self._now_s()))
+
+        with suppress(asyncio.TimeoutError):  # then `begin` says what is missing
+            await with_timeout(timeout_s, granted())
+        grant = self._held.begin(plan_id, self._now_s())
+        self.on_change()
+        return grant
+
+    async def next_change(self) -> Grant | str:
+        """Wait for what changes the training in progress: another grant to go on under, or why it has to stop."""
+        while True:
+            async with self._changed:
+                if (reason := self._held.must_stop(self._now_s())) is not None:
+                    return reason
+                if (grant := self._held.change()) is not None:
+                    return grant
+                left_s = max(0.0, self._held.next_check_s() - self._now_s())
+                with suppress(asyncio.TimeoutError):
+                    await with_timeout(min(left_s, _LONGEST_WAIT_S), self._changed.wait())
+
+    def applied(self, grant: Grant) -> None:
+        """The training goes on under another grant."""
+        self._held.apply(grant)
+        self.on_change()
+
+    def ended(self) -> None:
+        """The training has ended and the device is parked."""
+        self._held.end()
+        self.on_change()
+
+    async def _renewed(self, number: int, lifetime_s: float) -> None:
+        sent_s = self._sent_s.pop(number, None)
+        if 0 < lifetime_s < math.inf:
+            self._lifetime_s = min(max(lifetime_s, _MIN_LIFETIME_S), _MAX_LIFETIME_S)
+        if sent_s is None:
+            return
+        self._sent_s = {later: at_s for later, at_s in self._sent_s.items() if later > number}
+        async with self._changed:
+            self._held.renew(sent_s, self._lifetime_s, self._now_s())
+            self._changed.notify_all()
+
+
+def _grant(message: session_pb2.Grant) -> Grant:
+    """Read a grant.
+
+    Raises:
+        InvalidInputError: its mode or its numbers cannot be used.
+    """
+    if not (0 <= message.power_limit_w < math.inf and 0 <= message.longest_s < math.inf):
+        raise InvalidInputError("power limit and longest training must be finite and 0 or more")
+    mode = mode_from_message(message.mode) if message.HasField("mode") else None
+    return Grant(message.id, message.plan_id, mode, message.power_limit_w, message.longest_s)

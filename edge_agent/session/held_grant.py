@@ -1,0 +1,147 @@
+"""The grant that a device holds: a pure state machine, to which the time is passed.
+
+The coordinator holds the other side of it, `coordinator/state/rounds/grants.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wattfleet.errors import WattfleetError
+from wattfleet.modes import PowerMode
+from wattfleet_proto.device_state import GrantPhase
+
+
+class NoGrantError(WattfleetError):
+    """The coordinator has granted no watts for a training: it may not begin."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the device may draw beyond idling, for its training of one plan.
+
+    Attributes:
+        grant_id: its name in confirmations.
+        plan_id: the plan.
+        mode: the power mode to train in; None where the training has to stop, or may not begin.
+        power_limit_w: watts that the device may draw.
+        longest_s: the training ends after so many seconds.
+    """
+
+    grant_id: int
+    plan_id: str
+    mode: PowerMode | None
+    power_limit_w: float
+    longest_s: float
+
+
+class HeldGrant:
+    """The grant in force, and the newest one while the device has yet to put it in force.
+
+    A grant serves one training. It lapses when the device has not been in contact with the coordinator for its
+    lifetime, counted from when the last acknowledged message was sent. A lapsed grant stays so.
+
+    Attributes:
+        in_force: the grant that the device keeps to; None before the first.
+        phase: how far the device is with its training.
+        lapses_s: when it lapses, seconds of the clock that is passed in.
+    """
+
+    def __init__(self) -> None:
+        """Start without a grant."""
+        self.in_force: Grant | None = None
+        self.phase = GrantPhase.OVER
+        self.lapses_s = -float("inf")
+        self._newest: Grant | None = None
+        self._began_s = 0.0
+
+    @property
+    def training_plan_id(self) -> str:
+        """The plan that is being trained; empty while not training."""
+        return self.in_force.plan_id if self.in_force and self.phase is GrantPhase.TRAINING else ""
+
+    def receive(self, grant: Grant) -> None:
+        """Take a grant of the coordinator; a training in progress has to put it in force by `apply`."""
+        if self.phase is GrantPhase.TRAINING:
+            self._newest = grant
+        else:
+            self._put_in_force(grant)
+
+    def renew(self, sent_s: float, lifetime_s: float, now_s: float) -> None:
+        """Renew the grant, since the coordinator has acknowledged a message.
+
+        Args:
+            sent_s: when the message was sent.
+            lifetime_s: how long grants outlast it.
+            now_s: the time now.
+        """
+        self.lapse(now_s)
+        self.lapses_s = max(self.lapses_s, sent_s + lifetime_s)
+
+    def lapse(self, now_s: float) -> None:
+        """End a grant that has lapsed before its training began."""
+        if self.phase is GrantPhase.WAITING and now_s >= self.lapses_s:
+            self.phase = GrantPhase.OVER
+
+    def may_begin(self, plan_id: str, now_s: float) -> bool:
+        """Whether the training of a plan may begin."""
+        self.lapse(now_s)
+        return self.phase is GrantPhase.WAITING and self.in_force is not None and self.in_force.plan_id == plan_id
+
+    def begin(self, plan_id: str, now_s: float) -> Grant:
+        """Begin the training of a plan; returns its grant.
+
+        Raises:
+            NoGrantError: there is none, it has served a training already, or it has lapsed.
+        """
+        if not self.may_begin(plan_id, now_s) or self.in_force is None:
+            raise NoGrantError(
+                f"the coordinator has granted no watts for the training of round {plan_id}: its plan was given up or"
+                " trimmed, or the agent has lost the coordinator"
+            )
+        self.phase, self._began_s = GrantPhase.TRAINING, now_s
+        return self.in_force
+
+    def change(self) -> Grant | None:
+        """The newest grant, if the training has yet to put it in force."""
+        return self._newest
+
+    def must_stop(self, now_s: float) -> str | None:
+        """Why the training has to stop now; None if it may go on."""
+        if self.phase is not GrantPhase.TRAINING or self.in_force is None:
+            return None
+        if self._newest is not None and self._newest.plan_id != self.in_force.plan_id:
+            return "the coordinator has withdrawn its watts"
+        if self._newest is not None and self._newest.mode is None:
+            return "its watts were withdrawn: the budget fell, or its round is over"
+        if now_s >= self.lapses_s:
+            return "the agent has lost the coordinator for too long"
+        if now_s - self._began_s >= self.in_force.longest_s:
+            return f"it took longer than {self.in_force.longest_s:.0f} s"
+        return None
+
+    def next_check_s(self) -> float:
+        """When the training has to be looked at again, even if nothing is received."""
+        longest_s = self.in_force.longest_s if self.in_force else 0.0
+        return min(self.lapses_s, self._began_s + longest_s)
+
+    def apply(self, grant: Grant) -> None:
+        """Note that the training goes on under another grant of its plan."""
+        self.in_force = grant
+        if self._newest is grant:
+            self._newest = None
+
+    def end(self) -> None:
+        """Note that the training has ended and that the device is parked."""
+        if self.phase is not GrantPhase.TRAINING:
+            return
+        self.phase = GrantPhase.OVER
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._put_in_force(newest)
+
+    def _put_in_force(self, grant: Grant) -> None:
+        had_served = self.in_force is not None and self.in_force.plan_id == grant.plan_id
+        is_used = had_served and self.phase is GrantPhase.OVER
+        self.in_force = grant
+        self.phase = GrantPhase.OVER if grant.mode is None or is_used else GrantPhase.WAITING
