@@ -28,7 +28,7 @@ from wattfleet_proto.convert import (
     provenance_from_message,
     state_from_message,
 )
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
@@ -208,7 +208,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         grants = self._fleet.rounds.grants
         # From now on, as the device counts from before it sent this lease.
         grants.renew(device_id, self._now_s())
-        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
+        phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
+        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase)
         self._orders.send_due()
 
     async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:

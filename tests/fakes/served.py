@@ -86,6 +86,17 @@ class Agent:
             await self.refused()
         assert response.ack.lease_number == self._leases
 
+    async def trained(self) -> None:
+        """Take the grant of a round and say that its training is over."""
+        await self.lease(GrantPhase.OVER, await self.grant())
+
+    async def grant(self) -> session_pb2.Grant:
+        """The next grant, unless one came with an acknowledgement already."""
+        if self.grants:
+            return self.grants.pop(0)
+        grant: session_pb2.Grant = (await self.call.read()).grant
+        return grant
+
     async def refused(self) -> None:
         raise grpc.aio.AioRpcError(await self.call.code(), None, None, await self.call.details())  # type: ignore
 
@@ -96,7 +107,8 @@ class Agent:
 
     async def goodbye(self) -> None:
         await self.call.done_writing()
-        assert await self.call.read() is _END
+        while (response := await self.call.read()) is not _END:
+            assert response.HasField("grant"), "what else is left to say"
 
 
 @dataclass

@@ -235,6 +235,7 @@ class Lease(_message.Message):
     plan_id: _builtins.str
     """the plan of this grant"""
     phase: Global___GrantPhase.ValueType
+    """absent while there is no grant"""
     def __init__(
         self,
         *,

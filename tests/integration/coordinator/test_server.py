@@ -27,7 +27,7 @@ from wattfleet.budgets import InForce
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import (
     planning_pb2,
     session_pb2,
@@ -102,17 +102,20 @@ async def test_devices_of_a_round_in_flight_are_told_that_the_watts_fell(
     async with serving_client(config.with_values(site={"budget_check_s": 0.01})) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
+        for agent in (orin, nano):
+            await agent.lease(GrantPhase.TRAINING, await agent.grant())
         sky.watts = 20.0
         # The Nano's 15 W are carried still, beside the Orin's 5 W of idling.
-        order = (await orin.call.read()).reassign
-        assert (order.plan_id, order.HasField("mode")) == (plan.plan_id, False)
+        stop = await orin.grant()
+        assert (stop.plan_id, stop.HasField("mode")) == (plan.plan_id, False)
+        await orin.lease(GrantPhase.OVER, stop)
         [shown] = (await client.rounds()).rounds
         assert [part.device_id for part in shown.plan.assignments] == ["nano"]
         assert shown.plan.planned_w <= 20
         sky.watts = 17.0
-        order = (await nano.call.read()).reassign
-        assert order.power_limit_w == 10.0
-        assert order.mode == front_to_message(NANO_FRONT).points[1].mode
+        grant = await nano.grant()
+        assert grant.power_limit_w == 10.0
+        assert grant.mode == front_to_message(NANO_FRONT).points[1].mode
         await nano.send(state=READY)
 
 
@@ -120,31 +123,35 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sky = sky_above_the_site(monkeypatch)
-    training = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
 
     config = config.with_values(site={"budget_check_s": 0.01, "trim_check_s": 0.01})
     async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
+        had = await orin.grant()
+        await orin.lease(GrantPhase.TRAINING, had)
+        await nano.lease(GrantPhase.TRAINING, await nano.grant())
         await orin.goodbye()
         sky.watts = 30.0
-        stop = (await nano.call.read()).reassign
+        stop = await nano.grant()
         assert not stop.HasField("mode"), "the Orin, which cannot be told anything, has all of the watts"
+        await nano.lease(GrantPhase.OVER, stop)
         orin = client.agent()
         await orin.hello("orin")
-        # What it is known to do may be told first, then what it is to do with the watts that there are.
-        order = (await orin.call.read()).reassign
-        if order.power_limit_w == 30.0:
-            order = (await orin.call.read()).reassign
-        assert (order.plan_id, order.power_limit_w) == (plan.plan_id, 20.0)
-        await orin.send(state=training)
+        await orin.lease(GrantPhase.TRAINING, had)
+        # It may be told first what it does already, then what it is to do with the watts that there are.
+        grant = await orin.grant()
+        if grant.power_limit_w == 30.0:
+            grant = await orin.grant()
+        assert (grant.plan_id, grant.power_limit_w) == (plan.plan_id, 20.0)
+        await orin.lease(GrantPhase.TRAINING, grant)
     async with serving_client(config) as client:
         orin, nano = client.agent(), client.agent()
-        for agent, device_id in ((orin, "orin"), (nano, "nano")):
+        for agent, device_id, phase in ((orin, "orin", GrantPhase.TRAINING), (nano, "nano", GrantPhase.OVER)):
             await agent.hello(device_id)
-            await agent.send(state=training)
-        assert [order.power_limit_w for order in orin.orders] == [20.0]
-        assert [order.HasField("mode") for order in nano.orders] == [False]
+            await agent.lease(phase, grant)
+        assert (await orin.grant()).power_limit_w == 20.0
+        assert not (await nano.grant()).HasField("mode")
 
 
 @dataclass
