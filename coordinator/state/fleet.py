@@ -173,7 +173,10 @@ class Fleet:
 
     def _obeys(self, device_id: str) -> bool:
         """Whether a device confirms what it is told, as far as it is known."""
-        return self.agents.is_connected(device_id) and self.rounds.grants.is_controllable(device_id, self._now_s())
+        grants, now_s = self.rounds.grants, self._now_s()
+        if self.agents.is_connected(device_id):
+            return grants.is_controllable(device_id, now_s)
+        return grants.is_expected_back(device_id, now_s)
 
     def _offers_in_flight(self) -> dict[str, list[Offer]]:
         """What the devices in flight can be planned with, by plan."""

@@ -124,6 +124,7 @@ class Grants:
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
         """
         self._settings = settings
+        self._started_s = started_s
         self._next_id = secrets.randbits(62) if first_id is None else first_id
         self._grants: dict[str, DeviceGrant] = {}
         self._lapses_s: dict[str, float] = {}
@@ -184,6 +185,15 @@ class Grants:
             return True
         return now_s - known.sent_s < self._settings.confirm_timeout_s
 
+    def is_expected_back(self, device_id: str, now_s: float) -> bool:
+        """Whether a device that is not connected may be expected to return and keep to its newest grant.
+
+        The coordinator has just been restarted, and the one before had told the device.
+        """
+        known = self._grants.get(device_id)
+        is_starting = now_s - self._started_s < self._settings.confirm_timeout_s
+        return is_starting and known is not None and not known.was_sent and not known.is_over
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
@@ -191,7 +201,7 @@ class Grants:
 
     def copy(self) -> Grants:
         """An independent copy, whose orders are never sent."""
-        copied = Grants(settings=self._settings, first_id=self._next_id)
+        copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
         copied._late = self._late.copy()  # noqa: SLF001 - an instance of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
