@@ -169,7 +169,5 @@ def _print_changed(answer: Any, json_: bool) -> None:
     if answer.trimmed_rounds:
         print(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
     if is_over:
-        print(
-            f"{wording.watts(content['set_aside_w'])} are still reserved: devices have yet to confirm lower limits, idle at"
-            " that, or are offline"
-        )
+        reserved = wording.watts(content["set_aside_w"])
+        print(f"{reserved} are still reserved: devices have yet to confirm lower limits, idle at that, or are offline")
