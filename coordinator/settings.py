@@ -126,8 +126,8 @@ class PolicySettings(Group):
     )
     half_devices: float | None = setting(
         None,
-        "Devices at which a round makes half of the possible progress, for the policy progress. Lower it if the"
-        " devices' data are alike.",
+        "Number of devices with which a round makes half of the possible progress, for the policy progress. Lower it if"
+        " the devices' data are alike.",
         option="--half-devices",
         unset="3",
     )
