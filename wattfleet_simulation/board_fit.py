@@ -145,8 +145,7 @@ def orin_nx(agx: BoardFit, nano: BoardFit, nano_profile: Profile) -> tuple[TimeP
     All three carry the same chip. NX and Nano have 1,024 of its 2,048 CUDA cores and 128 of its 256 memory lanes
     in use, so a step costs the same cycles. The Nano's clocks end where voltages begin to rise, so its own curves
     do not cover those of the NX. Power is the Nano's floor plus half of the AGX Orin's GPU and memory power and its
-    power per core. All but the floor is multiplied by the factor by
-    which it is too low for the Nano's measurements.
+    power per core. All but the floor is multiplied by the factor by which it is too low for the Nano's measurements.
     """
     half = _scaled(agx.power, (*_GPU_MW, *_MEM_MW), 0.5)
     floor_mw = nano.power.floor_mw
