@@ -173,7 +173,7 @@ class ProfilingSettings(Group):
 class SessionSettings(Group):
     """Sessions: leases, reconnections and reports of the agents."""
 
-    lease_s: float = setting(5.0, "Time within which an agent sends its next message, in a small fleet.", unit="s", gt=0)
+    lease_s: float = setting(5.0, "Time between two messages of an agent, at most, in a small fleet.", unit="s", gt=0)
     renewals_per_s: float = setting(
         250.0,
         "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",
