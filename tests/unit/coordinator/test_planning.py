@@ -109,7 +109,7 @@ class SlowPolicy:
 
     def request(self, context: PlanningContext) -> SelectionRequest:
         self.asked.set()
-        assert self.go_on.wait(10), "nobody lets it go on"
+        assert self.go_on.wait(10), "the test did not let it continue"
         return AllDevices().request(context)
 
 
