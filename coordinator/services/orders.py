@@ -77,12 +77,9 @@ class Orders:
 
     def send_due(self) -> None:
         """Send the grants that have changed to devices with a session."""
-        for device_id, grant in self._fleet.take_orders():
-            stream = self._streams.get(device_id)
-            if stream is None:
-                continue  # its session has just begun or ended: the first lease of a session asks again
+        for device_id, grant in self._fleet.take_orders(self._streams.__contains__):
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
-            stream.send_grant(grant_to_message(grant))
+            self._streams[device_id].send_grant(grant_to_message(grant))
 
 
 def grant_to_message(grant: Grant) -> session_pb2.Grant:

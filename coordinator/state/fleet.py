@@ -107,9 +107,13 @@ class Fleet:
             self.rounds.is_trim_due = True
         return self.rounds.grants.check(now_s)
 
-    def take_orders(self) -> list[tuple[str, Grant]]:
-        """The grants to send to connected devices now, each with its device's id; they count as sent."""
-        return self.rounds.grants.take_orders(self.agents.is_connected, self._now_s())
+    def take_orders(self, is_reachable: Callable[[str], bool] | None = None) -> list[tuple[str, Grant]]:
+        """The grants to send now, each with its device's id; they count as sent.
+
+        Args:
+            is_reachable: whether a grant can be sent to a device; None for all that are connected.
+        """
+        return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s())
 
     def trim(self) -> list[RoundRecord]:
         """Trim the rounds in flight to the budgets, where devices draw more than their plans took into account.
@@ -122,13 +126,13 @@ class Fleet:
             The rounds that were trimmed.
         """
         self.rounds.trim_count += 1
-        self.rounds.is_trim_due = False
         trimmed: list[RoundRecord] = []
         in_flight = self._offers_in_flight()
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
         expected = {device_id for device_id in self.agents.devices if self._obeys(device_id)}
         self._stop_given_up(expected)
         if not in_flight:
+            self.rounds.is_trim_due = False
             return trimmed
         rounds = [
             InFlight(self.rounds.records[plan_id].plan, self.rounds.records[plan_id].epochs, offers)
@@ -143,6 +147,7 @@ class Fleet:
             record = replace(before, plan=trim.plan, idle_w=before.idle_w + stopped_w)
             self.rounds.replace_plan(record, trim.changed + trim.ended)
             trimmed.append(record)
+        self.rounds.is_trim_due = False
         return trimmed
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:

@@ -7,6 +7,7 @@ its acknowledgement and the device from its earlier request, so that the device'
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -313,12 +314,14 @@ class Grants:
         is_new, self._late = bool(late - self._late), late
         return is_new
 
-    def take_orders(self, is_connected: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
-        """The grants to send to connected devices now, each with its device's id; they count as sent."""
+    def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
+        """The grants to send to reachable devices now, each with its device's id; they count as sent."""
         orders = []
-        for device_id in [each for each in self._due if is_connected(each)]:
+        for device_id in [each for each in self._due if is_reachable(each)]:
             del self._due[device_id]
             known = self._grants[device_id]
+            if known.is_over:
+                continue
             sent_s = known.sent_s if known.was_sent else now_s
             self._grants[device_id] = replace(known, was_sent=True, is_in_session=True, sent_s=sent_s)
             orders.append((device_id, known.grant))
@@ -346,7 +349,7 @@ class Grants:
             is_rogue=is_rogue,
         )
         self._next_id += 1
-        self._lapses_s.setdefault(device_id, 0.0)
+        self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
         self._due[device_id] = None
 
     def _give_up(self, device_id: str, plan_id: str) -> None:
@@ -355,5 +358,7 @@ class Grants:
         if known is None or known.plan_id != plan_id or known.is_over or known.is_given_up:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
-        if known.phase is GrantPhase.WAITING and known.assignment is not None:
+        if not known.was_sent and not known.superseded_w:
+            self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
+        elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)

@@ -80,7 +80,7 @@ def test_watts_that_no_board_draws_stop_nobody(device_front: Front, idle_w: floa
     with pytest.raises(InvalidInputError, match=implausible):
         fleet.agents.report_front("newcomer", device_front, idle_w, 50, "")
     fleet.agents.report_state("newcomer", DeviceState.PROFILING, 50, "")
-    assert fleet.trim() == ([], []), "the trainings in flight go on"
+    assert fleet.trim() == [], "the trainings in flight go on"
 
 
 @pytest.mark.parametrize("digest", ["d" * 63, "d" * 1_000_000, "g" * 64, "D" * 64, "d" * 64 + "\n"])

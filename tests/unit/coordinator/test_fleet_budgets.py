@@ -7,7 +7,8 @@ import pytest
 from coordinator.budgets.site_file import SiteFile
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import DeviceRules
-from coordinator.state.records import DeviceResult, ObservedTraining, Reassignment
+from coordinator.state.records import DeviceResult, ObservedTraining
+from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import (
     NANO_FRONT,
     NANO_NODE,
@@ -22,7 +23,6 @@ from wattfleet.budgets import ConstantBudget, InForce, Supplies, Supply
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance, Selection
 from wattfleet.planning.policies import AllDevices
-from wattfleet_proto.device_state import DeviceState
 
 SUPPLIES = Supplies((Supply("site"), Supply("rack", "site"), Supply("roof", "site")))
 SITE = SiteFile(
@@ -76,28 +76,30 @@ def test_watts_that_fall_trim_the_round_in_flight_and_a_rise_leaves_it() -> None
     fleet = small_fleet()
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     before = modes_of(fleet, plan_id)
-    assert fleet.set_budget("site", watts(200.0)) == ([], [])
-    changed, told = fleet.set_budget("site", watts(33.0))
-    [record] = changed
+    confirm_all(fleet)
+    assert fleet.set_budget("site", watts(200.0)) == []
+    [record] = fleet.set_budget("site", watts(33.0))
     assert record == fleet.rounds.records[plan_id]
     assert record.plan.planned_w <= 33
-    assert {each.device_id for each in told} == {"orin", "nano"} - {
+    assert set(confirm_all(fleet)) == {"orin", "nano"} - {
         d for d in before if before[d] == modes_of(fleet, plan_id).get(d)
     }
-    assert fleet.set_budget("site", watts(33.0)) == ([], [])
-    _, told = fleet.set_budget("site", watts(20.0))
-    assert Reassignment("orin", plan_id, None) in told
+    assert fleet.set_budget("site", watts(33.0)) == []
+    fleet.set_budget("site", watts(20.0))
+    stop = confirm_all(fleet)["orin"]
+    assert (stop.plan_id, stop.assignment) == (plan_id, None)
 
 
 def test_a_device_that_is_done_is_not_told_anything() -> None:
     fleet = small_fleet()
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     for device_id in ("orin", "nano"):
-        fleet.agents.report_state(device_id, DeviceState.TRAINING, 50, "")
-    fleet.agents.report_state("orin", DeviceState.READY, 50, "parked")
+        train(fleet, device_id)
+    end_training(fleet, "orin")
     fleet.rounds.observe(plan_id, ObservedTraining("orin", 12.0, 30.0))
-    changed, told = fleet.set_budget("site", watts(17.0))
-    assert [(each.device_id, each.assignment is not None) for each in told] == [("nano", True)]
+    changed = fleet.set_budget("site", watts(17.0))
+    told = confirm_all(fleet)
+    assert [(device_id, each.assignment is not None) for device_id, each in told.items()] == [("nano", True)]
     assert {a.device_id for a in changed[0].plan.assignments} == {"orin", "nano"}
 
 
@@ -105,7 +107,7 @@ def test_a_round_that_is_over_is_not_trimmed() -> None:
     fleet = small_fleet()
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
     fleet.rounds.finish(plan_id, [], 50.0)
-    assert fleet.set_budget("site", watts(10.0)) == ([], [])
+    assert fleet.set_budget("site", watts(10.0)) == []
 
 
 def test_the_next_round_keeps_the_watts_as_they_are_then() -> None:
@@ -121,7 +123,9 @@ def test_a_straggler_counts_with_the_watts_that_were_set_aside_for_it() -> None:
     fleet = small_fleet()
     first = fleet.flower.plan(RUN, 1, NODES, 1.0)
     set_aside_w = {a.device_id: a.power_limit_w for a in first.plan.assignments}["orin"]
-    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    train(fleet, "orin")
+    train(fleet, "nano")
+    end_training(fleet, "nano")
     fleet.rounds.finish(first.plan_id, [DeviceResult("orin", "no reply within 90 s"), DeviceResult("nano")], 90.0)
     second = fleet.flower.plan(RUN, 2, NODES, 1.0)
     assert [a.device_id for a in second.plan.assignments] == ["nano"]
@@ -140,8 +144,10 @@ def test_a_device_that_failed_twice_in_a_row_is_left_out_of_a_round() -> None:
     for number in (1, 2):
         plan_id = fleet.flower.plan(RUN, number, NODES, 1.0).plan_id
         fleet.rounds.finish(plan_id, [DeviceResult("orin", "the app raised: OOM"), DeviceResult("nano")], 50.0)
+        confirm_all(fleet)
     third = fleet.flower.plan(RUN, 3, NODES, 1.0)
     assert [a.device_id for a in third.plan.assignments] == ["nano"]
     assert "failed 2 times in a row: excluded until round 4" in [d.reason for d in third.plan.decisions]
     fleet.rounds.finish(third.plan_id, [DeviceResult("nano")], 50.0)
+    confirm_all(fleet)
     assert len(fleet.flower.plan(RUN, 4, NODES, 1.0).plan.assignments) == 2

@@ -11,6 +11,7 @@ import pytest
 from coordinator.errors import NoDevicesError
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.writer import Writer
+from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
@@ -31,15 +32,16 @@ async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_onl
     now_s = 1_000.0
     fleet, writer = small_fleet(), Writer(RecordingStore())
     repository = FleetRepository(fleet, writer)
-    planning = RoundPlanning(repository, Leases(now_s), lambda: now_s)
+    orders = Orders(fleet)
+    planning = RoundPlanning(repository, Leases(now_s), orders, lambda: now_s)
 
     async def plan(run_id: str) -> planning_pb2.PlanRoundResponse:
         request = planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=[ORIN_NODE], epochs=1.0)
-        return await PlanningServicer(repository, planning).PlanRound(request, None)
+        return await PlanningServicer(repository, planning, orders).PlanRound(request, None)
 
     duration_s = (await plan(RUN)).duration_s
     if has_restarted:
-        planning = RoundPlanning(repository, Leases(now_s), lambda: now_s)
+        planning = RoundPlanning(repository, Leases(now_s), orders, lambda: now_s)
     fleet.flower.start_run("next", "FedAvg", 1)
     for waited_s in (0.0, 2 * duration_s + 600.0):
         now_s = 1_000.0 + waited_s
@@ -54,7 +56,8 @@ async def test_a_round_whose_server_was_killed_keeps_its_devices_for_a_while_onl
 
 def service_of(fleet: Fleet, writer: Writer) -> PlanningServicer:
     repository = FleetRepository(fleet, writer)
-    return PlanningServicer(repository, RoundPlanning(repository, Leases(0.0), lambda: 0.0))
+    orders = Orders(fleet)
+    return PlanningServicer(repository, RoundPlanning(repository, Leases(0.0), orders, lambda: 0.0), orders)
 
 
 async def test_a_node_that_can_be_no_device_is_no_hindrance_to_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -129,7 +132,7 @@ def request(run_id: str) -> planning_pb2.PlanRoundRequest:
     return planning_pb2.PlanRoundRequest(run_id=run_id, round=1, node_ids=NODES, epochs=1.0)
 
 
-async def test_while_a_round_is_planned_devices_report_and_the_plan_is_of_what_was_asked() -> None:
+async def test_a_device_that_goes_while_a_round_is_planned_is_left_out() -> None:
     policy = SlowPolicy()
     fleet = small_fleet(policy=policy)
 
@@ -138,23 +141,21 @@ async def test_while_a_round_is_planned_devices_report_and_the_plan_is_of_what_w
         fleet.agents.report_state("orin", DeviceState.READY, 51, "another mode measured")
 
     record = await planning(fleet, policy, story)
-    assert set(record.nodes) == {"orin", "nano"}
+    assert set(record.nodes) == {"orin"}
     assert fleet.agents.get("orin").profiled_modes == 51
 
 
-async def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is() -> None:
+async def test_watts_that_fall_while_a_round_is_planned_are_never_granted() -> None:
     policy = SlowPolicy()
     fleet = small_fleet(policy=policy)
 
     async def story(service: PlanningServicer) -> None:
-        assert fleet.set_budget("site", InForce(40.0, "command", False, "set")) == ([], [])
-        assert not fleet.rounds.is_trim_due
+        assert fleet.set_budget("site", InForce(40.0, "command", False, "set")) == []
 
     record = await planning(fleet, policy, story)
-    assert record.plan.planned_w > 40.0, "it was asked for with more"
-    assert fleet.rounds.is_trim_due
-    [trimmed], _told = fleet.trim()
-    assert trimmed.plan.planned_w <= 40.0
+    assert record.plan.planned_w <= 40.0, "it was asked for with 100 W"
+    granted_w = sum(grant.counted_w for _, grant in fleet.rounds.grants.in_flight())
+    assert 0 < granted_w <= 40.0
 
 
 async def test_two_runs_that_ask_at_once_are_not_given_the_same_devices() -> None:

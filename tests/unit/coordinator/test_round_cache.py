@@ -56,7 +56,7 @@ def test_a_round_in_which_somebody_is_waited_for_stays() -> None:
     for number in range(1, 5):
         train(fleet, number)
     assert awaited not in fleet.rounds.evictable()
-    assert fleet.rounds.reassignment_for("orin") is not None and fleet.rounds.in_flight()[0].plan_id == awaited
+    assert fleet.rounds.in_flight()[0].plan_id == awaited
     fleet.rounds.observe(awaited, ObservedTraining("orin", 20.0, 12.0))
     for number in range(5, 8):
         train(fleet, number)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -12,8 +11,9 @@ from coordinator.repository.writer import Writer
 from coordinator.services.orders import Orders
 from coordinator.services.trimmer import Trimmer
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import Reassignment, RoundRecord, StoredRecord
+from coordinator.state.records import RoundRecord, StoredRecord
 from coordinator.store.errors import StoreFullError
+from tests.fakes.obedient_devices import confirm_all
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, RUN, small_fleet
 from wattfleet.budgets import InForce
@@ -21,14 +21,16 @@ from wattfleet_proto.device_state import DeviceState
 
 
 class Told(Orders):
-    """Notes what is to be told."""
+    """Notes what is told; the devices confirm it at once."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, fleet: Fleet) -> None:
+        super().__init__(fleet)
+        confirm_all(fleet)
+        self.fleet = fleet
         self.device_ids: list[str] = []
 
-    def send(self, reassignments: Sequence[Reassignment]) -> None:
-        self.device_ids += [each.device_id for each in reassignments]
+    def send_due(self) -> None:
+        self.device_ids += confirm_all(self.fleet)
 
 
 async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> None:
@@ -48,10 +50,11 @@ async def looked(fleet: Fleet, writer: Writer, told: Told, times: int = 1) -> No
 
 async def test_devices_are_told_that_the_watts_fell_though_nothing_can_be_stored() -> None:
 
-    fleet, recording, told = small_fleet(), RecordingStore(), Told()
+    fleet, recording = small_fleet(), RecordingStore()
     recording.fails_with = StoreFullError("the disk is full")
     writer = Writer(recording, lambda _: asyncio.sleep(0.01))
     fleet.flower.plan(RUN, 1, NODES, 1.0)
+    told = Told(fleet)
     Trimmer(FleetRepository(fleet, writer), told).budget_changed("site", InForce(20.0, "query", False, "the meter"))
     assert told.device_ids == ["orin"]
     while not recording.attempts:
@@ -65,9 +68,10 @@ async def test_devices_are_told_that_the_watts_fell_though_nothing_can_be_stored
 
 async def test_a_device_that_begins_to_measure_itself_is_noticed() -> None:
 
-    fleet, recording, told = small_fleet(60.0), RecordingStore(), Told()
+    fleet, recording = small_fleet(60.0), RecordingStore()
     writer = Writer(recording)
     fleet.flower.plan(RUN, 1, [NODES[1]], 1.0)
+    told = Told(fleet)
     fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
     await looked(fleet, writer, told)
     assert told.device_ids == ["nano"]
@@ -81,15 +85,16 @@ async def test_what_goes_wrong_with_a_look_is_logged_once_and_it_is_looked_again
 ) -> None:
     right, attempts = Fleet.trim, 0
 
-    def trim(fleet: Fleet) -> tuple[list[RoundRecord], list[Reassignment]]:
+    def trim(fleet: Fleet) -> list[RoundRecord]:
         nonlocal attempts
         attempts += 1
         if attempts < 3:
             raise ZeroDivisionError
         return right(fleet)
 
-    fleet, writer, told = small_fleet(60.0), Writer(RecordingStore()), Told()
+    fleet, writer = small_fleet(60.0), Writer(RecordingStore())
     fleet.flower.plan(RUN, 1, [NODES[1]], 1.0)
+    told = Told(fleet)
     fleet.agents.report_state("orin", DeviceState.PROFILING, 50, "drift")
     monkeypatch.setattr(Fleet, "trim", trim)
     await looked(fleet, writer, told, times=5)

@@ -10,41 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RoundAssignment
 from wattfleet_proto.convert import (
     assignment_from_start,
     assignment_to_start,
     assignments_from_plan,
-    mode_to_message,
 )
 from wattfleet_proto.v1 import local_pb2, planning_pb2
 
-knob = st.integers(1, 2**63 - 1)
-ASSIGNMENT = RoundAssignment(
-    "7/1", "orin-0", PowerMode(12, 2_201_600, 1_300_500_000, 3_199_000_000), epochs=1.0, power_limit_w=41.25
+ASSIGNMENT = RoundAssignment("7/1", "orin-0", epochs=1.0)
+ASSIGNMENTS = st.builds(
+    RoundAssignment,
+    plan_id=st.text(),
+    device_id=st.text(),
+    epochs=st.floats(1e-3, 1e6),
+    deadline_s=st.none() | st.floats(1e-3, 1e6),
 )
 
 
-hertz = st.integers(1, 10**12 - 1)
-# Messages hold two knobs as 32 bits, and no clock reaches 1 THz.
-SENT_MODES = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
-LARGEST_KNOBS = st.builds(PowerMode, knob, knob, knob, knob)
-
-
-def assignments_in(modes: st.SearchStrategy[PowerMode]) -> st.SearchStrategy[RoundAssignment]:
-    return st.builds(
-        RoundAssignment,
-        plan_id=st.text(),
-        device_id=st.text(),
-        mode=modes,
-        epochs=st.floats(1e-3, 1e6),
-        power_limit_w=st.floats(1e-3, 1e6),
-        deadline_s=st.none() | st.floats(1e-3, 1e6),
-    )
-
-
-@given(assignments_in(LARGEST_KNOBS))
+@given(ASSIGNMENTS)
 def test_an_assignment_survives_flowers_own_record(assignment: RoundAssignment) -> None:
     assert RoundAssignment.from_record(ConfigRecord(assignment.to_record())) == assignment
 
@@ -63,11 +47,10 @@ def test_a_missing_value_is_named_with_what_to_do(key: str) -> None:
         RoundAssignment.from_record(record)
 
 
-@pytest.mark.parametrize("key", [*PowerMode._fields, "epochs", "power-limit-w"])
 @pytest.mark.parametrize("value", ["fast", b"\x01", [1, 2], ""])
-def test_a_value_of_the_wrong_kind_is_refused(key: str, value: object) -> None:
+def test_a_value_of_the_wrong_kind_is_refused(value: object) -> None:
     with pytest.raises(InvalidInputError, match="not an assignment"):
-        RoundAssignment.from_record({**ASSIGNMENT.to_record(), key: value})
+        RoundAssignment.from_record({**ASSIGNMENT.to_record(), "epochs": value})
 
 
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan")])
@@ -76,20 +59,14 @@ def test_a_deadline_not_above_zero_is_refused(deadline_s: float) -> None:
         RoundAssignment.from_record({**ASSIGNMENT.to_record(), "deadline-s": deadline_s})
 
 
-def test_half_a_hertz_is_no_mode() -> None:
-    with pytest.raises(InvalidInputError, match="not an assignment"):
-        RoundAssignment.from_record({**ASSIGNMENT.to_record(), "gpu_hz": 0.5})
-
-
-@given(assignments_in(SENT_MODES))
+@given(ASSIGNMENTS)
 def test_an_assignment_survives_the_local_socket_without_its_deadline(assignment: RoundAssignment) -> None:
     message = local_pb2.StartTraining.FromString(assignment_to_start(assignment).SerializeToString())
     assert assignment_from_start(message) == replace(assignment, deadline_s=None)
 
 
 def test_a_plan_gives_each_node_its_assignment() -> None:
-    mode = mode_to_message(ASSIGNMENT.mode)
-    part = planning_pb2.Assignment(node_id=7, device_id="orin-0", mode=mode, power_limit_w=41.25)
+    part = planning_pb2.Assignment(node_id=7, device_id="orin-0", power_limit_w=41.25)
     plan = planning_pb2.PlanRoundResponse(plan_id="7/1", assignments=[part])
     assert assignments_from_plan(plan, 1.0) == {7: ASSIGNMENT}
     plan.deadline_s = 30.0

@@ -1,4 +1,4 @@
-"""From when and until when a device counts with the watts that a plan set aside for it."""
+"""From when and until when a device counts with the watts that a plan has granted it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import Placement
-from coordinator.state.records import DeviceResult, ObservedTraining, Reassignment, RoundRecord
+from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
 from tests.fakes.fronts import front
+from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import ConstantBudget, InForce
 from wattfleet.planning.policies import FastestK
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 OTHER = "another run"
+LAPSED_S = 1e9
 
 
 def watts(amount: float) -> InForce:
@@ -48,6 +50,13 @@ def restarted(fleet: Fleet, placement: Placement | None = None) -> Fleet:
     )
 
 
+def reconnect(fleet: Fleet, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
+    """Begin a session, whose first lease says which grant is in force."""
+    fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
+    fleet.rounds.grants.session_began(device_id, 0.0)
+    fleet.rounds.grants.confirm(device_id, grant_id, plan_id, phase)
+
+
 def connect(fleet: Fleet, device_id: str, state: DeviceState = DeviceState.READY) -> None:
     fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
     fleet.agents.report_state(device_id, state, 50, "")
@@ -74,7 +83,11 @@ def test_with_all_devices_in_another_runs_round_it_is_said_which() -> None:
 def test_a_node_that_its_own_run_takes_for_free_is_offered_again() -> None:
     fleet = small_fleet()
     fleet.flower.plan(RUN, 1, NODES, 1.0)
-    second = fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)  # its message was lost, and the Nano trains still
+    confirm_all(fleet)
+    assert fleet.flower.release(RUN, [ORIN_NODE]) == {"orin"}  # its message was lost, and the Nano trains still
+    confirm_all(fleet)
+    assert fleet.flower.release(RUN, [ORIN_NODE]) == set()
+    second = fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
     assert [part.device_id for part in second.plan.assignments] == ["orin"]
 
 
@@ -91,8 +104,8 @@ def ends_observed(fleet: Fleet) -> None:
 
 
 def ends_seen(fleet: Fleet) -> None:
-    for state in (DeviceState.TRAINING, DeviceState.READY):
-        fleet.agents.report_state("orin", state, 50, "")
+    train(fleet, "orin")
+    end_training(fleet, "orin")
 
 
 def ends_given_up(fleet: Fleet) -> None:
@@ -103,8 +116,10 @@ def ends_given_up(fleet: Fleet) -> None:
 def test_a_device_that_is_done_may_be_taken_by_another_run(ends: Callable[[Fleet], None]) -> None:
     fleet = two_runs()
     fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    confirm_all(fleet)
     ends(fleet)
     assert not fleet.rounds.in_flight()
+    confirm_all(fleet)
     assert fleet.flower.plan(OTHER, 1, [ORIN_NODE], 1.0).nodes == {"orin": ORIN_NODE}
 
 
@@ -118,24 +133,32 @@ def test_a_device_that_was_ready_all_along_is_waited_for_still() -> None:
 def test_a_device_that_trains_when_its_round_is_given_up_counts_as_long_as_it_does() -> None:
     fleet = two_runs()
     planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    train(fleet, "orin")
     fleet.rounds.abandon(planned.plan_id)
-    assert fleet.flower.plan(OTHER, 1, NODES, 1.0).idle_w == set_aside_w(planned, "orin")
-    fleet.agents.report_state("orin", DeviceState.READY, 50, "")
+    first = fleet.flower.plan(OTHER, 1, NODES, 1.0)
+    assert first.idle_w == set_aside_w(planned, "orin")
+    end_training(fleet, "orin")
+    fleet.rounds.observe(first.plan_id, ObservedTraining("nano", 36.0, 14.5))
     assert fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 5.0
 
 
 # --- gone, and back -----------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_gone_counts_while_it_is_waited_for() -> None:
+def test_a_device_that_is_gone_counts_until_its_grant_has_lapsed() -> None:
     fleet = two_runs(60.0)
     planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.agents.report_state("orin", DeviceState.TRAINING, 50, "")
+    train(fleet, "orin")
     fleet.agents.disconnect("orin")
-    assert fleet.flower.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
+    first = fleet.flower.plan(OTHER, 1, [NANO_NODE], 1.0)
+    assert first.idle_w == set_aside_w(planned, "orin")
     fleet.rounds.finish(planned.plan_id, [DeviceResult("orin", "the node is gone")], 50.0)
-    assert fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0).idle_w == 0.0
+    fleet.rounds.observe(first.plan_id, ObservedTraining("nano", 36.0, 14.5))
+    second = fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0)
+    assert second.idle_w == set_aside_w(planned, "orin"), "it may still train"
+    fleet.rounds.observe(second.plan_id, ObservedTraining("nano", 36.0, 14.5))
+    assert fleet.rounds.grants.check(LAPSED_S) == ["orin"]
+    assert fleet.flower.plan(OTHER, 3, [NANO_NODE], 1.0).idle_w == 5.0, "it has parked by itself, and may be on"
 
 
 def test_after_a_restart_what_was_promised_counts_before_anybody_is_back() -> None:
@@ -149,43 +172,56 @@ def test_after_a_restart_what_was_promised_counts_before_anybody_is_back() -> No
 def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
     fleet = small_fleet()
     planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    train(fleet, "orin")
     fleet.agents.disconnect("orin")
-    _, told = fleet.set_budget("site", watts(30.0))
+    fleet.set_budget("site", watts(30.0))
     # The Orin cannot be told anything, and its 30 W are all that there are.
-    assert told == [Reassignment("nano", planned.plan_id, None)]
+    [(device_id, stop)] = fleet.take_orders()
+    assert (device_id, stop.plan_id, stop.assignment) == ("nano", planned.plan_id, None)
     connect(fleet, "orin", DeviceState.TRAINING)
     assert fleet.rounds.is_trim_due
-    [record], told = fleet.trim()
+    [record] = fleet.trim()
     assert not fleet.rounds.is_trim_due
-    assert [each.device_id for each in told] == ["orin"]
+    assert list(confirm_all(fleet)) == ["nano", "orin"] or list(fleet.agents.devices) == ["orin", "nano"]
     assert record.plan.planned_w == set_aside_w(record, "orin") + 3.0 <= 30.0
-    assert fleet.trim() == ([], [])
+    assert fleet.trim() == []
 
 
 def test_a_budget_that_fell_during_an_outage_is_kept_when_devices_return() -> None:
     before = small_fleet()
     before.flower.plan(RUN, 1, NODES, 1.0)
     fleet = restarted(before)
-    assert fleet.set_budget("site", watts(17.0)) == ([], [])
+    assert fleet.set_budget("site", watts(17.0)) == []
     for device_id in ("orin", "nano"):
         connect(fleet, device_id, DeviceState.TRAINING)
-    [record], _ = fleet.trim()
+    [record] = fleet.trim()
     assert record.plan.planned_w <= 17.0
 
 
 def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     fleet = small_fleet()
     planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
-    _, told = fleet.set_budget("site", watts(20.0))
-    assert told == [Reassignment("orin", planned.plan_id, None)]
+    train(fleet, "orin")
+    had = fleet.rounds.grants.of("orin")
+    fleet.set_budget("site", watts(20.0))
+    stop = dict(fleet.take_orders())["orin"]
     fleet.agents.disconnect("orin")
-    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
-    assert fleet.rounds.reassignment_for("orin") == told[0]
+    reconnect(fleet, "orin", had.grant.grant_id, planned.plan_id, GrantPhase.TRAINING)
+    assert dict(fleet.take_orders())["orin"] == stop
+    after = restarted(fleet)
+    reconnect(after, "nano", 4, planned.plan_id, GrantPhase.WAITING)
     [kept] = fleet.rounds.records[planned.plan_id].plan.assignments
-    assert restarted(fleet).rounds.reassignment_for("nano") == Reassignment("nano", planned.plan_id, kept)
+    assert dict(after.take_orders())["nano"].assignment == kept
+
+
+def test_a_device_that_comes_back_to_a_finished_round_is_not_told_to_train() -> None:
+    fleet = small_fleet()
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
     fleet.rounds.finish(planned.plan_id, [], 50.0)
-    assert fleet.rounds.reassignment_for("orin") is None
-    assert small_fleet().rounds.reassignment_for("orin") is None
+    after = restarted(fleet)
+    reconnect(after, "orin", 4, planned.plan_id, GrantPhase.OVER)
+    assert after.take_orders() == []
+    assert after.rounds.grants.of("orin").is_over
 
 
 def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> None:
@@ -200,7 +236,7 @@ def test_a_device_without_a_supply_does_not_keep_rounds_from_being_planned() -> 
     fleet = restarted(before, ambiguous)
     connect(fleet, "nano")
     assert fleet.flower.plan(RUN, 2, [NANO_NODE], 1.0).nodes == {"nano": NANO_NODE}
-    assert fleet.trim() == ([], [])
+    assert fleet.trim() == []
 
 
 # --- what else draws ----------------------------------------------------------------------------------------------
@@ -218,10 +254,9 @@ def test_a_device_that_begins_to_measure_itself_trims_the_others() -> None:
     fleet = small_fleet(65.0)
     make_ready(fleet, "third", front((50, 60)), 4.0, 3)
     planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
-    assert fleet.trim() == ([], [])
+    assert fleet.trim() == []
     fleet.agents.report_state("third", DeviceState.PROFILING, 50, "drift")
-    _, told = fleet.trim()
-    assert {each.plan_id for each in told} == {planned.plan_id}
+    assert [record.plan_id for record in fleet.trim()] == [planned.plan_id]
 
 
 # --- several rounds in flight -------------------------------------------------------------------------------------
@@ -231,20 +266,22 @@ def test_rounds_in_flight_share_what_the_fall_of_the_watts_costs() -> None:
     fleet = small_fleet()
     first, second = fleet.flower.plan(RUN, 1, [NANO_NODE], 1.0), fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
     assert set_aside_w(first, "nano") + set_aside_w(second, "orin") == 65.0
-    changed, told = fleet.set_budget("site", watts(50.0))
+    confirm_all(fleet)
+    changed = fleet.set_budget("site", watts(50.0))
     # The older one need not end for the newer one's sake.
-    assert [(each.device_id, each.plan_id) for each in told] == [("orin", second.plan_id)]
+    assert [(device_id, each.plan_id) for device_id, each in confirm_all(fleet).items()] == [("orin", second.plan_id)]
     assert [record.plan_id for record in changed] == [second.plan_id]
     assert changed[0].plan.planned_w == 45.0
-    changed, told = fleet.set_budget("site", watts(30.0))
-    assert {each.device_id: each.plan_id for each in told} == {"nano": first.plan_id, "orin": second.plan_id}
+    changed = fleet.set_budget("site", watts(30.0))
+    told = {device_id: each.plan_id for device_id, each in confirm_all(fleet).items()}
+    assert told == {"nano": first.plan_id, "orin": second.plan_id}
     assert {record.plan.planned_w for record in changed} == {30.0}
 
 
 def test_what_was_ended_idles_beside_those_that_were_observed() -> None:
     fleet = small_fleet()
     plan_id = fleet.flower.plan(RUN, 1, NODES, 1.0).plan_id
-    [record], _ = fleet.set_budget("site", watts(20.0))
+    [record] = fleet.set_budget("site", watts(20.0))
     assert (record.idle_w, [part.device_id for part in record.plan.assignments]) == (5.0, ["nano"])
     fleet.rounds.observe(plan_id, ObservedTraining("nano", 36.0, 14.5))
     assert fleet.rounds.records[plan_id].observed_site_w == 5.0 + 14.5
@@ -253,7 +290,7 @@ def test_what_was_ended_idles_beside_those_that_were_observed() -> None:
 def test_a_round_of_which_everybody_was_ended_was_not_observed() -> None:
     fleet = small_fleet(policy=FastestK(1))
     plan_id = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0).plan_id
-    [record], _ = fleet.set_budget("site", watts(0.0))
+    [record] = fleet.set_budget("site", watts(0.0))
     assert not record.plan.assignments
     assert (record.observed_site_w, record.observed_duration_s) == (None, None)
     assert fleet.rounds.finish(plan_id, [DeviceResult("orin", share=0.5)], 20.0).failed == ()
