@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import DuplicateSessionError, UnknownRecordError
@@ -244,16 +245,18 @@ class Coordinator:
         self._acknowledge(stream, 0, lease.number)
         self._send(due)
 
-    def _due(self) -> list[tuple[str, Any]]:
+    def _due(self) -> list[tuple[Stream, Any]]:
         assert self.fleet is not None
-        return self.fleet.take_orders()
-
-    def _send(self, due: list[tuple[str, Any]]) -> None:
-        for device_id, grant in due:
+        due = []
+        for device_id, grant in sorted(self.fleet.take_orders(self._orders_to.__contains__), key=itemgetter(0)):
             self._world.note(f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}")
             self._world.oracle.issued(device_id, grant)
-            if (stream := self._orders_to.get(device_id)) is not None:
-                stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
+            due.append((self._orders_to[device_id], grant))
+        return due
+
+    def _send(self, due: list[tuple[Stream, Any]]) -> None:
+        for stream, grant in due:
+            stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
 
     def _send_due(self) -> None:
         self._send(self._due())

@@ -56,7 +56,7 @@ class DeviceGrant:
         is_in_session: the grant was sent in the device's current session.
         sent_s: when it was sent first.
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
-        is_rogue: the device trains without this grant, which tells it to stop.
+        is_rogue: the device acts on a grant that is not known, until it confirms this one.
     """
 
     grant: Grant
@@ -274,19 +274,22 @@ class Grants:
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
             return
-        is_training = phase is GrantPhase.TRAINING
-        if known is None or known.is_over or (is_training and plan_id != known.plan_id):
-            if is_training and not (known is not None and known.is_rogue):
+        # The device keeps to another grant: an older one, or one that was sent by an earlier process and never stored.
+        if known is None or known.is_over:
+            if phase is not GrantPhase.OVER:
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-            elif known is not None and not known.is_over and not known.is_in_session:
-                self._due[device_id] = None
             return
-        if is_training:
-            known = replace(known, phase=phase)
-        elif known.is_given_up and not known.is_in_session:
-            # A new session, without a training: nothing of this plan can begin any more.
-            known = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+        is_of_plan = plan_id == known.plan_id
+        if phase is not GrantPhase.OVER:
+            is_begun = is_of_plan and phase is GrantPhase.TRAINING
+            known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
+        elif not known.is_in_session:
+            # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
+            is_ended = is_of_plan or known.is_given_up
+            known = replace(
+                known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False
+            )
         self._grants[device_id] = known
         if not known.is_in_session and not known.is_over:
             self._due[device_id] = None
