@@ -208,14 +208,14 @@ class CoordinatorSession:
         """Send reports as they are added, and a lease at the session's begin, regularly, and when the grant changes."""
         sent = 0
         self._is_lease_due = True
-        lease_at_s = -float("inf")
+        leased_s, share = -float("inf"), 0.0
         while True:
             # Before the reports, so that a state is never reported ahead of the grant that it follows from.
-            if self._is_lease_due or time.monotonic() >= lease_at_s:
+            if self._is_lease_due or time.monotonic() >= leased_s + share * self._lease_s:
                 self._is_lease_due = False
                 await call.write(session_pb2.SessionRequest(lease=self.grants.lease()))
                 # Random, so that the leases of many devices do not stay in step.
-                lease_at_s = time.monotonic() + self._lease_s * random.uniform(0.5, 0.8)
+                leased_s, share = time.monotonic(), random.uniform(0.5, 0.8)
             for request in self._outbox.after(sent):
                 await call.write(request)
                 sent = request.sequence
@@ -223,7 +223,8 @@ class CoordinatorSession:
             if self._outbox.after(sent) or self._is_lease_due:
                 continue
             with suppress(asyncio.TimeoutError):
-                await with_timeout(max(0.0, lease_at_s - time.monotonic()), self._wake.wait())
+                left_s = leased_s + share * self._lease_s - time.monotonic()
+                await with_timeout(max(0.0, left_s), self._wake.wait())
 
     def _report_grant(self) -> None:
         self._is_lease_due = True

@@ -76,7 +76,7 @@ class HeldGrant:
             now_s: the time now.
         """
         self.lapse(now_s)
-        self.lapses_s = max(self.lapses_s, sent_s + lifetime_s)
+        self.lapses_s = sent_s + lifetime_s
 
     def lapse(self, now_s: float) -> None:
         """End a grant that has lapsed before its training began."""

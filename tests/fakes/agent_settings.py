@@ -23,6 +23,7 @@ def agent_settings(
     minibatches_per_epoch: int = 100,
     modes_first: int | None = None,
     retry_s: float = 30.0,
+    grant_timeout_s: float = 10.0,
 ) -> AgentSettings:
     """Those of an agent on a simulated board; its socket is in the state directory unless given."""
     return AgentSettings(
@@ -34,6 +35,6 @@ def agent_settings(
             seed=seed,
         ),
         profile=ProfileSettings(minibatches_per_epoch=minibatches_per_epoch, modes_first=modes_first),
-        session=SessionSettings(coordinator=coordinator),
+        session=SessionSettings(coordinator=coordinator, grant_timeout_s=grant_timeout_s),
         recovery=RecoverySettings(retry_s=retry_s),
     )

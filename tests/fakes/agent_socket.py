@@ -69,7 +69,7 @@ class Reports:
 
 
 class Agent:
-    grant: Callable[[session_pb2.Grant], None]
+    grant: Callable[..., None]
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -98,15 +98,19 @@ class Agent:
 
 @contextmanager
 def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
+    """An agent that was granted round 7/1."""
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
 
-    async def receive(grant: session_pb2.Grant) -> None:
+    async def receive(grant: session_pb2.Grant, lifetime_s: float) -> None:
         agent.reports.grants.greeting()
-        await agent.reports.grants.welcomed(LIFETIME_S)
+        await agent.reports.grants.welcomed(lifetime_s)
         await agent.reports.grants.receive(grant)
 
-    agent.grant = lambda grant: asyncio.run_coroutine_threadsafe(receive(grant), loop).result(10)
+    def grant(grant: session_pb2.Grant, lifetime_s: float = LIFETIME_S) -> None:
+        asyncio.run_coroutine_threadsafe(receive(grant, lifetime_s), loop).result(10)
+
+    agent.grant = grant
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
@@ -128,6 +132,7 @@ def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()
     assert ready.wait(10)
+    agent.grant(granted())
     try:
         yield agent
     finally:
@@ -138,7 +143,7 @@ def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
 
 
 def granted(
-    mode: PowerMode | None = MODE, power_limit_w: float = 20.0, plan_id: str = "7/1", grant_id: int = 1
+    mode: PowerMode | None = MODE, power_limit_w: float = 25.0, plan_id: str = "7/1", grant_id: int = 1
 ) -> session_pb2.Grant:
     message = session_pb2.Grant(id=grant_id, plan_id=plan_id, power_limit_w=power_limit_w, longest_s=600)
     if mode is not None:
@@ -157,8 +162,8 @@ def context(**node_config: Any) -> Context:
     return Context(run_id=7, node_id=5, node_config=node_config, state=RecordDict(), run_config={})
 
 
-def assigned(device_id: str = "orin-nano-0") -> Message:
-    record = RoundAssignment("7/1", device_id, epochs=1.0).to_record()
+def assigned(device_id: str = "orin-nano-0", plan_id: str = "7/1") -> Message:
+    record = RoundAssignment(plan_id, device_id, epochs=1.0).to_record()
     return message(RecordDict({"config": ConfigRecord({"lr": 0.1}), RECORD_KEY: ConfigRecord(record)}))
 
 

@@ -64,7 +64,7 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
         finally:
             self._sessions.remove(context)
 
-    def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 20.0) -> None:
+    def grant(self, plan_id: str, mode: PowerMode | None, power_limit_w: float = 25.0) -> None:
         """Grant a training, or stop it, and wait until the agent has put it in force."""
         grant = session_pb2.Grant(
             id=1 + len(self._grants),

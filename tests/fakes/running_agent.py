@@ -113,9 +113,14 @@ def agent(
     device: SimulatedDevice,
     state: str = "state",
     retry_s: float = 30.0,
+    grant_timeout_s: float = 10.0,
 ) -> Iterator[RunningAgent]:
     settings = agent_settings(
-        folder / state, coordinator=coordinator.address, socket=folder / f"{state}.sock", retry_s=retry_s
+        folder / state,
+        coordinator=coordinator.address,
+        socket=folder / f"{state}.sock",
+        retry_s=retry_s,
+        grant_timeout_s=grant_timeout_s,
     )
     running = RunningAgent(settings, device, folder / "device", coordinator)
     try:

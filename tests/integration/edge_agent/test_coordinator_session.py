@@ -17,7 +17,8 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.settings import SessionSettings
 from tests.fakes.polling import eventually
 from wattfleet.errors import InvalidInputError
-from wattfleet_proto.v1 import power_pb2, session_pb2, session_pb2_grpc
+from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
+from wattfleet_proto.version import own_version
 
 IMPATIENT = SessionSettings(silence_timeout_s=0.2)
 HELLO = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
@@ -28,10 +29,11 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
 
     def __init__(self, patience: int = 1000, lease_s: float = 5.0, ack: session_pb2.Ack | None = None) -> None:
         self.sessions: list[list[session_pb2.SessionRequest]] = []
+        self.leases: list[session_pb2.SessionRequest] = []
         self.patience = patience
         self.lease_s = lease_s
         self.ack = ack or session_pb2.Ack()
-        self.version: session_pb2.ProtocolVersion | None = None
+        self.version = own_version()
         self.mute_sessions = 0
         self.installations: list[str] = []
         self.refusal: tuple[grpc.StatusCode, str] | None = None
@@ -48,7 +50,7 @@ class Coordinator(session_pb2_grpc.SessionServiceServicer):
         self.sessions.append(received)
         yield session_pb2.SessionResponse(welcome=session_pb2.Welcome(lease_s=self.lease_s, protocol=self.version))
         async for request in request_iterator:
-            received.append(request)
+            (self.leases if request.HasField("lease") else received).append(request)
             if len(received) >= self.patience:
                 self.patience = 1000
                 return
@@ -200,8 +202,9 @@ def test_leases_are_sent_while_there_is_nothing_to_report(outbox: Outbox) -> Non
     async def body() -> None:
         coordinator = Coordinator(lease_s=0.1)
         async with session_with(coordinator, outbox):
-            await eventually(lambda: bool(coordinator.sessions) and len(coordinator.sessions[0]) >= 3)
-            assert all(request.HasField("lease") for request in coordinator.sessions[0])
+            await eventually(lambda: len(coordinator.leases) >= 3)
+            assert [lease.lease.number for lease in coordinator.leases[:3]] == [1, 2, 3]
+            assert coordinator.sessions == [[]]
 
     run(body)
 
@@ -311,7 +314,7 @@ def test_an_acknowledgement_can_change_the_lease(outbox: Outbox) -> None:
         async with session_with(coordinator, outbox) as (session, _):
             await eventually(lambda: session.connected)
             session.report_state(state("a report, so that there is an acknowledgement"))
-            await eventually(lambda: sum(request.HasField("lease") for request in coordinator.sessions[0]) >= 3)
+            await eventually(lambda: len(coordinator.leases) >= 3)
 
     run(body)
 
@@ -341,7 +344,7 @@ def test_reconnects_are_spread_over_the_time_that_the_coordinator_names(
 def test_a_coordinator_of_another_major_version_is_final(outbox: Outbox) -> None:
     async def body() -> None:
         coordinator = Coordinator()
-        coordinator.version = session_pb2.ProtocolVersion(major=2, minor=0)
+        coordinator.version = session_pb2.ProtocolVersion(major=3, minor=0)
         async with session_with(coordinator, outbox) as (_, running):
             with pytest.raises(InvalidInputError, match="incompatible coordinator: .* update the older"):
                 await running
@@ -358,31 +361,10 @@ def test_unknown_answers_of_a_newer_coordinator_are_ignored(outbox: Outbox) -> N
 
     async def body() -> None:
         coordinator = Newer()
-        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=99)
+        coordinator.version = session_pb2.ProtocolVersion(major=2, minor=99)
         async with session_with(coordinator, outbox) as (session, _):
             session.report_state(state("understood"))
             assert await session.flush(10)
             assert len(coordinator.sessions) == 1
-
-    run(body)
-
-
-@pytest.mark.parametrize(("minor", "epochs_s"), [(0, [10, 30]), (1, [10, 8, 30])])
-def test_a_coordinator_that_knows_no_starts_gets_a_front_that_it_takes(
-    outbox: Outbox, minor: int, epochs_s: list[float]
-) -> None:
-    points = [
-        power_pb2.FrontPoint(epoch_s=epoch_s, warmup_s=warmup_s, power_w=watts)
-        for epoch_s, warmup_s, watts in ((10, 2, 30), (8, 9, 20), (30, 9, 10))
-    ]
-
-    async def body() -> None:
-        coordinator = Coordinator()
-        coordinator.version = session_pb2.ProtocolVersion(major=1, minor=minor)
-        async with session_with(coordinator, outbox) as (session, _):
-            session.report_front(session_pb2.FrontReport(front=power_pb2.Front(points=points), idle_w=7))
-            assert await session.flush(10)
-            (taken,) = [request.front for request in coordinator.sessions[0] if request.HasField("front")]
-            assert [point.epoch_s for point in taken.front.points] == epochs_s
 
     run(body)

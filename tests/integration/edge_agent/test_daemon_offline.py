@@ -12,6 +12,7 @@ from tests.fakes.polling import until
 from tests.fakes.running_agent import agent, fitting_here, may_connect, new_board, ready_agent
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import pack_artefact, restore_predictor
+from wattfleet_flower import AgentUnreachableError
 from wattfleet_proto.v1 import session_pb2
 
 MODES = 6
@@ -45,16 +46,28 @@ def other_reference(artefact):
     )
 
 
-def test_rounds_without_the_coordinator_are_reported_when_it_is_back(tmp_path, coordinator):
+def test_a_granted_round_while_the_coordinator_is_away_is_reported_when_it_is_back(tmp_path, coordinator):
     board = new_board()
     with agent(coordinator, tmp_path, board) as running:
-        until(lambda: serves(running))
+        with coordinator.running():
+            until(coordinator.is_ready)
+            coordinator.grant("7/1", array_to_modes(board.modes)[1234])
+        coordinator.reports.clear()
         assert running.round("7/1", array_to_modes(board.modes)[1234])
         with coordinator.running():
             until(lambda: coordinator.is_ready() and coordinator.observed)
             assert coordinator.observed == ["7/1"]
             assert coordinator.fronts[-1].profiled_modes == MODES
             assert PROFILING not in coordinator.states, "it asks for nothing else, so nothing is profiled again"
+    assert running.error is None
+
+
+def test_an_agent_that_starts_while_the_coordinator_is_away_trains_nothing(tmp_path, coordinator):
+    board = new_board()
+    with agent(coordinator, tmp_path, board, grant_timeout_s=0.1) as running:
+        until(lambda: serves(running))
+        with pytest.raises(AgentUnreachableError, match="FAILED_PRECONDITION: the coordinator has granted no watts"):
+            running.round("7/1", array_to_modes(board.modes)[1234])
     assert running.error is None
 
 
@@ -129,9 +142,12 @@ def test_the_current_round_ends_before_a_changed_request_is_met(tmp_path, coordi
         assert request_changed.wait(60)
 
     with agent(coordinator, tmp_path, board) as running:
-        until(lambda: serves(running))
         went_well = []
         mode = array_to_modes(board.modes)[1234]
+        with coordinator.running():
+            until(coordinator.is_ready)
+            coordinator.grant("7/1", mode)
+        coordinator.reports.clear()
         app = threading.Thread(target=lambda: went_well.append(running.round("7/1", mode, until_request_changes)))
         app.start()
         assert trains.wait(60)

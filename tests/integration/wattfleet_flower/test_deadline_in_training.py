@@ -13,6 +13,7 @@ from tests.fakes.agent_socket import (
     answered,
     assigned,
     context,
+    granted,
     message,
 )
 from wattfleet.modes import PowerMode
@@ -27,8 +28,8 @@ from wattfleet_proto.assignment import (
 )
 
 
-def assigned_until(deadline_s: float | None, epochs: float = 1.0) -> Message:
-    record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs, power_limit_w=20.0, deadline_s=deadline_s).to_record()
+def assigned_until(deadline_s: float | None, epochs: float = 1.0, plan_id: str = "7/1") -> Message:
+    record = RoundAssignment(plan_id, "orin-nano-0", epochs, deadline_s=deadline_s).to_record()
     return message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
 
 
@@ -46,7 +47,8 @@ def test_a_training_cut_by_its_deadline_is_reported_for_the_work_done(agent: Age
     assert seen == [*range(10), *range(10)]
 
     seen.clear()
-    cut = power_mode_mod(assigned_until(1e-9, epochs=2.0), where, train)
+    agent.grant(granted(plan_id="7/2", grant_id=2))
+    cut = power_mode_mod(assigned_until(1e-9, 2.0, "7/2"), where, train)
     assert not cut.has_error()
     assert dict(cut.content[RECORD_KEY]) == {CUT_KEY: True, APP_WEIGHS_KEY: False, SHARE_KEY: 0.05}
     assert seen == [0]

@@ -28,6 +28,7 @@ from tests.fakes.agent_socket import (
     answered,
     assigned,
     context,
+    granted,
     message,
 )
 from tests.fakes.polling import until
@@ -41,7 +42,6 @@ from wattfleet_proto.assignment import (
     RECORD_KEY,
     RoundAssignment,
 )
-from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
@@ -101,16 +101,22 @@ def test_an_app_that_answers_with_an_error_is_not_observed(agent: Agent) -> None
     assert agent.reports.observations == []
 
 
+def other_device(agent: Agent) -> Message:
+    return assigned(device_id="agx-orin-0")
+
+
+def other_devices_mode(agent: Agent) -> Message:
+    agent.grant(granted(MODE._replace(gpu_hz=1_300_500_000), plan_id="7/2", grant_id=2))
+    return assigned(plan_id="7/2")
+
+
 @pytest.mark.parametrize(
     ("request_", "reason"),
-    [
-        (lambda: assigned(device_id="agx-orin-0"), "this is the agent of orin-nano-0"),
-        (lambda: assigned(mode=MODE._replace(gpu_hz=1_300_500_000)), "INVALID_ARGUMENT"),
-    ],
+    [(other_device, "this is the agent of orin-nano-0"), (other_devices_mode, "INVALID_ARGUMENT")],
 )
 def test_the_agent_refuses_assignments_of_another_device(agent: Agent, request_: Any, reason: str) -> None:
     with pytest.raises(AgentUnreachableError, match=reason):
-        power_mode_mod(request_(), context(**{"agent-socket": str(agent.socket)}), answered)
+        power_mode_mod(request_(agent), context(**{"agent-socket": str(agent.socket)}), answered)
     assert agent.board.current_mode() == parked_mode(agent.board)
     assert agent.reports.states == [], "the device itself is well"
 
@@ -136,7 +142,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
 
     monkeypatch.setattr(TrainingWatch, "abandon", noted)
     with grpc.insecure_channel(f"unix:{agent.socket}") as channel:
-        start = local_pb2.StartTraining(plan_id="7/1", device_id="orin-nano-0", mode=mode_to_message(MODE), epochs=1.0)
+        start = local_pb2.StartTraining(plan_id="7/1", device_id="orin-nano-0", epochs=1.0)
         never_ends = threading.Event()
 
         def requests() -> Iterator[local_pb2.TrainRequest]:
@@ -154,7 +160,10 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
     assert agent.reports.observations == []
     assert all(name.startswith("asyncio_") for name in on), "parking takes its time, and the loop has more to do"
     # The next round finds it well.
-    assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+    agent.grant(granted(plan_id="7/2", grant_id=2))
+    assert not power_mode_mod(
+        assigned(plan_id="7/2"), context(**{"agent-socket": str(agent.socket)}), answered
+    ).has_error()
 
 
 def test_a_degraded_device_comes_back_once_it_can_be_parked(
@@ -225,7 +234,7 @@ def test_a_drifting_device_is_profiled_again_and_becomes_ready(agent: Agent) -> 
 )
 def test_an_invalid_assignment_is_refused_before_any_change(agent: Agent, change: dict[str, Any], reason: str) -> None:
     before = list(agent.journal.measurements)
-    assignment = replace(RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=20.0), **change)
+    assignment = replace(RoundAssignment("7/1", "orin-nano-0", epochs=1.0), **change)
     request = message(RecordDict({RECORD_KEY: ConfigRecord(assignment.to_record())}))
     with pytest.raises(AgentUnreachableError, match=f"INVALID_ARGUMENT: .*{reason}"):
         power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), answered)

@@ -39,8 +39,8 @@ def test_the_client_side_loads_nothing_of_the_server_side_or_the_services() -> N
     own = {"wattfleet", "wattfleet_flower", "wattfleet_io", "wattfleet_proto"}
     assert packages_of(modules) <= own | {"grpc", "google", "lazy_loader", "numpy"}
     assert not [module for module in modules if module.startswith("wattfleet_flower.server")]
-    # Of the core it needs power modes and errors: no predictors, fronts or plans.
-    core = {"wattfleet", "wattfleet.errors", "wattfleet.modes", "wattfleet.modes.power_mode"}
+    # Of the core it needs errors: no power modes, which are the agent's alone, no predictors, fronts or plans.
+    core = {"wattfleet", "wattfleet.errors"}
     assert {module for module in modules if module.split(".")[0] == "wattfleet"} == core
 
 

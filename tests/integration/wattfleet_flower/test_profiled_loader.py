@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message
 
 from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.agent_socket import (
@@ -15,15 +15,11 @@ from tests.fakes.agent_socket import (
     answered,
     assigned,
     context,
-    message,
+    granted,
 )
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, array_to_modes
 from wattfleet_flower import AgentUnreachableError, power_mode_mod, profiled
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING
-from wattfleet_proto.assignment import (
-    RECORD_KEY,
-    RoundAssignment,
-)
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import local_pb2
 
@@ -62,14 +58,13 @@ def test_no_mode_that_may_exceed_the_rounds_power_limit_is_measured(
     agent: Agent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
-    prediction = agent.learner.front
-    least_w = float(np.min(prediction.power_w))
-    record = RoundAssignment("7/1", "orin-nano-0", MODE, epochs=1.0, power_limit_w=0.5 * least_w).to_record()
-    request = message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
+    front = agent.learner.front
+    thriftiest = array_to_modes(front.modes)[int(np.argmin(front.power_w))]
+    agent.grant(granted(thriftiest, 1.001 * float(np.min(front.power_w)), plan_id="7/2", grant_id=2))
     modes: list[PowerMode] = []
     train = trains_on(range(10), [], modes, agent)
-    power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), train)
-    assert set(modes) == {MODE}
+    power_mode_mod(assigned(plan_id="7/2"), context(**{"agent-socket": str(agent.socket)}), train)
+    assert set(modes) == {thriftiest}
     assert len(agent.reports.observations) == 1, "such a round is observed as any other"
 
 
@@ -88,7 +83,9 @@ def test_an_app_killed_while_modes_are_measured_leaves_the_device_parked(agent: 
     with pytest.raises(MemoryError):
         power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
+    agent.grant(granted(plan_id="7/2", grant_id=2))
+    where = context(**{"agent-socket": str(agent.socket)})
+    assert not power_mode_mod(assigned(plan_id="7/2"), where, answered).has_error()
 
 
 @pytest.mark.parametrize(

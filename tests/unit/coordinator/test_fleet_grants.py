@@ -157,6 +157,7 @@ def test_a_device_that_is_gone_counts_until_its_grant_has_lapsed() -> None:
     second = fleet.flower.plan(OTHER, 2, [NANO_NODE], 1.0)
     assert second.idle_w == set_aside_w(planned, "orin"), "it may still train"
     fleet.rounds.observe(second.plan_id, ObservedTraining("nano", 36.0, 14.5))
+    fleet.rounds.grants.renew("orin", 0.0)
     assert fleet.rounds.grants.check(LAPSED_S) == ["orin"]
     assert fleet.flower.plan(OTHER, 3, [NANO_NODE], 1.0).idle_w == 5.0, "it has parked by itself, and may be on"
 
