@@ -83,13 +83,14 @@ class Device:
         idle_w: watts while parked.
         is_profiling: it measures itself, in its hungriest mode at worst.
         unreachable_until_s: no session can begin before.
+        flaps_until_s: sessions that begin before are lost after a few answers.
     """
 
     def __init__(self, world: World, device_id: str, front: Front, idle_w: float, drift: float) -> None:
         self.id, self.front, self.idle_w = device_id, front, idle_w
         self.stream: Stream | None = None
         self.is_profiling = False
-        self.unreachable_until_s = 0.0
+        self.unreachable_until_s = self.flaps_until_s = 0.0
         self._world, self._timeline, self._drift = world, world.timeline, drift
         self._file = MemoryFile()
         self._heard_s = 0.0
@@ -173,6 +174,8 @@ class Device:
             self._reconnect_soon()
             return
         self.stream, self._is_welcomed, self._heard_s = stream, False, self._timeline.now_s
+        if self._timeline.now_s < self.flaps_until_s:
+            stream.down.lost_after = self.rng.randint(0, 4)
         self.grants.greeting()
         self._world.oracle.greeted(self)
         stream.up.send(session_pb2.SessionRequest(hello=session_pb2.Hello(device_id=self.id, installation=self.id)))
@@ -206,7 +209,7 @@ class Device:
             return
         body = message.WhichOneof("body")
         if body == "welcome":
-            self._world.oracle.acknowledged(self, 0)
+            self._world.oracle.welcomed(self)
             at_once(self.grants.welcomed(message.welcome.grant_lifetime_s))
             self.outbox.requeue_latest()
             self._is_welcomed, self._is_lease_due, self._sent = True, True, 0
@@ -218,8 +221,8 @@ class Device:
         else:
             ack = message.ack
             if ack.lease_number:
-                self._world.oracle.acknowledged(self, ack.lease_number)
-                at_once(self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s))
+                self._world.oracle.acknowledged(self, ack.lease_number, ack.is_renewed)
+                at_once(self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s, ack.is_renewed))
             self.outbox.acknowledge(ack.sequence)
         self._look()
 

@@ -200,16 +200,17 @@ class Coordinator:
             return
         self._save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
         lease, replaced = self._leases.begin(device_id, hello.installation, now_s)
-        self.fleet.rounds.grants.session_began(device_id, now_s)
         self._sessions[lease], self._lease_of[stream], self._sequence[stream] = stream, lease, 0
         if replaced is not None and (old := self._sessions.get(replaced)) is not None:
             self._in_this_life(0.0, lambda: self._end(old))
         welcome = session_pb2.Welcome(grant_lifetime_s=self.fleet.rounds.grants.lifetime_s)
 
         def written() -> None:
+            assert self.fleet is not None
             stream.down.send(session_pb2.SessionResponse(welcome=welcome))
             if self._lease_of.get(stream) is lease:
                 self._orders_to[device_id] = stream
+                self.fleet.rounds.grants.session_began(device_id, self._now_s())
 
         # Writing the Welcome waits for the connection.
         self._in_this_life(0.0 if self._world.rng.random() < 0.8 else 0.3 * self._world.rng.random(), written)
@@ -230,10 +231,9 @@ class Coordinator:
         if self._leases.end(lease):
             self._save("device", lease.device_id, self.fleet.agents.disconnect(lease.device_id))
 
-    def _acknowledge(self, stream: Stream, number: int, lease_number: int = 0) -> None:
-        stream.down.send(
-            session_pb2.SessionResponse(ack=session_pb2.Ack(sequence=number, lease_number=lease_number))
-        )
+    def _acknowledge(self, stream: Stream, number: int, lease_number: int = 0, is_renewed: bool = False) -> None:
+        ack = session_pb2.Ack(sequence=number, lease_number=lease_number, is_renewed=is_renewed)
+        stream.down.send(session_pb2.SessionResponse(ack=ack))
 
     def _take_lease(self, stream: Stream, device_id: str, lease: session_pb2.Lease) -> None:
         assert self.fleet is not None
@@ -241,8 +241,9 @@ class Coordinator:
         grants.renew(device_id, self._now_s())
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
         # Grants are written in the background: the acknowledgement goes first.
+        is_renewed = grants.may_be_renewed(device_id)
         due = self._due()
-        self._acknowledge(stream, 0, lease.number)
+        self._acknowledge(stream, 0, lease.number, is_renewed)
         self._send(due)
 
     def _due(self) -> list[tuple[Stream, Any]]:

@@ -74,7 +74,7 @@ class FlowerServer:
         if record.wall_s is not None:
             return
         self.open[plan_id] = set(record.nodes)
-        for device in record.nodes:
+        for device in sorted(record.nodes):
             self.sent.append((device, plan_id))
             if rng.random() < 0.05:
                 continue  # the message is lost

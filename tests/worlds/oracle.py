@@ -28,7 +28,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.sent_s: dict[int, float] = {}
-        self.lapses_s = -float("inf")
+        self.contact_s = self.lapses_s = -float("inf")
         self.newest: session_pb2.Grant | None = None
         self.trained_plans: set[str] = set()
         self.trained_grants: set[int] = set()
@@ -66,15 +66,23 @@ class Oracle:
         """The agent sends a lease."""
         self._ledgers[device.id].sent_s[number] = device.clock_s()
 
-    def acknowledged(self, device: Device, number: int) -> None:
+    def welcomed(self, device: Device) -> None:
+        """A Hello is answered: grants that follow last."""
+        ledger = self._ledgers[device.id]
+        ledger.contact_s = max(ledger.contact_s, ledger.sent_s[0])
+
+    def acknowledged(self, device: Device, number: int, is_renewed: bool) -> None:
         """A lease is acknowledged."""
         ledger = self._ledgers[device.id]
-        if number in ledger.sent_s:
-            ledger.lapses_s = max(ledger.lapses_s, ledger.sent_s[number] + self._world.lifetime_s)
+        if is_renewed and number in ledger.sent_s:
+            ledger.contact_s = max(ledger.contact_s, ledger.sent_s[number])
+            ledger.lapses_s = ledger.contact_s + self._world.lifetime_s
 
     def received(self, device: Device, grant: session_pb2.Grant) -> None:
         """The agent receives a grant."""
-        self._ledgers[device.id].newest = grant
+        ledger = self._ledgers[device.id]
+        ledger.newest = grant
+        ledger.lapses_s = ledger.contact_s + self._world.lifetime_s
 
     def began(self, device: Device, grant: AgentGrant) -> None:
         """The agent begins a training."""

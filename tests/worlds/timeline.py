@@ -51,13 +51,23 @@ class Timeline:
 
 @dataclass(eq=False)
 class Direction:
-    """One direction of a session: messages arrive in order, late, or never."""
+    """One direction of a session: messages arrive in order, late, or never.
+
+    Attributes:
+        deliver: takes each message.
+        slowest_s: seconds that a message takes at most.
+        is_lost: no message arrives any more.
+        lost_after: it is lost after so many messages; None for never.
+        stalled_until_s: no message arrives before.
+        on_their_way: messages with the times of their arrival.
+    """
 
     timeline: Timeline
     rng: random.Random
     deliver: Callable[[Any], None]
     slowest_s: float
     is_lost: bool = False
+    lost_after: int | None = None
     stalled_until_s: float = 0.0
     on_their_way: deque[tuple[float, Any]] = field(default_factory=deque)
 
@@ -86,7 +96,13 @@ class Direction:
             self.timeline.at(self.stalled_until_s, self._arrive)
             return
         if self.on_their_way and self.on_their_way[0][0] <= now_s:
-            self.deliver(self.on_their_way.popleft()[1])
+            message = self.on_their_way.popleft()[1]
+            if self.lost_after is not None:
+                self.lost_after -= 1
+                if self.lost_after < 0:
+                    self.lose()
+                    return
+            self.deliver(message)
 
 
 CLOSED = object()
@@ -121,7 +137,7 @@ class Stream:
         """Whether both ends hold it open and nothing is lost or stalled."""
         now_s = self.up.timeline.now_s
         return all(self._is_open_here.values()) and not any(
-            each.is_lost or each.stalled_until_s > now_s for each in (self.up, self.down)
+            each.is_lost or each.lost_after is not None or each.stalled_until_s > now_s for each in (self.up, self.down)
         )
 
     def is_open(self, end: str) -> bool:

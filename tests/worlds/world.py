@@ -71,6 +71,7 @@ class World:
             self.devices[device.id] = device
             self.coordinator.enrol(device)
             self.coordinator.bind(k, device.id)
+        self._focus = next(iter(self.devices.values()))
         self.servers = [FlowerServer(self, "a"), FlowerServer(self, "b")]
         self.timeline.advance(4.0)
 
@@ -129,7 +130,7 @@ class World:
         self.note("-- settle")
         self.coordinator.store_fails_until_s = 0.0
         for device in self.devices.values():
-            device.unreachable_until_s = 0.0
+            device.unreachable_until_s = device.flaps_until_s = 0.0
             device.app_dies()
         self.timeline.advance(40.0)  # coordinators and agents that are down come back, silent sessions end
         for server in self.servers:
@@ -152,7 +153,8 @@ class World:
                 raise BrokenPromiseError(f"{sorted(left_out)} cannot be planned in a quiet world")
         record = fleet.flower.accept_plan(request, request.planned())
         self.timeline.advance(1.0)
-        for device_id in record.nodes:
+        for device_id in sorted(record.nodes):
+            self.devices[device_id].app_dies()  # an old message waits for its grant
             self.devices[device_id].ask_to_train(record.plan_id, 5.0, False)
         self.timeline.advance(8.0)
         idle = [each for each in record.nodes if not self.oracle.has_trained(each, record.plan_id)]
@@ -162,7 +164,9 @@ class World:
     # --- rules --------------------------------------------------------------------------------------------------
 
     def _device(self) -> Device:
-        return self.rng.choice(list(self.devices.values()))
+        if self.rng.random() < 0.5:  # often the same: troubles come together
+            self._focus = self.rng.choice(list(self.devices.values()))
+        return self._focus
 
     def _server(self) -> FlowerServer:
         return self.rng.choice(self.servers)
@@ -204,6 +208,13 @@ class World:
                 device.stream.down.lose()
         if which == 3:
             device.unreachable_until_s = self.timeline.now_s + self.rng.random() * 60.0
+
+    def flap(self) -> None:
+        """For a while, each session of a device is lost after a few answers."""
+        device = self._device()
+        device.flaps_until_s = self.timeline.now_s + self.rng.random() * 60.0
+        self.note(f"{device.id}: flaps until {device.flaps_until_s:.1f} s")
+        device.hang_up()
 
     def stall(self) -> None:
         device = self._device()
@@ -261,6 +272,7 @@ _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "ask for a made-up plan": (4, World.made_up_plan),
     "change the budget": (10, World.change_budget),
     "lose a session": (7, World.lose),
+    "flap": (3, World.flap),
     "stall a session": (4, World.stall),
     "drop a session": (3, World.drop),
     "restart an agent": (4, World.restart_agent),
@@ -303,10 +315,8 @@ def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> Bro
 
 
 def _wait_s(rng: random.Random) -> float:
-    kind = rng.random()
-    if kind < 0.6:
-        return rng.random() * 2.0
-    return rng.random() * (8.0 if kind < 0.9 else 40.0)
+    """Seconds between two steps: many things happen almost together, and some long after."""
+    return rng.random() * rng.choices((0.3, 3.0, 8.0, 40.0), (35, 30, 20, 15))[0]
 
 
 def _front(rng: random.Random) -> Front:

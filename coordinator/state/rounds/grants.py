@@ -129,6 +129,7 @@ class Grants:
         self._lapses_s: dict[str, float] = {}
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
+        self._unreviewed: set[str] = set()
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -192,7 +193,7 @@ class Grants:
     def copy(self) -> Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, first_id=self._next_id)
-        copied._late = self._late.copy()  # noqa: SLF001 - an instance of this class
+        copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -246,9 +247,24 @@ class Grants:
         known = self._grants.get(device_id)
         if known is not None:
             self._grants[device_id] = replace(known, is_in_session=False)
+            if not known.is_over:
+                self._unreviewed.add(device_id)
+
+    def reviewed(self) -> None:
+        """Note that all grants were compared with the budgets, and trimmed where necessary."""
+        self._unreviewed.clear()
+
+    def may_be_renewed(self, device_id: str) -> bool:
+        """Whether a device may be told that its grant is renewed.
+
+        A grant that is older than the newest one must lapse, however often its device connects. So must a grant that
+        was not reviewed since its device could not be told of a lower budget.
+        """
+        known = self._grants.get(device_id)
+        return known is None or known.is_over or (known.is_confirmed and device_id not in self._unreviewed)
 
     def renew(self, device_id: str, now_s: float) -> None:
-        """Renew a device's grant, since its lease is acknowledged now."""
+        """Count a device's grant for its whole lifetime from now on, since the device may be told that it is renewed."""
         self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
@@ -263,6 +279,8 @@ class Grants:
         known = self._grants.get(device_id)
         if known is not None and grant_id == known.grant.grant_id:
             is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
+            if device_id in self._late:
+                self._unreviewed.add(device_id)  # the budget may have fallen while it was not expected to obey
             self._grants[device_id] = replace(
                 known,
                 superseded_w=0.0,
@@ -311,16 +329,19 @@ class Grants:
             self._due.pop(device_id, None)
         return lapsed
 
-    def has_newly_unconfirmed(self, now_s: float) -> bool:
-        """Whether another device has not confirmed its newest grant in time."""
+    def needs_review(self, now_s: float) -> bool:
+        """Whether a device is back, or has not confirmed its newest grant in time."""
         late = {each for each in self._grants if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
-        return is_new
+        return is_new or bool(self._unreviewed)
 
     def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
-        """The grants to send to reachable devices now, each with its device's id; they count as sent."""
+        """The grants to send to reachable devices now, each with its device's id; they count as sent.
+
+        A grant from before a session is reviewed before it is sent.
+        """
         orders = []
-        for device_id in [each for each in self._due if is_reachable(each)]:
+        for device_id in [each for each in self._due if is_reachable(each) and each not in self._unreviewed]:
             del self._due[device_id]
             known = self._grants[device_id]
             if known.is_over:
@@ -352,6 +373,7 @@ class Grants:
             is_rogue=is_rogue,
         )
         self._next_id += 1
+        self._unreviewed.discard(device_id)
         self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
         self._due[device_id] = None
 
