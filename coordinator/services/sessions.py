@@ -94,6 +94,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
             del first, protocol  # frees the memory: ten thousand sessions last for days
             self._orders.begin(lease.device_id, stream)
+            # Grants that were due since the Hello may have gone to the session that this one replaces.
+            self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
             await self._serve(lease, context, stream)
         except asyncio.CancelledError:
             ended = self._ended.get(lease)
@@ -121,7 +123,6 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
-        self._fleet.rounds.grants.session_began(hello.device_id, self._now_s())
         if replaced is not None:
             self._end(
                 replaced,
@@ -161,16 +162,16 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 if not 0 < number <= sequence:
                     record = await self._take(lease.device_id, request)
                     sequence = max(sequence, number)
-                lease_number = request.lease.number
+                lease_number, is_renewed = request.lease.number, False
                 if request.HasField("lease"):
-                    self._take_lease(lease.device_id, request.lease)
+                    is_renewed = self._take_lease(lease.device_id, request.lease)
                 del request
                 is_report = record is not None or number
                 if is_report and (pending or not await self._stored(record)):
                     pending = pending or self._pending_reports(lease, stream)
                     pending.add(number, record)
                 else:
-                    await self._acknowledge(stream, number, lease_number)
+                    await self._acknowledge(stream, number, lease_number, is_renewed)
                 del record
         finally:
             if pending is not None:
@@ -196,21 +197,29 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             self._settings.max_unstored_reports,
         )
 
-    async def _acknowledge(self, stream: ResponseStream, sequence: int, lease_number: int = 0) -> None:
+    async def _acknowledge(
+        self, stream: ResponseStream, sequence: int, lease_number: int = 0, is_renewed: bool = False
+    ) -> None:
         pace = self._leases.pace
         ack = session_pb2.Ack(
-            sequence=sequence, lease_s=pace.lease_s, reconnect_s=pace.reconnect_s, lease_number=lease_number
+            sequence=sequence,
+            lease_s=pace.lease_s,
+            reconnect_s=pace.reconnect_s,
+            lease_number=lease_number,
+            is_renewed=is_renewed,
         )
         await stream.write(session_pb2.SessionResponse(ack=ack))
 
-    def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> None:
-        """Renew a device's grant, and take its word on which one is in force."""
+    def _take_lease(self, device_id: str, lease: session_pb2.Lease) -> bool:
+        """Take a device's word on which grant is in force; returns whether this grant is renewed."""
         grants = self._fleet.rounds.grants
         # From now on, as the device counts from before it sent this lease.
         grants.renew(device_id, self._now_s())
         phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase)
+        is_renewed = grants.may_be_renewed(device_id)
         self._orders.send_due()
+        return is_renewed
 
     async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:
         """Take one report; returns the record to store before it is acknowledged, even if nothing has changed."""

@@ -103,7 +103,7 @@ class Fleet:
     def check_grants(self) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
         now_s = self._now_s()
-        if self.rounds.grants.has_newly_unconfirmed(now_s):
+        if self.rounds.grants.needs_review(now_s):
             self.rounds.is_trim_due = True
         return self.rounds.grants.check(now_s)
 
@@ -132,7 +132,7 @@ class Fleet:
         expected = {device_id for device_id in self.agents.devices if self._obeys(device_id)}
         self._stop_given_up(expected)
         if not in_flight:
-            self.rounds.is_trim_due = False
+            self._trimmed()
             return trimmed
         rounds = [
             InFlight(self.rounds.records[plan_id].plan, self.rounds.records[plan_id].epochs, offers)
@@ -147,8 +147,12 @@ class Fleet:
             record = replace(before, plan=trim.plan, idle_w=before.idle_w + stopped_w)
             self.rounds.replace_plan(record, trim.changed + trim.ended)
             trimmed.append(record)
-        self.rounds.is_trim_due = False
+        self._trimmed()
         return trimmed
+
+    def _trimmed(self) -> None:
+        self.rounds.is_trim_due = False
+        self.rounds.grants.reviewed()
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""

@@ -174,7 +174,8 @@ class CoordinatorSession:
                     elif response.HasField("ack"):
                         self._set_pace(response.ack.lease_s, response.ack.reconnect_s)
                         if response.ack.lease_number:
-                            await self.grants.acknowledged(response.ack.lease_number, response.ack.grant_lifetime_s)
+                            ack = response.ack
+                            await self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s, ack.is_renewed)
                         async with self._acknowledged:
                             self._outbox.acknowledge(response.ack.sequence)
                             self._acknowledged.notify_all()

@@ -50,12 +50,14 @@ class Grants:
 
     async def welcomed(self, lifetime_s: float) -> None:
         """The Hello was answered."""
-        await self._renewed(0, lifetime_s)
+        if (sent_s := self._sent(0, lifetime_s)) is not None:
+            self._held.welcome(sent_s, self._lifetime_s)
 
     def lease(self) -> session_pb2.Lease:
         """The next lease to send, which also says which grant is in force."""
         self._last_number += 1
         self._sent_s[self._last_number] = self._now_s()
+        self._held.lapse(self._now_s())
         in_force = self._held.in_force
         return session_pb2.Lease(
             number=self._last_number,
@@ -64,9 +66,14 @@ class Grants:
             phase=phase_to_message(self._held.phase),
         )
 
-    async def acknowledged(self, number: int, lifetime_s: float) -> None:
-        """The coordinator has acknowledged a lease."""
-        await self._renewed(number, lifetime_s)
+    async def acknowledged(self, number: int, lifetime_s: float, is_renewed: bool) -> None:
+        """The coordinator has acknowledged a lease, and may have renewed the grant that it names."""
+        sent_s = self._sent(number, lifetime_s)
+        if sent_s is None or not is_renewed:
+            return
+        async with self._changed:
+            self._held.renew(sent_s, self._lifetime_s, self._now_s())
+            self._changed.notify_all()
 
     async def receive(self, message: session_pb2.Grant) -> None:
         """Take a grant of the coordinator; an invalid one allows nothing."""
@@ -121,16 +128,14 @@ class Grants:
         self._held.end()
         self.on_change()
 
-    async def _renewed(self, number: int, lifetime_s: float) -> None:
-        sent_s = self._sent_s.pop(number, None)
+    def _sent(self, number: int, lifetime_s: float) -> float | None:
+        """When the answered lease was sent, or the Hello, which has the number 0; None if it is not known."""
         if 0 < lifetime_s < math.inf:
             self._lifetime_s = min(max(lifetime_s, _MIN_LIFETIME_S), _MAX_LIFETIME_S)
-        if sent_s is None:
-            return
-        self._sent_s = {later: at_s for later, at_s in self._sent_s.items() if later > number}
-        async with self._changed:
-            self._held.renew(sent_s, self._lifetime_s, self._now_s())
-            self._changed.notify_all()
+        sent_s = self._sent_s.pop(number, None)
+        if sent_s is not None:
+            self._sent_s = {later: at_s for later, at_s in self._sent_s.items() if later > number}
+        return sent_s
 
 
 def _grant(message: session_pb2.Grant) -> Grant:

@@ -38,8 +38,8 @@ class Grant:
 class HeldGrant:
     """The grant in force, and the newest one while the device has yet to put it in force.
 
-    A grant serves one training. It lapses when the device has not been in contact with the coordinator for its
-    lifetime, counted from when the last acknowledged message was sent. A lapsed grant stays so.
+    A grant serves one training. It lapses a lifetime after the agent sent the last message by which the coordinator has
+    renewed it, or after the one that it answered before it sent the grant. A lapsed grant stays so.
 
     Attributes:
         in_force: the grant that the device keeps to; None before the first.
@@ -53,6 +53,7 @@ class HeldGrant:
         self.phase = GrantPhase.OVER
         self.lapses_s = -float("inf")
         self._newest: Grant | None = None
+        self._next_lapses_s = -float("inf")
         self._began_s = 0.0
 
     @property
@@ -62,21 +63,33 @@ class HeldGrant:
 
     def receive(self, grant: Grant) -> None:
         """Take a grant of the coordinator; a training in progress has to put it in force by `apply`."""
+        self.lapses_s = self._next_lapses_s
         if self.phase is GrantPhase.TRAINING:
             self._newest = grant
         else:
             self._put_in_force(grant)
 
-    def renew(self, sent_s: float, lifetime_s: float, now_s: float) -> None:
-        """Renew the grant, since the coordinator has acknowledged a message.
+    def welcome(self, sent_s: float, lifetime_s: float) -> None:
+        """Note that the coordinator has answered a Hello: grants that it sends from now on last.
+
+        A grant from before is not renewed: the coordinator may have replaced it by one that did not arrive.
 
         Args:
-            sent_s: when the message was sent.
+            sent_s: when the Hello was sent.
             lifetime_s: how long grants outlast it.
+        """
+        self._next_lapses_s = sent_s + lifetime_s
+
+    def renew(self, sent_s: float, lifetime_s: float, now_s: float) -> None:
+        """Renew the grant, since the coordinator has acknowledged a lease that names it.
+
+        Args:
+            sent_s: when the lease was sent.
+            lifetime_s: how long the grant outlasts it.
             now_s: the time now.
         """
         self.lapse(now_s)
-        self.lapses_s = sent_s + lifetime_s
+        self.lapses_s = self._next_lapses_s = sent_s + lifetime_s
 
     def lapse(self, now_s: float) -> None:
         """End a grant that has lapsed before its training began."""

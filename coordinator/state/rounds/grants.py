@@ -56,7 +56,7 @@ class DeviceGrant:
         is_in_session: the grant was sent in the device's current session.
         sent_s: when it was sent first.
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
-        is_rogue: the device trains without this grant, which tells it to stop.
+        is_rogue: the device acts on a grant that is not known, until it confirms this one.
     """
 
     grant: Grant
@@ -130,6 +130,7 @@ class Grants:
         self._lapses_s: dict[str, float] = {}
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
+        self._unreviewed: set[str] = set()
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -202,7 +203,7 @@ class Grants:
     def copy(self) -> Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
-        copied._late = self._late.copy()  # noqa: SLF001 - an instance of this class
+        copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -256,9 +257,24 @@ class Grants:
         known = self._grants.get(device_id)
         if known is not None:
             self._grants[device_id] = replace(known, is_in_session=False)
+            if not known.is_over:
+                self._unreviewed.add(device_id)
+
+    def reviewed(self) -> None:
+        """Note that all grants were compared with the budgets, and trimmed where necessary."""
+        self._unreviewed.clear()
+
+    def may_be_renewed(self, device_id: str) -> bool:
+        """Whether a device may be told that its grant is renewed.
+
+        A grant that is older than the newest one must lapse, however often its device connects. So must a grant that
+        was not reviewed since its device could not be told of a lower budget.
+        """
+        known = self._grants.get(device_id)
+        return known is None or known.is_over or (known.is_confirmed and device_id not in self._unreviewed)
 
     def renew(self, device_id: str, now_s: float) -> None:
-        """Renew a device's grant, since its lease is acknowledged now."""
+        """Count a device's grant for its whole lifetime from now on, since the device may be told that it is renewed."""
         self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
@@ -273,6 +289,8 @@ class Grants:
         known = self._grants.get(device_id)
         if known is not None and grant_id == known.grant.grant_id:
             is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
+            if device_id in self._late:
+                self._unreviewed.add(device_id)  # the budget may have fallen while it was not expected to obey
             self._grants[device_id] = replace(
                 known,
                 superseded_w=0.0,
@@ -284,19 +302,20 @@ class Grants:
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
             return
-        is_training = phase is GrantPhase.TRAINING
-        if known is None or known.is_over or (is_training and plan_id != known.plan_id):
-            if is_training and not (known is not None and known.is_rogue):
+        # The device keeps to another grant: an older one, or one that was sent by an earlier process and never stored.
+        if known is None or known.is_over:
+            if phase is not GrantPhase.OVER:
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-            elif known is not None and not known.is_over and not known.is_in_session:
-                self._due[device_id] = None
             return
-        if is_training:
-            known = replace(known, phase=phase)
-        elif known.is_given_up and not known.is_in_session:
-            # A new session, without a training: nothing of this plan can begin any more.
-            known = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+        is_of_plan = plan_id == known.plan_id
+        if phase is not GrantPhase.OVER:
+            is_begun = is_of_plan and phase is GrantPhase.TRAINING
+            known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
+        elif not known.is_in_session:
+            # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
+            is_ended = is_of_plan or known.is_given_up
+            known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
         self._grants[device_id] = known
         if not known.is_in_session and not known.is_over:
             self._due[device_id] = None
@@ -318,16 +337,19 @@ class Grants:
             self._due.pop(device_id, None)
         return lapsed
 
-    def has_newly_unconfirmed(self, now_s: float) -> bool:
-        """Whether another device has not confirmed its newest grant in time."""
+    def needs_review(self, now_s: float) -> bool:
+        """Whether a device is back, or has not confirmed its newest grant in time."""
         late = {each for each in self._grants if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
-        return is_new
+        return is_new or bool(self._unreviewed)
 
     def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
-        """The grants to send to reachable devices now, each with its device's id; they count as sent."""
+        """The grants to send to reachable devices now, each with its device's id; they count as sent.
+
+        A grant from before a session is reviewed before it is sent.
+        """
         orders = []
-        for device_id in [each for each in self._due if is_reachable(each)]:
+        for device_id in [each for each in self._due if is_reachable(each) and each not in self._unreviewed]:
             del self._due[device_id]
             known = self._grants[device_id]
             if known.is_over:
@@ -359,6 +381,7 @@ class Grants:
             is_rogue=is_rogue,
         )
         self._next_id += 1
+        self._unreviewed.discard(device_id)
         self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
         self._due[device_id] = None
 

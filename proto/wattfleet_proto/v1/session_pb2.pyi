@@ -312,7 +312,7 @@ class Welcome(_message.Message):
     reconnect_s: _builtins.float
     """after losing the session, reconnect at a random moment within this time"""
     grant_lifetime_s: _builtins.float
-    """grants lapse this long after the agent sent its last acknowledged lease or Hello"""
+    """grants lapse this long after the agent sent the last lease that renewed them"""
     @_builtins.property
     def protocol(self) -> Global___ProtocolVersion: ...
     def __init__(
@@ -342,6 +342,7 @@ class Ack(_message.Message):
     RECONNECT_S_FIELD_NUMBER: _builtins.int
     LEASE_NUMBER_FIELD_NUMBER: _builtins.int
     GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
+    IS_RENEWED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lease_s: _builtins.float
     """new lease as the fleet grows; 0: unchanged"""
@@ -351,6 +352,8 @@ class Ack(_message.Message):
     """of the acknowledged lease; 0: a report is acknowledged"""
     grant_lifetime_s: _builtins.float
     """as in the Welcome; 0: unchanged"""
+    is_renewed: _builtins.bool
+    """the lease named the newest grant, which is renewed"""
     def __init__(
         self,
         *,
@@ -359,10 +362,11 @@ class Ack(_message.Message):
         reconnect_s: _builtins.float = ...,
         lease_number: _builtins.int = ...,
         grant_lifetime_s: _builtins.float = ...,
+        is_renewed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "lease_number", b"lease_number", "lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "is_renewed", b"is_renewed", "lease_number", b"lease_number", "lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -371,7 +375,8 @@ Global___Ack: _TypeAlias = Ack  # noqa: Y015
 @_typing.final
 class Grant(_message.Message):
     """What the device may draw beyond idling, for one training of a plan. It replaces the grant before it, also in the
-    midst of a training. It lapses when the agent has not been in contact with the coordinator for its lifetime.
+    midst of a training. It lapses its lifetime after the Hello or the lease that renewed the grant before it, unless
+    leases that name it are acknowledged as renewing it. A grant that is not the newest is not renewed.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

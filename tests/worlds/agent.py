@@ -1,0 +1,360 @@
+"""A device with its agent: the real grants and outbox, and a simulated session, app and board."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Coroutine
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from edge_agent.session.grants import Grants
+from edge_agent.session.held_grant import Grant, HeldGrant
+from edge_agent.session.outbox import Outbox
+from tests.worlds.timeline import CLOSED, Stream
+from wattfleet.choosing import Front
+from wattfleet_proto.convert import state_to_message
+from wattfleet_proto.device_state import DeviceState, GrantPhase
+from wattfleet_proto.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from tests.worlds.world import World
+
+SILENCE_S = 15.0
+GRANT_TIMEOUT_S = 10.0
+APPLYING_S = 2.0
+PARKING_S = 3.0
+"""Seconds that setting a power mode and parking take at most; the margin of a grant covers the second."""
+
+
+class MemoryFile:
+    """Keeps an outbox's reports across restarts of the agent, as its file does."""
+
+    def __init__(self) -> None:
+        self._kept: list[session_pb2.SessionRequest] = []
+
+    def load(self) -> list[session_pb2.SessionRequest]:
+        return deepcopy(self._kept)
+
+    def store(self, requests: list[session_pb2.SessionRequest]) -> None:
+        self._kept = [deepcopy(each) for each in requests if each.HasField("observation")]
+
+
+class OpenGrants(Grants):
+    """The agent's grants, with their state machine in the open: a world has no event loop to wait in."""
+
+    @property
+    def held(self) -> HeldGrant:
+        return self._held
+
+
+def at_once(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that has nothing to wait for."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("a coroutine waits, although nothing contends with it")
+
+
+@dataclass(eq=False)
+class App:
+    """An app's training on the agent's socket.
+
+    Attributes:
+        plan_id: the plan that it names.
+        waits_until_s: when the agent refuses it, unless the grant has arrived.
+        lasts_s: seconds of its training.
+        is_failing: whether it dies instead of finishing.
+    """
+
+    plan_id: str
+    waits_until_s: float
+    lasts_s: float
+    is_failing: bool
+
+
+class Device:
+    """One device, physically, with its agent.
+
+    Attributes:
+        id: its name.
+        front: what its modes draw.
+        idle_w: watts while parked.
+        is_profiling: it measures itself, in its hungriest mode at worst.
+        unreachable_until_s: no session can begin before.
+        flaps_until_s: sessions that begin before are lost after a few answers.
+    """
+
+    def __init__(self, world: World, device_id: str, front: Front, idle_w: float, drift: float) -> None:
+        self.id, self.front, self.idle_w = device_id, front, idle_w
+        self.stream: Stream | None = None
+        self.is_profiling = False
+        self.unreachable_until_s = self.flaps_until_s = 0.0
+        self._world, self._timeline, self._drift = world, world.timeline, drift
+        self._file = MemoryFile()
+        self._heard_s = 0.0
+        self._life = 0
+        self.app: App | None = None
+        self._boot()
+
+    @property
+    def rng(self) -> random.Random:
+        return self._world.rng
+
+    def clock_s(self) -> float:
+        """The device's own monotonic clock, which no change of the date affects."""
+        return 1e6 + self._timeline.now_s * (1 + self._drift)
+
+    # --- physics ------------------------------------------------------------------------------------------------
+
+    @property
+    def training(self) -> Grant | None:
+        """The grant of the training in progress."""
+        return self.grants.held.in_force if self.grants.held.phase is GrantPhase.TRAINING else None
+
+    @property
+    def drawn_w(self) -> float:
+        """What it can draw now, at most."""
+        if self.is_profiling:
+            return max(self.idle_w, float(self.front.planned_w[0]))
+        training = self.training
+        return self.idle_w if training is None else max(self.idle_w, training.power_limit_w)
+
+    # --- lives of the agent -------------------------------------------------------------------------------------
+
+    def _boot(self) -> None:
+        self.grants = OpenGrants(self.clock_s)
+        self.grants.on_change = self._lease_is_due
+        # A file of the agent's, with two of its methods.
+        self.outbox = Outbox(self._file)  # type: ignore[arg-type]
+        self._is_lease_due = self._is_sending = self._is_welcomed = False
+        self._sent = 0
+        self._is_changing = False
+        self._is_up = True
+        self._report(DeviceState.READY)
+        self.outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(idle_w=self.idle_w)))
+        self._reconnect_soon()
+
+    def restart(self, down_s: float) -> None:
+        """Kill the agent; the device is parked until it is back."""
+        self._world.note(f"{self.id}: agent restarts, down {down_s:.1f} s")
+        self._life += 1
+        self._world.oracle.restarted(self)
+        self._is_up = False
+        if self.stream is not None:
+            self.stream.close("agent")
+            self.stream = None
+        self.app = None
+        self.grants = OpenGrants(self.clock_s)  # holds nothing until it is back
+        self.is_profiling = False
+        self._in_this_life(down_s, self._boot)
+
+    def _in_this_life(self, seconds: float, action: Any) -> None:
+        life = self._life
+
+        def if_alive() -> None:
+            if self._life == life:
+                action()
+
+        self._timeline.after(seconds, if_alive)
+
+    # --- session ------------------------------------------------------------------------------------------------
+
+    def _reconnect_soon(self) -> None:
+        self._in_this_life(self.rng.random() * 3.0, self._connect)
+
+    def _connect(self) -> None:
+        if self.stream is not None:
+            return
+        stream = None
+        if self._timeline.now_s >= self.unreachable_until_s:
+            stream = self._world.coordinator.open_stream(self)
+        if stream is None:
+            self._reconnect_soon()
+            return
+        self.stream, self._is_welcomed, self._heard_s = stream, False, self._timeline.now_s
+        if self._timeline.now_s < self.flaps_until_s:
+            stream.down.lost_after = self.rng.randint(0, 4)
+        self.grants.greeting()
+        self._world.oracle.greeted(self)
+        stream.up.send(session_pb2.SessionRequest(hello=session_pb2.Hello(device_id=self.id, installation=self.id)))
+        self._in_this_life(SILENCE_S, lambda: self._listen(stream))
+
+    def _listen(self, stream: Stream) -> None:
+        """Give a silent session up."""
+        if self.stream is not stream:
+            return
+        left_s = self._heard_s + SILENCE_S - self._timeline.now_s
+        if left_s > 0:
+            self._in_this_life(left_s, lambda: self._listen(stream))
+        else:
+            self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the session and open another."""
+        if self.stream is not None:
+            self.stream.close("agent")
+            self.stream = None
+            self._reconnect_soon()
+
+    def receive(self, stream: Stream, message: Any) -> None:
+        """Take a message of the coordinator."""
+        if stream is not self.stream:
+            return
+        self._heard_s = self._timeline.now_s
+        if message is CLOSED:
+            self.stream = None
+            self._reconnect_soon()
+            return
+        body = message.WhichOneof("body")
+        if body == "welcome":
+            self._world.oracle.welcomed(self)
+            at_once(self.grants.welcomed(message.welcome.grant_lifetime_s))
+            self.outbox.requeue_latest()
+            self._is_welcomed, self._is_lease_due, self._sent = True, True, 0
+            self._send_soon()
+            self._beat(stream)
+        elif body == "grant":
+            self._world.oracle.received(self, message.grant)
+            at_once(self.grants.receive(message.grant))
+        else:
+            ack = message.ack
+            if ack.lease_number:
+                self._world.oracle.acknowledged(self, ack.lease_number, ack.is_renewed)
+                at_once(self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s, ack.is_renewed))
+            self.outbox.acknowledge(ack.sequence)
+        self._look()
+
+    def _beat(self, stream: Stream) -> None:
+        if self.stream is stream:
+            self._lease_is_due()
+            self._in_this_life(self._world.lease_s * (0.5 + 0.3 * self.rng.random()), lambda: self._beat(stream))
+
+    def _lease_is_due(self) -> None:
+        self._is_lease_due = True
+        self._send_soon()
+
+    def _send_soon(self) -> None:
+        if not self._is_sending:
+            self._is_sending = True
+            self._in_this_life(0.02 * self.rng.random(), self._send)
+
+    def _send(self) -> None:
+        self._is_sending = False
+        if self.stream is None or not self._is_welcomed:
+            return
+        if self._is_lease_due:
+            self._is_lease_due = False
+            lease = self.grants.lease()
+            self._world.oracle.leased(self, lease.number)
+            self.stream.up.send(session_pb2.SessionRequest(lease=lease))
+        for request in self.outbox.after(self._sent):
+            self.stream.up.send(request)
+            self._sent = request.sequence
+
+    def _report(self, state: DeviceState) -> None:
+        self.outbox.add(session_pb2.SessionRequest(state=session_pb2.StateReport(state=state_to_message(state))))
+        self._send_soon()
+
+    # --- trainings ----------------------------------------------------------------------------------------------
+
+    def ask_to_train(self, plan_id: str, lasts_s: float, is_failing: bool) -> None:
+        """An app asks through the socket to train for a plan, granted, old or made up."""
+        if self.app is not None or self.is_profiling or not self._is_up:
+            return  # busy
+        self.app = App(plan_id, self._timeline.now_s + GRANT_TIMEOUT_S, lasts_s, is_failing)
+        app = self.app
+        self._in_this_life(GRANT_TIMEOUT_S, lambda: self._refuse(app))
+        self._look()
+
+    def _refuse(self, app: App) -> None:
+        if self.app is app and self.training is None:
+            self.app = None
+
+    def _look(self) -> None:
+        """What the training's side of the agent does when something has changed."""
+        held, app = self.grants.held, self.app
+        if app is None or self._is_changing:
+            return
+        if self.training is None:
+            if held.may_begin(app.plan_id, self.clock_s()):
+                grant = held.begin(app.plan_id, self.clock_s())
+                self._world.note(
+                    f"{self.id}: begins {grant.plan_id} at {grant.power_limit_w:.0f} W, grant {grant.grant_id}"
+                )
+                self._world.oracle.began(self, grant)
+                self.grants.on_change()
+                self._report(DeviceState.TRAINING)
+                self._in_this_life(app.lasts_s, lambda: self._app_ends(app))
+                self._watch(app)
+            return
+        reason = held.must_stop(self.clock_s())
+        if reason is not None:
+            self._world.note(f"{self.id}: must stop, {reason}")
+            self._park_soon(app, False)
+        elif (grant := held.change()) is not None:
+            self._is_changing = True
+
+            def applied() -> None:
+                self._is_changing = False
+                if self.app is app and self.training is not None:
+                    self._world.note(f"{self.id}: goes on at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
+                    held.apply(grant)
+                    self.grants.on_change()
+                    self._look()
+
+            self._in_this_life(APPLYING_S * self.rng.random(), applied)
+
+    def _watch(self, app: App) -> None:
+        """Look at the training when its grant lapses, or it has lasted too long."""
+        if self.app is not app or self.training is None:
+            return
+        left_s = (self.grants.held.next_check_s() - self.clock_s()) / (1 + self._drift)
+        if left_s <= 0:
+            self._look()
+        else:
+            self._in_this_life(left_s + 1e-6, lambda: self._watch(app))
+
+    def _app_ends(self, app: App) -> None:
+        if self.app is app:
+            self._park_soon(app, not app.is_failing)
+
+    def app_dies(self) -> None:
+        """The app's process ends in the midst of whatever it does."""
+        if self.app is not None and self.training is None:
+            self.app = None
+        elif self.app is not None:
+            self._park_soon(self.app, False)
+
+    def _park_soon(self, app: App, is_finished: bool) -> None:
+        self._is_changing = True
+
+        def parked() -> None:
+            self._is_changing = False
+            training = self.training
+            if self.app is not app or training is None:
+                return
+            self._world.note(f"{self.id}: parked, {training.plan_id} is over")
+            self.grants.ended()
+            self.app = None
+            if is_finished:
+                seen = session_pb2.Observation(plan_id=training.plan_id, epoch_s=1.0, power_w=training.power_limit_w)
+                self.outbox.add(session_pb2.SessionRequest(observation=seen))
+            self._report(DeviceState.READY)
+            self._world.answer(self.id, training.plan_id)
+
+        self._in_this_life(PARKING_S * self.rng.random(), parked)
+
+    def profile(self, lasts_s: float) -> None:
+        """Measure the device anew, since it has drifted."""
+        if self.app is not None or self.is_profiling or not self._is_up:
+            return
+        self.is_profiling = True
+        self._report(DeviceState.PROFILING)
+
+        def ended() -> None:
+            self.is_profiling = False
+            self._report(DeviceState.READY)
+
+        self._in_this_life(lasts_s, ended)

@@ -1,0 +1,396 @@
+"""The coordinator: the real fleet and leases, driven as its services drive them, and a store that may fall behind."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+from coordinator.errors import DuplicateSessionError, UnknownRecordError
+from coordinator.services.orders import grant_to_message
+from coordinator.settings import SessionSettings
+from coordinator.state.fleet import Fleet
+from coordinator.state.leases import Lease, Leases
+from coordinator.state.records import DeviceOverrides, DeviceRecord, ObservedTraining, RoundRecord, RunRecord
+from tests.worlds.timeline import CLOSED, Stream
+from wattfleet.budgets import InForce
+from wattfleet.errors import WattfleetError
+from wattfleet.planning import Allowance
+from wattfleet.planning.offers import SITE
+from wattfleet_proto.convert import phase_from_message, state_from_message
+from wattfleet_proto.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from tests.worlds.agent import Device
+    from tests.worlds.world import World
+
+TICK_S = 1.0
+_CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
+
+
+class Stored:
+    """What a store holds, and what has not been written yet."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, DeviceRecord] = {}
+        self.runs: dict[str, RunRecord] = {}
+        self.rounds: dict[str, RoundRecord] = {}
+        self.overrides: dict[str, DeviceOverrides] = {}
+
+
+class Coordinator:
+    """One coordinator after another over the same store.
+
+    Attributes:
+        fleet: the fleet; None while no coordinator runs.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._timeline = world, world.timeline
+        self._stored = Stored()
+        self._life = 0
+        self.fleet: Fleet | None = None
+        self.store_fails_until_s = 0.0
+        self._nodes: dict[int, str] = {}
+        self._connected_before: set[str] = set()
+        self.start()
+
+    # --- lives of the process -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start a coordinator from the store."""
+        world, stored = self._world, self._stored
+        self._life += 1
+        self.fleet = Fleet(
+            Allowance.of_site(world.budget_w),
+            world.policy,
+            list(stored.devices.values()),
+            self._nodes,
+            list(stored.runs.values()),
+            list(stored.rounds.values()),
+            overrides=list(stored.overrides.values()),
+            grants=world.grant_settings,
+            now_s=self._now_s,
+        )
+        settings = SessionSettings(lease_s=world.lease_s, return_grace_s=20.0)
+        self._leases = Leases(self._now_s(), self._connected_before, settings)
+        self._sessions: dict[Lease, Stream] = {}
+        self._lease_of: dict[Stream, Lease] = {}
+        self._sequence: dict[Stream, int] = {}
+        self._orders_to: dict[str, Stream] = {}
+        self._streams: list[Stream] = []
+        self._unsaved: dict[tuple[str, str], Any] = {}
+        self._saving: list[Any] = []
+        self._is_writing = False
+        self._is_planning = False
+        self._tick()
+
+    def crash(self, down_s: float) -> None:
+        """Kill the coordinator; another starts from what is stored."""
+        if self.fleet is None:
+            return
+        self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._unsaved)}")
+        self._nodes = self.fleet.flower.nodes
+        self._connected_before = {each for each in self.fleet.agents.devices if self.fleet.agents.is_connected(each)}
+        self.fleet = None
+        self._life += 1
+        for stream in self._streams:
+            stream.close("coordinator")
+        self._timeline.after(down_s, self.start)
+
+    def _now_s(self) -> float:
+        return 5e5 + self._timeline.now_s
+
+    def _in_this_life(self, seconds: float, action: Any) -> None:
+        life = self._life
+
+        def if_alive() -> None:
+            if self._life == life and self.fleet is not None:
+                action()
+
+        self._timeline.after(seconds, if_alive)
+
+    def enrol(self, device: Device) -> None:
+        """Have a device enrolled and stored, before the world begins."""
+        assert self.fleet is not None
+        self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
+        self.fleet.agents.report_front(device.id, device.front, device.idle_w, 50, "")
+        self._save("device", device.id, self.fleet.agents.disconnect(device.id))
+
+    # --- store --------------------------------------------------------------------------------------------------
+
+    def _save(self, kind: str, key: str, record: Any, then: Any = None) -> None:
+        """Save a record soon; call `then` once it is on disk."""
+        self._unsaved[kind, key] = record
+        if then is not None:
+            self._saving.append(then)
+        if not self._is_writing:
+            self._is_writing = True
+            self._in_this_life(0.05 * self._world.rng.random(), self._write)
+
+    def _write(self) -> None:
+        if self._timeline.now_s < self.store_fails_until_s:
+            self._in_this_life(1.0, self._write)
+            return
+        self._is_writing = False
+        for (kind, key), record in self._unsaved.items():
+            getattr(self._stored, f"{kind}s")[key] = record
+        self._unsaved.clear()
+        done, self._saving = self._saving, []
+        for each in done:
+            each()
+
+    # --- sessions (SessionServicer, Orders) ---------------------------------------------------------------------
+
+    def open_stream(self, device: Device) -> Stream | None:
+        """Accept a connection; None while nothing listens."""
+        if self.fleet is None:
+            return None
+        world = self._world
+        stream = Stream(self._timeline, world.rng, self._receive, device.receive, world.slowest_s)
+        self._streams.append(stream)
+        return stream
+
+    def _receive(self, stream: Stream, message: Any) -> None:
+        if self.fleet is None or stream not in self._streams:
+            return
+        if message is CLOSED:
+            self._end(stream)
+            return
+        body = message.WhichOneof("body")
+        if body == "hello":
+            self._begin(stream, message.hello)
+            return
+        lease = self._lease_of.get(stream)
+        if lease is None:
+            return
+        self._leases.renew(lease, self._now_s())
+        device_id, number = lease.device_id, message.sequence
+        if 0 < number <= self._sequence[stream]:
+            self._acknowledge(stream, number)
+            return
+        self._sequence[stream] = max(number, self._sequence[stream])
+        agents = self.fleet.agents
+        if body == "lease":
+            self._take_lease(stream, device_id, message.lease)
+            return
+        if body == "state":
+            state = state_from_message(message.state.state)
+            record = agents.report_state(device_id, state, 50, "")
+            self._save("device", device_id, record, lambda: self._acknowledge(stream, number))
+        elif body == "front":
+            front, idle_w = self._world.devices[device_id].front, message.front.idle_w
+            record = agents.report_front(device_id, front, idle_w, 50, "")
+            self._save("device", device_id, record, lambda: self._acknowledge(stream, number))
+        else:
+            seen = message.observation
+            try:
+                self.fleet.rounds.observe(seen.plan_id, ObservedTraining(device_id, seen.epoch_s, seen.power_w))
+            except UnknownRecordError:
+                self._acknowledge(stream, number)
+            else:
+                self._save_round(seen.plan_id, lambda: self._acknowledge(stream, number))
+
+    def _begin(self, stream: Stream, hello: session_pb2.Hello) -> None:
+        assert self.fleet is not None
+        device_id, now_s = hello.device_id, self._now_s()
+        try:
+            self._leases.require_free(device_id, hello.installation)
+        except DuplicateSessionError:
+            stream.close("coordinator")
+            return
+        self._save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
+        lease, replaced = self._leases.begin(device_id, hello.installation, now_s)
+        self._sessions[lease], self._lease_of[stream], self._sequence[stream] = stream, lease, 0
+        if replaced is not None and (old := self._sessions.get(replaced)) is not None:
+            self._in_this_life(0.0, lambda: self._end(old))
+        welcome = session_pb2.Welcome(grant_lifetime_s=self.fleet.rounds.grants.lifetime_s)
+
+        def written() -> None:
+            assert self.fleet is not None
+            stream.down.send(session_pb2.SessionResponse(welcome=welcome))
+            if self._lease_of.get(stream) is lease:
+                self._orders_to[device_id] = stream
+                self.fleet.rounds.grants.session_began(device_id, self._now_s())
+
+        # Writing the Welcome waits for the connection.
+        self._in_this_life(0.0 if self._world.rng.random() < 0.8 else 0.3 * self._world.rng.random(), written)
+
+    def _end(self, stream: Stream) -> None:
+        """End a session's handler."""
+        assert self.fleet is not None
+        stream.close("coordinator")
+        if stream in self._streams:
+            self._streams.remove(stream)
+        lease = self._lease_of.pop(stream, None)
+        if lease is None:
+            return
+        self._sessions.pop(lease, None)
+        self._sequence.pop(stream, None)
+        if self._orders_to.get(lease.device_id) is stream:
+            del self._orders_to[lease.device_id]
+        if self._leases.end(lease):
+            self._save("device", lease.device_id, self.fleet.agents.disconnect(lease.device_id))
+
+    def _acknowledge(self, stream: Stream, number: int, lease_number: int = 0, is_renewed: bool = False) -> None:
+        ack = session_pb2.Ack(sequence=number, lease_number=lease_number, is_renewed=is_renewed)
+        stream.down.send(session_pb2.SessionResponse(ack=ack))
+
+    def _take_lease(self, stream: Stream, device_id: str, lease: session_pb2.Lease) -> None:
+        assert self.fleet is not None
+        grants = self.fleet.rounds.grants
+        grants.renew(device_id, self._now_s())
+        grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
+        # Grants are written in the background: the acknowledgement goes first.
+        is_renewed = grants.may_be_renewed(device_id)
+        due = self._due()
+        self._acknowledge(stream, 0, lease.number, is_renewed)
+        self._send(due)
+
+    def _due(self) -> list[tuple[Stream, Any]]:
+        assert self.fleet is not None
+        due = []
+        for device_id, grant in sorted(self.fleet.take_orders(self._orders_to.__contains__), key=itemgetter(0)):
+            self._world.note(
+                f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}"
+            )
+            self._world.oracle.issued(device_id, grant)
+            due.append((self._orders_to[device_id], grant))
+        return due
+
+    def _send(self, due: list[tuple[Stream, Any]]) -> None:
+        for stream, grant in due:
+            stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
+
+    def _send_due(self) -> None:
+        self._send(self._due())
+
+    # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
+
+    def _tick(self) -> None:
+        assert self.fleet is not None
+        self._in_this_life(TICK_S, self._tick)
+        self.fleet.check_grants()
+        if self.fleet.rounds.is_trim_due:
+            self._put_in_force(self.fleet.trim())
+        self._leases.take_missing(self._now_s())
+        for lease in self._leases.expired(self._now_s()):
+            self._end(self._sessions[lease])
+
+    def _put_in_force(self, trimmed: list[RoundRecord]) -> None:
+        self._send_due()
+        for record in trimmed:
+            self._save_round(record.plan_id)
+
+    def _save_round(self, plan_id: str, then: Any = None) -> None:
+        assert self.fleet is not None
+        self._save("round", plan_id, self.fleet.rounds.records[plan_id], then)
+
+    # --- the operator -------------------------------------------------------------------------------------------
+
+    def set_budget(self, watts: float) -> None:
+        """Put another budget in force; a coordinator that is down learns of it when it starts."""
+        if self.fleet is not None:
+            self._put_in_force(self.fleet.set_budget(SITE, InForce(watts, "query", False, "the meter")))
+
+    def drain(self, device_id: str, is_drained: bool) -> None:
+        """Exclude a device from new rounds, or include it again."""
+        if self.fleet is not None:
+            for record in self.fleet.operator.drain([device_id], is_drained):
+                self._save("override", device_id, record)
+
+    # --- Flower's servers (PlanningServicer, RoundPlanning) -----------------------------------------------------
+
+    def start_run(self, run_id: str, then: Any) -> None:
+        """Start a run."""
+        if self.fleet is not None:
+            self._save("run", run_id, self.fleet.flower.start_run(run_id, "FedAvg", 100), then)
+
+    def finish_run(self, run_id: str) -> None:
+        """Finish a run."""
+        if self.fleet is not None and run_id in self.fleet.flower.runs:
+            self._save("run", run_id, self.fleet.flower.finish_run(run_id, ""))
+            self._send_due()
+
+    def finish_round(self, plan_id: str) -> None:
+        """Finish a round."""
+        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+            self._save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
+            self._send_due()
+
+    def abandon(self, plan_id: str) -> None:
+        """Wait no more for a round that is overdue."""
+        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+            self.fleet.rounds.abandon(plan_id)
+
+    def plan(self, run_id: str, number: int, nodes: list[int], reply: Any) -> None:
+        """Plan a round, and reply with it once it is stored."""
+        fleet = self.fleet
+        if fleet is None or run_id not in fleet.flower.runs:
+            return
+        if fleet.flower.is_planned(run_id, number):
+            self._reply(f"{run_id}/{number}", reply)
+            return
+        missing, _ = self._leases.expected_back({fleet.flower.nodes[node] for node in nodes}, self._now_s())
+        if missing or self._is_planning:
+            return
+        self._is_planning = True
+        self._confirm(run_id, number, nodes, reply, self._timeline.now_s + _CONFIRM_S)
+
+    def _confirm(self, run_id: str, number: int, nodes: list[int], reply: Any, until_s: float) -> None:
+        """Release the nodes' devices, and wait until they have confirmed it."""
+        assert self.fleet is not None
+        unconfirmed = self.fleet.flower.release(run_id, nodes)
+        self._send_due()
+        if unconfirmed and self._timeline.now_s < until_s:
+            self._in_this_life(_CONFIRM_POLL_S, lambda: self._confirm(run_id, number, nodes, reply, until_s))
+        else:
+            self._plan(run_id, number, nodes, reply, 3)
+
+    def _plan(self, run_id: str, number: int, nodes: list[int], reply: Any, attempts: int) -> None:
+        assert self.fleet is not None
+        try:
+            request = self.fleet.copy().flower.request_round(run_id, number, nodes, 1.0)
+            record = request.planned()
+        except WattfleetError as error:
+            self._world.note(f"{run_id}/{number} is not planned: {error}")
+            self._is_planning = False
+            return
+
+        def planned() -> None:
+            assert self.fleet is not None
+            if self.fleet.exceeds_budget(record):
+                if attempts > 1:
+                    self._plan(run_id, number, nodes, reply, attempts - 1)
+                else:
+                    self._is_planning = False
+                return
+            self._is_planning = False
+            self.fleet.flower.accept_plan(request, record)
+            parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
+            self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
+            self._send_due()
+            self._reply(record.plan_id, reply)
+
+        # Meanwhile the fleet changes.
+        self._in_this_life(0.3 * self._world.rng.random(), planned)
+
+    def _reply(self, plan_id: str, reply: Any) -> None:
+        def saved() -> None:
+            if self.fleet is not None:
+                reply(self.fleet.rounds.records[plan_id])
+
+        self._save_round(plan_id, saved)
+
+    # --- what the world asks ------------------------------------------------------------------------------------
+
+    def counted_w(self, device_id: str) -> float:
+        """What the coordinator counts for a device."""
+        assert self.fleet is not None
+        others = self.fleet.agents.devices.keys() - {device_id}
+        return sum(self.fleet.draw.elsewhere_w(others).values())
+
+    def bind(self, node: int, device_id: str) -> None:
+        """Bind a Flower node to a device."""
+        assert self.fleet is not None
+        self.fleet.flower.bind_node(node, device_id)
+        self._nodes = self.fleet.flower.nodes

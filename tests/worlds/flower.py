@@ -1,0 +1,113 @@
+"""A Flower server: it asks for plans, sends trainings to nodes, gives up on them, and forgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from coordinator.state.records import RoundRecord
+
+if TYPE_CHECKING:
+    from tests.worlds.world import World
+
+_LONGEST_TRAINING_S = 40.0
+
+
+class FlowerServer:
+    """The server of one run after another.
+
+    Attributes:
+        run_id: its run.
+        open: the devices that it waits for, by plan.
+        sent: every training that it ever sent, as device and plan.
+    """
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world, self._name = world, name
+        self._runs = self._life = self._number = 0
+        self.open: dict[str, set[str]] = {}
+        self.sent: list[tuple[str, str]] = []
+        self.run_id = ""
+        self._begin_run()
+
+    def _begin_run(self) -> None:
+        self._runs += 1
+        self.run_id, self._number = f"{self._name}{self._runs}", 0
+        self._world.coordinator.start_run(self.run_id, lambda: None)
+
+    def restart(self, resumes: bool) -> None:
+        """Forget the round in flight; resume the run, or begin another."""
+        self._world.note(f"Flower's server of {self.run_id} restarts, {'resumes' if resumes else 'with a new run'}")
+        self._life += 1
+        self.open.clear()
+        if resumes:
+            self._number = max(0, self._number - 1)
+        else:
+            self._begin_run()
+
+    def finish_run(self) -> None:
+        """End the run, and begin another."""
+        self._world.note(f"run {self.run_id} finishes")
+        self._world.coordinator.finish_run(self.run_id)
+        self._life += 1
+        self.open.clear()
+        self._begin_run()
+
+    def plan(self) -> None:
+        """Ask for the next round over nodes that it does not wait for."""
+        world, life = self._world, self._life
+        awaited = set().union(*self.open.values())
+        free = [k for k, device in enumerate(world.devices) if device not in awaited and world.rng.random() < 0.8]
+        if self.run_id not in world.run_ids:  # the coordinator was away when it began
+            world.coordinator.start_run(self.run_id, lambda: None)
+        if not free:
+            return
+        self._number += 1
+
+        def replied(record: RoundRecord) -> None:
+            world.timeline.after(0.2 * world.rng.random(), lambda: self._life == life and self._send(record))
+
+        world.coordinator.plan(self.run_id, self._number, free, replied)
+
+    def _send(self, record: RoundRecord) -> None:
+        rng, timeline = self._world.rng, self._world.timeline
+        plan_id = record.plan_id
+        if record.wall_s is not None:
+            return
+        self.open[plan_id] = set(record.nodes)
+        for device in sorted(record.nodes):
+            self.sent.append((device, plan_id))
+            if rng.random() < 0.05:
+                continue  # the message is lost
+            timeline.after(self._delay_s(), lambda device=device: self.arrive(device, plan_id))
+            if rng.random() < 0.1:
+                timeline.after(3 * self._delay_s(), lambda device=device: self.arrive(device, plan_id))
+
+    def _delay_s(self) -> float:
+        rng = self._world.rng
+        return rng.random() * (0.5 if rng.random() < 0.7 else 25.0)
+
+    def arrive(self, device: str, plan_id: str) -> None:
+        """A training arrives at a node, on time, late or again."""
+        rng = self._world.rng
+        lasts_s = rng.random() * _LONGEST_TRAINING_S if rng.random() < 0.9 else 1e4
+        self._world.devices[device].ask_to_train(plan_id, lasts_s, rng.random() < 0.1)
+
+    def answered(self, device: str, plan_id: str) -> None:
+        """A node replies."""
+        waiting = self.open.get(plan_id)
+        if waiting is None:
+            return
+        waiting.discard(device)
+        if not waiting:
+            self.finish_round(plan_id)
+
+    def give_up(self, device: str) -> None:
+        """Wait no more for a node."""
+        for waiting in self.open.values():
+            waiting.discard(device)
+
+    def finish_round(self, plan_id: str) -> None:
+        """Aggregate a round without the nodes that have not replied."""
+        self._world.note(f"round {plan_id} finishes without {sorted(self.open[plan_id])}")
+        del self.open[plan_id]
+        self._world.coordinator.finish_round(plan_id)

@@ -1,0 +1,148 @@
+"""What must hold in every world, stated without the code under test."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from edge_agent.session.held_grant import Grant as AgentGrant
+from wattfleet_proto.v1 import session_pb2
+
+if TYPE_CHECKING:
+    from coordinator.state.rounds.grants import Grant
+    from tests.worlds.agent import Device
+    from tests.worlds.world import World
+
+_EPS_W = 1e-6
+_DRIFT = 0.01
+PROMPTLY_S = 8.0
+"""Seconds in which a lower budget holds while every session is sound: two mode changes, a park and a tick."""
+
+
+class BrokenPromiseError(AssertionError):
+    """A world in which a promise does not hold; the text says which and when."""
+
+
+class Ledger:
+    """What one agent's life has seen: which grants, and until when they last."""
+
+    def __init__(self) -> None:
+        self.sent_s: dict[int, float] = {}
+        self.contact_s = self.lapses_s = -float("inf")
+        self.newest: session_pb2.Grant | None = None
+        self.trained_plans: set[str] = set()
+        self.trained_grants: set[int] = set()
+
+
+class Oracle:
+    """Watches one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._cut_s = -float("inf")
+        self._sent_w: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        self._ledgers: dict[str, Ledger] = defaultdict(Ledger)
+        self.worst_excess_w = 0.0
+
+    # --- what happens -------------------------------------------------------------------------------------------
+
+    def cut(self) -> None:
+        """The budget falls."""
+        self._cut_s = self._world.timeline.now_s
+
+    def issued(self, device_id: str, grant: Grant) -> None:
+        """The coordinator sends a grant."""
+        self._sent_w[device_id, grant.plan_id].append((self._world.timeline.now_s, grant.limit_w))
+
+    def restarted(self, device: Device) -> None:
+        """The agent begins another life."""
+        self._ledgers[device.id] = Ledger()
+
+    def greeted(self, device: Device) -> None:
+        """The agent sends a Hello."""
+        self._ledgers[device.id].sent_s = {0: device.clock_s()}
+
+    def leased(self, device: Device, number: int) -> None:
+        """The agent sends a lease."""
+        self._ledgers[device.id].sent_s[number] = device.clock_s()
+
+    def welcomed(self, device: Device) -> None:
+        """A Hello is answered: grants that follow last."""
+        ledger = self._ledgers[device.id]
+        ledger.contact_s = max(ledger.contact_s, ledger.sent_s[0])
+
+    def acknowledged(self, device: Device, number: int, is_renewed: bool) -> None:
+        """A lease is acknowledged."""
+        ledger = self._ledgers[device.id]
+        if is_renewed and number in ledger.sent_s:
+            ledger.contact_s = max(ledger.contact_s, ledger.sent_s[number])
+            ledger.lapses_s = ledger.contact_s + self._world.lifetime_s
+
+    def received(self, device: Device, grant: session_pb2.Grant) -> None:
+        """The agent receives a grant."""
+        ledger = self._ledgers[device.id]
+        ledger.newest = grant
+        ledger.lapses_s = ledger.contact_s + self._world.lifetime_s
+
+    def began(self, device: Device, grant: AgentGrant) -> None:
+        """The agent begins a training."""
+        ledger = self._ledgers[device.id]
+        newest = ledger.newest
+        self._require(newest is not None and newest.HasField("mode"), f"{device.id} trains without a grant")
+        assert newest is not None
+        self._require(
+            newest.plan_id == grant.plan_id, f"{device.id} trains {grant.plan_id}, granted is {newest.plan_id}"
+        )
+        self._require(newest.power_limit_w == grant.power_limit_w, f"{device.id} trains at another limit than granted")
+        self._require(device.clock_s() < ledger.lapses_s, f"{device.id} begins under a lapsed grant")
+        self._require(newest.id not in ledger.trained_grants, f"{device.id} trains twice for grant {newest.id}")
+        self._require(grant.plan_id not in ledger.trained_plans, f"{device.id} trains twice for plan {grant.plan_id}")
+        ledger.trained_grants.add(newest.id)
+        ledger.trained_plans.add(grant.plan_id)
+
+    def has_trained(self, device_id: str, plan_id: str) -> bool:
+        """Whether a device has begun the training of a plan in this life of its agent."""
+        return plan_id in self._ledgers[device_id].trained_plans
+
+    # --- what holds ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check everything at this moment."""
+        world, now_s = self._world, self._world.timeline.now_s
+        devices = world.devices.values()
+        drawing = [device for device in devices if device.training is not None or device.is_profiling]
+        if not drawing:
+            return
+        for device in drawing:
+            drawn_w = device.drawn_w
+            if world.coordinator.fleet is not None and (counted_w := world.coordinator.counted_w(device.id)) < drawn_w:
+                raise self._broken(f"{device.id} draws {drawn_w:.0f} W but counts {counted_w:.0f} W")
+            if device.training is not None:
+                late_s = device.clock_s() - self._ledgers[device.id].lapses_s
+                if late_s > world.margin_s:
+                    raise self._broken(f"{device.id} trains {late_s:.1f} s after its grant lapsed")
+        total_w = sum(device.drawn_w for device in devices)
+        if total_w <= world.budget_w + _EPS_W:
+            return
+        excess = f"{total_w:.0f} W are drawn of {world.budget_w:.0f} W: {[device.drawn_w for device in devices]}"
+        self.worst_excess_w = max(self.worst_excess_w, total_w - world.budget_w)
+        for device in drawing:
+            plan_id = "" if device.training is None else device.training.plan_id
+            sent = self._sent_w[device.id, plan_id]
+            before_w = max((watts for at_s, watts in sent if at_s <= self._cut_s), default=0.0)
+            if device.drawn_w > max(before_w, device.idle_w):
+                raise self._broken(
+                    f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
+                )
+        since_s = now_s - self._cut_s
+        if since_s > world.lifetime_s * (1 + _DRIFT) + world.margin_s:
+            raise self._broken(f"{excess}, {since_s:.1f} s after the budget fell")
+        if since_s > PROMPTLY_S and world.is_sound_since(self._cut_s):
+            raise self._broken(f"{excess}, {since_s:.1f} s after the budget fell, with all sessions sound")
+
+    def _broken(self, text: str) -> BrokenPromiseError:
+        return BrokenPromiseError(f"at {self._world.timeline.now_s:.2f} s: {text}")
+
+    def _require(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise self._broken(otherwise)
