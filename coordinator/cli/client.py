@@ -78,11 +78,6 @@ class CoordinatorClient:
         with self._errors():
             return getattr(self._operator, method)(request, timeout=_ANSWER_TIMEOUT_S)
 
-    def look(self, method: str, request: Any) -> Any:
-        """Call a unary method of the view service; errors as for `operate`."""
-        with self._errors():
-            return getattr(self._view, method)(request, timeout=_ANSWER_TIMEOUT_S)
-
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
     ) -> Iterator[view_pb2.DeviceView]:
@@ -93,7 +88,8 @@ class CoordinatorClient:
 
     def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
         """All runs, oldest first; errors as for `operate`."""
-        return list(self.look("ListRuns", view_pb2.ListRunsRequest(with_times=with_times)).runs)
+        answers = self._streamed(self._view.ListRuns, view_pb2.ListRunsRequest(with_times=with_times))
+        return [run for answer in answers for run in answer.runs]
 
     def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
         """The rounds of a run, in their order; errors as for `operate`."""

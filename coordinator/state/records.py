@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
@@ -76,6 +77,11 @@ class DeviceOverrides:
     device_id: str
     tags: frozenset[str] = frozenset()
     drained: bool = False
+
+    @property
+    def listed_tags(self) -> list[str]:
+        """The first tags, in order: older versions stored any number of them."""
+        return sorted(self.tags)[:MAX_TAGS]
 
 
 @dataclass(frozen=True)
