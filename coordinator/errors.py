@@ -17,6 +17,10 @@ class OversizedMessageError(WattfleetError):
     """A message exceeds the size limit of its kind."""
 
 
+class NotRunOwnerError(WattfleetError):
+    """A run was started by another app: start a run of your own."""
+
+
 class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or check the devices' states."""
 

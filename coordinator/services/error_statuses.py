@@ -8,6 +8,7 @@ from coordinator.errors import (
     DuplicateSessionError,
     FleetReturningError,
     NoDevicesError,
+    NotRunOwnerError,
     OversizedMessageError,
     UnknownRecordError,
 )
@@ -23,6 +24,7 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,

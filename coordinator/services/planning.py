@@ -9,7 +9,7 @@ from typing import Any
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
-from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of
+from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -40,7 +40,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Start a Flower run."""
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
-        await self._repository.save(self._flower.start_run(request.run_id, request.strategy, request.rounds))
+        started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token)
+        await self._repository.save(started)
         return planning_pb2.StartRunResponse()
 
     async def ResolveNodes(  # noqa: N802 - named by the protocol
@@ -71,6 +72,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
+        self._flower.require_owner(request.run_id, request.run_token)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, request.epochs)
         )
@@ -85,6 +87,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server has all replies that it will get."""
+        self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
         await self._repository.save(self._rounds.finish(request.plan_id, results, request.wall_s))
@@ -94,6 +97,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """Take what the strategy evaluated after a round."""
+        self._flower.require_owner(request.run_id, request.run_token)
         await self._repository.load_round(plan_id_of(request.run_id, request.round))
         changed = self._flower.report_metrics(request.run_id, request.round, dict(request.metrics))
         await self._repository.save(changed)
@@ -103,6 +107,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRunRequest, context: Any
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
+        self._flower.require_owner(request.run_id, request.run_token)
         await self._repository.save(self._flower.finish_run(request.run_id, request.error))
         return planning_pb2.FinishRunResponse()
 

@@ -276,6 +276,7 @@ class RunRecord:
         initial_metrics: metrics before the first round.
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
+        owner: hash of the token that the app proves itself with; empty: it belongs to nobody.
     """
 
     run_id: str
@@ -284,6 +285,7 @@ class RunRecord:
     initial_metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
+    owner: str = ""
 
 
 OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
