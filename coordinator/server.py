@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.composition import policy_of, selection_of, site_of
-from coordinator.metrics import serve_metrics
+from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.retention import delete_old_runs_daily
@@ -159,7 +159,7 @@ async def serve(
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
-        metrics = serve_metrics(fleet, metrics_host, metrics_port)
+        metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(

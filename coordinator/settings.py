@@ -24,6 +24,12 @@ class ServerSettings(Group):
         "Serve Prometheus' /metrics on this host:port; port 0 picks a free port.",
         option="--metrics-address",
     )
+    max_metrics_connections: int = setting(
+        16, "Limit on open connections to /metrics; a further one closes the oldest.", ge=1
+    )
+    metrics_timeout_s: float = setting(
+        10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
+    )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
