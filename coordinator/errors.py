@@ -13,6 +13,10 @@ class DuplicateSessionError(WattfleetError):
     """A device with this id is already connected."""
 
 
+class TooManyDevicesError(WattfleetError):
+    """A connection enrols too many new devices: use another one, or raise the limit."""
+
+
 class OversizedMessageError(WattfleetError):
     """A message exceeds the size limit of its kind."""
 

@@ -200,6 +200,11 @@ class SessionSettings(Group):
         unit="s",
         gt=0,
     )
+    max_new_devices_per_connection: int = setting(
+        100,
+        "Limit on devices that one connection may enrol for the first time. Every agent has its own connection.",
+        ge=1,
+    )
     max_unstored_reports: int = setting(
         1500, "Limit on one session's reports that wait for the store; beyond it the session ends.", ge=1
     )

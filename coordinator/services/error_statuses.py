@@ -10,6 +10,7 @@ from coordinator.errors import (
     NoDevicesError,
     NotRunOwnerError,
     OversizedMessageError,
+    TooManyDevicesError,
     UnknownRecordError,
 )
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
@@ -23,6 +24,7 @@ STATUS: StatusTable = {
     CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
+    TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
