@@ -21,6 +21,10 @@ class OversizedMessageError(WattfleetError):
     """A message exceeds the size limit of its kind."""
 
 
+class StillInUseError(WattfleetError):
+    """A device or run is still in use, and cannot be removed yet: the text says what has to end first."""
+
+
 class NotRunOwnerError(WattfleetError):
     """A run was started by another app: start a run of your own."""
 

@@ -176,7 +176,9 @@ async def serve(
         planning = RoundPlanning(repository, leases, settings=settings.rounds)
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
-        operator = OperatorServicer(repository, planning, budgets, references, sessions.reconnect_all, settings.site)
+        operator = OperatorServicer(
+            repository, planning, budgets, references, sessions.reconnect_all, leases, settings.site
+        )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)

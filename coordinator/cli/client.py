@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
 from wattfleet_io.coordinator_channel import answers, open_channel
-from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
 _STREAM_TIMEOUT_S = 600.0
@@ -95,6 +95,11 @@ class CoordinatorClient:
         """The rounds of a run, in their order; errors as for `operate`."""
         request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
         return self._streamed(self._view.StreamRounds, request)
+
+    def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
+        """Delete runs, and give the id of each that was deleted; errors as for `operate`."""
+        request = operator_pb2.DeleteRunsRequest(run_ids=run_ids, end=end)
+        return (answer.run_id for answer in self._streamed(self._operator.DeleteRuns, request))
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():

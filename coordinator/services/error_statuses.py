@@ -10,6 +10,7 @@ from coordinator.errors import (
     NoDevicesError,
     NotRunOwnerError,
     OversizedMessageError,
+    StillInUseError,
     TooManyDevicesError,
     UnknownRecordError,
 )
@@ -26,6 +27,7 @@ STATUS: StatusTable = {
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,

@@ -110,6 +110,7 @@ class RoundPlanning:
         request, record = await asyncio.to_thread(plan)
         # Another reference may have been pinned meanwhile, which makes devices reconnect.
         self._require_connected(self._fleet, node_ids)
+        self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._in_flight_since_s[record.plan_id] = self._now_s()
 

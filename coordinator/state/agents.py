@@ -131,6 +131,10 @@ class Agents:
         self._rounds.is_trim_due = True
         return self._put(after)
 
+    def forget(self, device_id: str) -> None:
+        """Remove a disconnected device."""
+        del self.devices[device_id]
+
     def _put(self, record: DeviceRecord) -> DeviceRecord:
         self.devices[record.device_id] = record
         return record

@@ -59,6 +59,14 @@ class PowerDraw:
                 continue
         return elsewhere_w
 
+    def plan_holding(self, device_id: str) -> str | None:
+        """The plan that still holds watts for a device, beyond those of idling."""
+        commitment, device = self._commitments.of(device_id), self._agents.devices.get(device_id)
+        if commitment is None:
+            return None
+        is_training = device is not None and device.state is DeviceState.TRAINING
+        return commitment.plan_id if is_training or not commitment.is_over else None
+
     def reserved_w(self) -> dict[str, float]:
         """Watts by supply that are reserved now, for trainings and for idling devices."""
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))

@@ -288,7 +288,18 @@ class RunRecord:
     owner: str = ""
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
+@dataclass(frozen=True)
+class ForgottenDevice:
+    """A device that was removed, with its overrides and node bindings; it may enrol again.
+
+    Attributes:
+        device_id: its name.
+    """
+
+    device_id: str
+
+
+OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference | ForgottenDevice
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord

@@ -175,6 +175,11 @@ class RoundLedger:
         self.latest_results.evaluated(record)
         return record
 
+    def forget(self, device_id: str) -> None:
+        """Remove what is known of a device besides its part in rounds."""
+        self.commitments.forget(device_id)
+        self.latest_results.forget(device_id)
+
     def run_finished(self, run_id: str) -> None:
         """Release the devices of a finished run."""
         self.commitments.release_run(run_id)
