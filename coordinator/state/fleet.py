@@ -103,7 +103,7 @@ class Fleet:
             UnknownRecordError: a device never connected.
             StillInUseError: a device is connected, or a round still holds watts for it.
         """
-        ids = list(dict.fromkeys(device_ids))
+        ids = dict.fromkeys(device_ids)
         for device_id in ids:
             if self.agents.is_connected(self.agents.get(device_id).device_id):
                 raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
@@ -112,9 +112,8 @@ class Fleet:
                     f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
                     f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
                 )
-        for device_id in ids:
-            for part in (self.agents, self.operator, self.flower, self.rounds):
-                part.forget(device_id)
+        for part in (self.agents, self.operator, self.flower, self.rounds):
+            part.forget(ids)
         return [ForgottenDevice(device_id) for device_id in ids]
 
     def require_ended(self, run_id: str) -> None:

@@ -107,9 +107,9 @@ class FlowerRuns:
         self.nodes[node_id] = device_id
         return NodeRecord(node_id, device_id)
 
-    def forget(self, device_id: str) -> None:
-        """Remove the bindings of a device's nodes."""
-        self.nodes = {node: device for node, device in self.nodes.items() if device != device_id}
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove the bindings of some devices' nodes."""
+        self.nodes = {node: device for node, device in self.nodes.items() if device not in device_ids}
 
     def start_run(self, run_id: str, strategy: str, rounds: int, token: str = "") -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.

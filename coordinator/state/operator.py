@@ -132,9 +132,10 @@ class OperatorSettings:
         ids = [self._agents.get(device_id).device_id for device_id in dict.fromkeys(device_ids)]
         return self._put([replace(self.overrides_of(device_id), drained=is_drained) for device_id in ids])
 
-    def forget(self, device_id: str) -> None:
-        """Remove what was set by command for a device."""
-        self.overrides.pop(device_id, None)
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove what was set by command for some devices."""
+        for device_id in device_ids:
+            self.overrides.pop(device_id, None)
 
     def _put(self, changed: list[DeviceOverrides]) -> list[DeviceOverrides]:
         self.overrides.update({each.device_id: each for each in changed})

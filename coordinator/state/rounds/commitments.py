@@ -112,9 +112,10 @@ class Commitments:
         """End all commitments to a run that is finished."""
         self.release_from_run(list(self._commitments), run_id)
 
-    def forget(self, device_id: str) -> None:
-        """Remove a device's commitment."""
-        self._commitments.pop(device_id, None)
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove the commitments of some devices."""
+        for device_id in device_ids:
+            self._commitments.pop(device_id, None)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the commitments to runs that were deleted."""

@@ -175,10 +175,10 @@ class RoundLedger:
         self.latest_results.evaluated(record)
         return record
 
-    def forget(self, device_id: str) -> None:
-        """Remove what is known of a device besides its part in rounds."""
-        self.commitments.forget(device_id)
-        self.latest_results.forget(device_id)
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove what is known of some devices besides their part in rounds."""
+        self.commitments.forget(device_ids)
+        self.latest_results.forget(device_ids)
 
     def run_finished(self, run_id: str) -> None:
         """Release the devices of a finished run."""
