@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from http.server import HTTPServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
 from coordinator.state.rounds.latest_results import LatestResults
-from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -126,20 +123,3 @@ def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeM
         for use in rounds[-1].plan.supplies:
             power.add_metric([use.supply, "planned"], use.planned_w)
     yield from (power, fallback)
-
-
-def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:
-    """Serve `/metrics` over HTTP from a thread; port 0 takes a free port.
-
-    Raises:
-        InvalidInputError: the address is in use or does not exist.
-    """
-    registry = CollectorRegistry()
-    registry.register(FleetCollector(fleet))
-    try:
-        server, _thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise InvalidInputError(
-            f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
-        ) from None
-    return server

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.composition import policy_of, selection_of, site_of
-from coordinator.metrics import serve_metrics
+from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
 from coordinator.repository.retention import delete_old_runs_daily
@@ -160,7 +160,7 @@ async def serve(
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
-        metrics = serve_metrics(fleet, metrics_host, metrics_port)
+        metrics = serve_metrics(fleet, metrics_host, metrics_port, settings.server)
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
@@ -177,7 +177,9 @@ async def serve(
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
-        operator = OperatorServicer(repository, planning, budgets, references, sessions.reconnect_all, settings.site)
+        operator = OperatorServicer(
+            repository, planning, budgets, references, sessions.reconnect_all, leases, settings.site
+        )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(healthy, server)

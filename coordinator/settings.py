@@ -24,6 +24,12 @@ class ServerSettings(Group):
         "Serve Prometheus' /metrics on this host:port; port 0 picks a free port.",
         option="--metrics-address",
     )
+    max_metrics_connections: int = setting(
+        16, "Limit on open connections to /metrics; a further one closes the oldest.", ge=1
+    )
+    metrics_timeout_s: float = setting(
+        10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
+    )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
@@ -220,6 +226,11 @@ class SessionSettings(Group):
         "Time to wait for the store before a report's acknowledgement is postponed, so that leases are renewed.",
         unit="s",
         gt=0,
+    )
+    max_new_devices_per_connection: int = setting(
+        100,
+        "Limit on devices that one connection may enrol for the first time. Every agent has its own connection.",
+        ge=1,
     )
     max_unstored_reports: int = setting(
         1500, "Limit on one session's reports that wait for the store; beyond it the session ends.", ge=1

@@ -12,6 +12,7 @@ from coordinator.cli.export.command import export
 from coordinator.cli.overrides import drain, tag
 from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
+from coordinator.cli.removal import delete, forget
 from coordinator.cli.rounds import rounds
 from wattfleet_io.settings.command import SettingsCommand, effective
 
@@ -58,7 +59,7 @@ def serve(ctx: typer.Context) -> None:
 
 
 # `serve` first, then commands in the order in which an operator meets them.
-for command in (devices, device, rounds, plan, tag, drain, export):
+for command in (devices, device, rounds, plan, tag, drain, forget, delete, export):
     app.command()(command)
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")

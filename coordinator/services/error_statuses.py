@@ -8,7 +8,10 @@ from coordinator.errors import (
     DuplicateSessionError,
     FleetReturningError,
     NoDevicesError,
+    NotRunOwnerError,
     OversizedMessageError,
+    StillInUseError,
+    TooManyDevicesError,
     UnknownRecordError,
 )
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
@@ -22,7 +25,10 @@ STATUS: StatusTable = {
     CorruptReferenceError: grpc.StatusCode.DATA_LOSS,
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
+    TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
+    NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,

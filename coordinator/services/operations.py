@@ -12,11 +12,14 @@ from coordinator.references import MAX_BYTES, ReferenceShelf, checked
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
+from coordinator.state.leases import Leases
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
+
+_ENDED = "ended by the operator"
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -29,6 +32,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         budgets: BudgetWatch,
         references: ReferenceShelf,
         reconnect_all: Callable[[str], int],
+        leases: Leases,
         settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
@@ -39,6 +43,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             budgets: the budgets in force.
             references: the published predictors.
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
+            leases: the sessions' leases.
             settings: for how long budgets may be overridden.
         """
         self._repository = repository
@@ -47,6 +52,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._budgets = budgets
         self._references = references
         self._reconnect_all = reconnect_all
+        self._leases = leases
         self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
@@ -117,6 +123,32 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         changed = self._fleet.operator.drain(request.device_ids, not request.undo)
         await self._repository.save(*changed)
         return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
+
+    async def ForgetDevices(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.ForgetDevicesRequest, context: Any
+    ) -> operator_pb2.ForgetDevicesResponse:
+        """Remove disconnected devices."""
+        forgotten = self._fleet.forget(request.device_ids)
+        device_ids = [each.device_id for each in forgotten]
+        self._leases.forget(device_ids)
+        await self._repository.save(*forgotten)
+        return operator_pb2.ForgetDevicesResponse(device_ids=device_ids)
+
+    async def DeleteRuns(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.DeleteRunsRequest, context: Any
+    ) -> AsyncIterator[operator_pb2.DeleteRunsResponse]:
+        """Delete finished runs, or end and delete them."""
+        runs = [self._fleet.flower.run(run_id) for run_id in dict.fromkeys(request.run_ids)]
+        for run in runs:
+            if not request.end:
+                self._fleet.require_ended(run.run_id)
+        ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
+        await self._repository.save(*ended)
+        for run in runs:
+            self._fleet.require_unused(run.run_id)
+        for run in runs:
+            await self._repository.delete_run(run.run_id)
+            yield operator_pb2.DeleteRunsResponse(run_id=run.run_id)
 
     async def ListReferences(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ListReferencesRequest, context: Any
@@ -200,6 +232,6 @@ def _days(seconds: float) -> str:
 
 def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.DeviceOverrides]:
     return [
-        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=sorted(each.tags), drained=each.drained)
+        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=each.listed_tags, drained=each.drained)
         for each in overrides
     ]

@@ -10,7 +10,7 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
-from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of
+from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -43,7 +43,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Start a Flower run."""
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
-        await self._repository.save(self._flower.start_run(request.run_id, request.strategy, request.rounds))
+        started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token)
+        await self._repository.save(started)
         return planning_pb2.StartRunResponse()
 
     async def ResolveNodes(  # noqa: N802 - named by the protocol
@@ -74,6 +75,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.PlanRoundRequest, context: Any
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
+        self._flower.require_owner(request.run_id, request.run_token)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, request.epochs)
         )
@@ -88,6 +90,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server has all replies that it will get."""
+        self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
@@ -99,6 +102,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.ReportMetricsRequest, context: Any
     ) -> planning_pb2.ReportMetricsResponse:
         """Take what the strategy evaluated after a round."""
+        self._flower.require_owner(request.run_id, request.run_token)
         await self._repository.load_round(plan_id_of(request.run_id, request.round))
         changed = self._flower.report_metrics(request.run_id, request.round, dict(request.metrics))
         await self._repository.save(changed)
@@ -108,6 +112,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRunRequest, context: Any
     ) -> planning_pb2.FinishRunResponse:
         """Finish a Flower run."""
+        self._flower.require_owner(request.run_id, request.run_token)
         finished = self._flower.finish_run(request.run_id, request.error)
         self._orders.send_due()
         await self._repository.save(finished)

@@ -17,6 +17,7 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.pending_reports import PendingReports
 from coordinator.settings import SessionSettings
+from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import ObservedTraining, StoredRecord
@@ -71,6 +72,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._profile_modes = profile_modes
         self._now_s = now_s
         self._settings = settings
+        self._enrolments = Enrolments(settings.max_new_devices_per_connection)
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -87,7 +89,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if first is _EOF:
             return
         protocol = common_version(first.hello.protocol)
-        lease = self._begin(first.hello)
+        lease = self._begin(first.hello, context.peer())
         stream = ResponseStream(context.write)
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
@@ -110,18 +112,28 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         if ended is not None:
             await refuse(context, *ended)
 
-    def _begin(self, hello: session_pb2.Hello) -> Lease:
+    def _begin(self, hello: session_pb2.Hello, connection: str) -> Lease:
         """Begin the session of a Hello; returns its lease.
+
+        Args:
+            hello: the session's first message.
+            connection: the agent's address and port.
 
         Raises:
             InvalidInputError: the Hello is malformed, or the id is enrolled as another kind of board.
             DuplicateSessionError: another installation has a session for this device.
+            TooManyDevicesError: the connection has enrolled as many new devices as it may.
         """
+        is_new = hello.device_id not in self._fleet.agents.devices
+        if is_new:
+            self._enrolments.require_room(connection, hello.device_id)
         provenance = provenance_from_message(hello.provenance)
         if hello.installation:
             require_name("an installation", hello.installation)
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
+        if is_new:
+            self._enrolments.add(connection)
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
         if replaced is not None:
             self._end(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from coordinator.errors import UnknownRecordError
@@ -130,6 +130,11 @@ class Agents:
             return before
         self._rounds.is_trim_due = True
         return self._put(after)
+
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove disconnected devices."""
+        for device_id in device_ids:
+            del self.devices[device_id]
 
     def _put(self, record: DeviceRecord) -> DeviceRecord:
         self.devices[record.device_id] = record

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+from coordinator.errors import StillInUseError
 from coordinator.settings import GrantSettings
 from coordinator.state.agents import Agents
 from coordinator.state.flower import FlowerRuns
@@ -16,12 +17,15 @@ from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
+    ForgottenDevice,
     RoundRecord,
     RunRecord,
+    run_of,
 )
 from coordinator.state.rounds.grants import Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from wattfleet.budgets import InForce
+from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
@@ -114,6 +118,52 @@ class Fleet:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
         """
         return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s())
+
+    def forget(self, device_ids: Collection[str]) -> list[ForgottenDevice]:
+        """Remove devices with their overrides and node bindings; they may enrol again. On an error none is removed.
+
+        Raises:
+            UnknownRecordError: a device never connected.
+            StillInUseError: a device is connected, or a round still holds watts for it.
+        """
+        ids = dict.fromkeys(device_ids)
+        for device_id in ids:
+            if self.agents.is_connected(self.agents.get(device_id).device_id):
+                raise StillInUseError(f"{device_id} is connected: stop its agent, then forget the device")
+            if (plan_id := self.draw.plan_holding(device_id)) is not None:
+                raise StillInUseError(
+                    f"round {plan_id} still holds watts for {device_id}: wait until the round is over, or end its run"
+                    f" with `wattfleet coordinator delete {run_of(plan_id)} --end`"
+                )
+        for part in (self.agents, self.operator, self.flower, self.rounds):
+            part.forget(ids)
+        return [ForgottenDevice(device_id) for device_id in ids]
+
+    def require_ended(self, run_id: str) -> None:
+        """Make sure that a run has ended.
+
+        Raises:
+            UnknownRecordError: it never started.
+            StillInUseError: it is running.
+        """
+        if not self.flower.run(run_id).finished:
+            raise StillInUseError(
+                f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
+            )
+
+    def require_unused(self, run_id: str) -> None:
+        """Make sure that no device trains for a run any more.
+
+        Raises:
+            StillInUseError: a round of it still holds watts for a device.
+        """
+        plans = {device_id: self.draw.plan_holding(device_id) for device_id in self.agents.devices}
+        held = sorted(device_id for device_id, plan_id in plans.items() if plan_id and run_of(plan_id) == run_id)
+        if held:
+            raise StillInUseError(
+                f"run {run_id!r} has ended, but watts are still held for {first_few(held)}: delete the run when these"
+                " devices have finished their trainings"
+            )
 
     def trim(self) -> list[RoundRecord]:
         """Trim the rounds in flight to the budgets, where devices draw more than their plans took into account.

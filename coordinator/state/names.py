@@ -1,10 +1,19 @@
-"""Valid names: devices, boards, installations, runs, metrics and tags are stored, displayed and compared by name."""
+"""Valid names: devices, boards, installations, runs, metrics and tags are stored, displayed and compared by name.
+
+Everybody reads the lists of what one caller has named, so that the number of names is limited as well.
+"""
 
 from __future__ import annotations
 
 from wattfleet.errors import InvalidInputError
 
 LONGEST_NAME = 200
+
+MAX_METRICS = 100
+"""Metrics of one round."""
+
+MAX_TAGS = 20
+"""Tags that the operator's commands may add to one device."""
 
 
 def require_name(what: str, name: str) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
@@ -76,6 +77,11 @@ class DeviceOverrides:
     device_id: str
     tags: frozenset[str] = frozenset()
     drained: bool = False
+
+    @property
+    def listed_tags(self) -> list[str]:
+        """The first tags, in order: older versions stored any number of them."""
+        return sorted(self.tags)[:MAX_TAGS]
 
 
 @dataclass(frozen=True)
@@ -255,6 +261,7 @@ class RunRecord:
         initial_metrics: metrics before the first round.
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
+        owner: hash of the token that the app proves itself with; empty: it belongs to nobody.
     """
 
     run_id: str
@@ -263,9 +270,21 @@ class RunRecord:
     initial_metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
+    owner: str = ""
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
+@dataclass(frozen=True)
+class ForgottenDevice:
+    """A device that was removed, with its overrides and node bindings; it may enrol again.
+
+    Attributes:
+        device_id: its name.
+    """
+
+    device_id: str
+
+
+OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference | ForgottenDevice
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord

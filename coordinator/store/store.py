@@ -14,6 +14,7 @@ from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
+    ForgottenDevice,
     NodeRecord,
     PinnedReference,
     PublishedReference,
@@ -105,6 +106,7 @@ class Store:
             UnstorableRecordError: the database cannot store one of the records' values.
         """
         now = self._now()
+        forgotten = {record.device_id for record in records if isinstance(record, ForgottenDevice)}
         devices = [record for record in records if isinstance(record, DeviceRecord)]
         nodes = [rows.node_values(record) for record in records if isinstance(record, NodeRecord)]
         runs = [
@@ -125,7 +127,9 @@ class Store:
         fronts = {
             record.device_id: record.front
             for record in devices
-            if record.device_id not in self._fronts or self._fronts[record.device_id] is not record.front
+            if record.device_id not in self._fronts
+            or record.device_id in forgotten
+            or self._fronts[record.device_id] is not record.front
         }
         device_rows = [{**rows.device_values(record), "first_seen_at": now, "last_seen_at": now} for record in devices]
         front_rows = [
@@ -135,6 +139,9 @@ class Store:
         ]
         references = [rows.reference_values(record) for record in records if isinstance(record, PublishedReference)]
         with self._transaction() as connection:
+            # First: a forgotten device may have enrolled again since.
+            for deletion in self._statements.forgotten if forgotten else ():
+                connection.execute(deletion, [{"gone": device_id} for device_id in forgotten])
             for statement, values in (
                 (self._statements.device, device_rows),
                 (self._statements.front, front_rows),
@@ -156,6 +163,8 @@ class Store:
                     connection.execute(statement, values)
             _save_overrides(connection, self._statements, records)
             _save_pin(connection, self._statements, records)
+        for device_id in forgotten:
+            self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
 
     def load(self) -> StoredState:
@@ -244,6 +253,19 @@ class Store:
         """
         with self._transaction() as connection:
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
+
+    def delete_some_of(self, run_id: str) -> bool:
+        """Delete some rounds of a run in a short transaction; with its last round, delete the run.
+
+        Returns:
+            Whether it is now deleted completely.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the disk is full, the database is locked or does not answer.
+        """
+        with self._transaction() as connection:
+            return rounds.delete_some_of(connection, run_id)
 
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over.

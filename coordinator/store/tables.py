@@ -109,6 +109,7 @@ class Run(Base):
     initial_metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
     error: Mapped[str]
     finished: Mapped[bool]
+    owner: Mapped[str]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
 

@@ -164,9 +164,13 @@ class Client:
         plan: planning_pb2.PlanRoundResponse = await self.planning.PlanRound(request)
         return plan
 
+    async def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
+        answers = self.view.ListRuns(view_pb2.ListRunsRequest(with_times=with_times))
+        return [run async for answer in answers for run in answer.runs]
+
     async def rounds(self, run_id: str = "") -> RunSeen:
         """A run, the newest unless it is named, with its rounds."""
-        runs = (await self.view.ListRuns(view_pb2.ListRunsRequest())).runs
+        runs = await self.runs()
         if not runs:
             return RunSeen()
         run = next(each for each in reversed(runs) if run_id in ("", each.run_id))

@@ -41,6 +41,10 @@ class OperatorServiceStub:
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]
     """Excludes devices from new rounds; a training in flight continues."""
+    ForgetDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]
+    """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+    DeleteRuns: _grpc.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]
+    """Deletes finished runs with their rounds; one message per deleted run."""
     ListReferences: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]
     PublishReference: _grpc.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
@@ -60,6 +64,10 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]  # type: ignore[assignment]
     """Excludes devices from new rounds; a training in flight continues."""
+    ForgetDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]  # type: ignore[assignment]
+    """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+    DeleteRuns: _aio.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]  # type: ignore[assignment]
+    """Deletes finished runs with their rounds; one message per deleted run."""
     ListReferences: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]  # type: ignore[assignment]
     PublishReference: _aio.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]  # type: ignore[assignment]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
@@ -112,6 +120,22 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.DrainDevicesResponse, _abc.Awaitable[_operator_pb2.DrainDevicesResponse]]:
         """Excludes devices from new rounds; a training in flight continues."""
+
+    @_abc_1.abstractmethod
+    def ForgetDevices(
+        self,
+        request: _operator_pb2.ForgetDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ForgetDevicesResponse, _abc.Awaitable[_operator_pb2.ForgetDevicesResponse]]:
+        """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+
+    @_abc_1.abstractmethod
+    def DeleteRuns(
+        self,
+        request: _operator_pb2.DeleteRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.DeleteRunsResponse], _abc.AsyncIterator[_operator_pb2.DeleteRunsResponse]]:
+        """Deletes finished runs with their rounds; one message per deleted run."""
 
     @_abc_1.abstractmethod
     def ListReferences(

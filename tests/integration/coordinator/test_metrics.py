@@ -10,7 +10,8 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.metrics import FleetCollector, serve_metrics
+from coordinator.metrics import FleetCollector
+from coordinator.metrics_server import serve_metrics
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import ObservedTraining
 from tests.fakes.fronts import front
