@@ -10,7 +10,8 @@ from coordinator.repository.repository import FleetRepository
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, first_few
+from wattfleet.planning import plausible_examples, plausible_loss
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -87,6 +88,14 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Finish a round: the Flower server has all replies that it will get."""
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
+        if implausible := [
+            result.device_id for result, sent in zip(results, request.results, strict=True) if _lacks(result, sent)
+        ]:
+            _log.warning(
+                "round %s: an implausible loss or number of examples counts as not reported: %s",
+                request.plan_id,
+                first_few(implausible),
+            )
         await self._repository.save(self._rounds.finish(request.plan_id, results, request.wall_s))
         return planning_pb2.FinishRoundResponse()
 
@@ -116,7 +125,14 @@ def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
     return DeviceResult(
         device_id=message.device_id,
         failure=message.failure[:_LONGEST_FAILURE],
-        num_examples=message.num_examples if message.HasField("num_examples") else None,
-        loss=message.loss if message.HasField("loss") else None,
+        num_examples=plausible_examples(message.num_examples) if message.HasField("num_examples") else None,
+        loss=plausible_loss(message.loss) if message.HasField("loss") else None,
         share=message.share,
+    )
+
+
+def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
+    """Whether a value of the message was not plausible."""
+    return (result.num_examples is None and message.HasField("num_examples")) or (
+        result.loss is None and message.HasField("loss")
     )

@@ -84,7 +84,10 @@ class FlowerRuns:
         """What a device is doing that may keep it from a run's round, in words."""
         other_plan = self._plan_of_other_run(device.device_id, run_id)
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
-        return f"{text}, and drained" if self._operator.overrides_of(device.device_id).drained else text
+        if self._operator.overrides_of(device.device_id).drained:
+            text += ", and drained"
+        left_out = self._agents.claims.exclusion_reason(device)
+        return text if left_out is None else f"{text}, and left out: {left_out}"
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
         """An independent copy beside copies of the other parts."""
@@ -193,7 +196,7 @@ class FlowerRuns:
             self.policy,
             replace(self._operator.allowance, elsewhere_w=elsewhere_w),
             self._rounds.cache.history(run_id),
-            self._operator.selection,
+            replace(self._operator.selection, left_out=self._agents.left_out()),
             self._rounds.trim_count,
         )
 

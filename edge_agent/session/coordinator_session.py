@@ -28,6 +28,7 @@ _SILENT_LEASES = 3
 _MAX_SPREAD_S = 120.0
 _DISPLACED_SPREAD_S = 60.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+_LONGEST_REFUSAL = 500
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
 
@@ -170,6 +171,8 @@ class CoordinatorSession:
                         async with self._acknowledged:
                             self._outbox.acknowledge(response.ack.sequence)
                             self._acknowledged.notify_all()
+                        if response.ack.refusal:
+                            _log.error("the coordinator refused a report: %s", response.ack.refusal[:_LONGEST_REFUSAL])
                         yield
             finally:
                 self.connected = False

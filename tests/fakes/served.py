@@ -40,6 +40,7 @@ class Agent:
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
         self.orders: list[session_pb2.Reassign] = []
+        self.refusals: list[str] = []
         self._sequence = 100
 
     async def hello(
@@ -63,6 +64,8 @@ class Agent:
         if response is _END:
             await self.refused()
         assert response.ack.sequence == self._sequence
+        if response.ack.refusal:
+            self.refusals.append(response.ack.refusal)
 
     async def refused(self) -> None:
         raise grpc.aio.AioRpcError(await self.call.code(), None, None, await self.call.details())  # type: ignore

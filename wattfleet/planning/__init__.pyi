@@ -10,7 +10,6 @@ from .makespan import min_makespan as min_makespan
 from .offers import SITE as SITE
 from .offers import Offer as Offer
 from .plan import plan_round as plan_round
-from .plausibility import OTHER_BOARDS as OTHER_BOARDS
 from .plausibility import PowerRange as PowerRange
 from .plausibility import plausible_examples as plausible_examples
 from .plausibility import plausible_loss as plausible_loss
@@ -24,7 +23,6 @@ from .selection import Selection as Selection
 from .trimming import InFlight as InFlight
 from .trimming import TrimmedPlan as TrimmedPlan
 from .trimming import trim_rounds as trim_rounds
-from .trust import WINDOW as WINDOW
 from .trust import Contradiction as Contradiction
 from .trust import Trust as Trust
 from .trust import contradiction_of as contradiction_of

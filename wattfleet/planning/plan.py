@@ -81,7 +81,7 @@ def plan_round(
         raise NoCandidatesError(f"no device can be selected: {reasons}")
     context, request, failed = requested(policy, context_without, excluded)
     excluded |= failed
-    candidates = context.offers
+    candidates = list(context.offers)
     allocation = min_makespan(context.curves, context.headroom, request.count, request.eligible, request.priority)
     if allocation is None:
         raise _infeasible(context, request, allowance, offers)

@@ -48,9 +48,6 @@ POWER_RANGES: Mapping[str, PowerRange] = {
 }
 """By kind of board; from NVIDIA's presets, `MAXN` included."""
 
-OTHER_BOARDS = PowerRange(1_000.0, 150.0)
-"""For all other kinds of boards, such as workstations, unless the operator sets other limits."""
-
 
 def require_plausible_power(device_id: str, board: str, front: Front, idle_w: float, others: PowerRange) -> None:
     """Check the watts that a device reports against its kind of board.
@@ -72,7 +69,7 @@ def require_plausible_power(device_id: str, board: str, front: Front, idle_w: fl
     ):
         if watts > most_w:
             raise ImplausibleError(
-                f"{device_id} reports {watts:,.4g} W as its {name}, more than the {most_w:,.4g} W of any"
+                f"{device_id} reports {_watts(watts)} as its {name}, more than the {_watts(most_w)} of any"
                 f" {_described(board)}. {_CHECK}"
             )
 
@@ -100,8 +97,8 @@ def require_plausible_observation(
         )
     if not 0 < power_w <= most_w:
         raise ImplausibleError(
-            f"{device_id}: observed {power_w:,.4g} W is not plausible: it must be above 0 and at most the"
-            f" {most_w:,.4g} W of any {_described(board)}. {_CHECK}"
+            f"{device_id}: observed {_watts(power_w)} is not plausible: it must be above 0 and at most the"
+            f" {_watts(most_w)} of any {_described(board)}. {_CHECK}"
         )
 
 
@@ -113,6 +110,10 @@ def plausible_loss(loss: float | None) -> float | None:
 def plausible_examples(num_examples: float | None) -> float | None:
     """A reported number of samples; None if it is not plausible."""
     return num_examples if num_examples is not None and 0 <= num_examples <= MAX_EXAMPLES else None
+
+
+def _watts(watts: float) -> str:
+    return f"{watts:,.0f} W" if 10 <= watts < 1e9 else f"{watts:.3g} W"
 
 
 def _described(board: str) -> str:

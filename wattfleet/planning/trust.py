@@ -12,7 +12,7 @@ from wattfleet.modes import PowerMode
 from wattfleet.planning.round_plan import Assignment
 
 WINDOW = 8
-"""Latest observed trainings of a device that its trust is computed from."""
+"""Latest observed trainings of a device that its trust is computed from; the coordinator's settings name it, too."""
 
 _TIME_FACTOR = 3.0
 _TIME_SDS = 3.0

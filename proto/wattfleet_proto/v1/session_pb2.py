@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from wattfleet_proto.v1 import power_pb2 as wattfleet__proto_dot_v1_dot_power__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"s\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\"@\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\"\x07\n\x05Lease\"\x80\x02\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x42\x06\n\x04\x62ody\"\x91\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\"=\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\"Y\n\x08Reassign\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12%\n\x04mode\x18\x02 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x03 \x01(\x01\"\x91\x01\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12*\n\x08reassign\x18\x03 \x01(\x0b\x32\x16.wattfleet.v1.ReassignH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"Y\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06\x32\xbb\x01\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n wattfleet_proto/v1/session.proto\x12\x0cwattfleet.v1\x1a\x1ewattfleet_proto/v1/power.proto\"/\n\x0fProtocolVersion\x12\r\n\x05major\x18\x01 \x01(\r\x12\r\n\x05minor\x18\x02 \x01(\r\"\xb2\x01\n\x05Hello\x12\x11\n\tdevice_id\x18\x01 \x01(\t\x12\r\n\x05\x62oard\x18\x02 \x01(\t\x12,\n\nprovenance\x18\x03 \x01(\x0e\x32\x18.wattfleet.v1.Provenance\x12\x12\n\nmode_count\x18\x04 \x01(\r\x12/\n\x08protocol\x18\x05 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x14\n\x0cinstallation\x18\x06 \x01(\t\"_\n\x0bStateReport\x12(\n\x05state\x18\x01 \x01(\x0e\x32\x19.wattfleet.v1.DeviceState\x12\x16\n\x0eprofiled_modes\x18\x02 \x01(\r\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"s\n\x0b\x46rontReport\x12\"\n\x05\x66ront\x18\x01 \x01(\x0b\x32\x13.wattfleet.v1.Front\x12\x0e\n\x06idle_w\x18\x02 \x01(\x01\x12\x16\n\x0eprofiled_modes\x18\x03 \x01(\r\x12\x18\n\x10reference_digest\x18\x04 \x01(\t\"@\n\x0bObservation\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12\x0f\n\x07\x65poch_s\x18\x02 \x01(\x01\x12\x0f\n\x07power_w\x18\x03 \x01(\x01\"\x07\n\x05Lease\"\x80\x02\n\x0eSessionRequest\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12$\n\x05hello\x18\x02 \x01(\x0b\x32\x13.wattfleet.v1.HelloH\x00\x12*\n\x05state\x18\x03 \x01(\x0b\x32\x19.wattfleet.v1.StateReportH\x00\x12*\n\x05\x66ront\x18\x04 \x01(\x0b\x32\x19.wattfleet.v1.FrontReportH\x00\x12\x30\n\x0bobservation\x18\x05 \x01(\x0b\x32\x19.wattfleet.v1.ObservationH\x00\x12$\n\x05lease\x18\x06 \x01(\x0b\x32\x13.wattfleet.v1.LeaseH\x00\x42\x06\n\x04\x62ody\"\x91\x01\n\x07Welcome\x12\x18\n\x10reference_digest\x18\x01 \x01(\t\x12\x15\n\rprofile_modes\x18\x02 \x01(\r\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12/\n\x08protocol\x18\x04 \x01(\x0b\x32\x1d.wattfleet.v1.ProtocolVersion\x12\x13\n\x0breconnect_s\x18\x05 \x01(\x01\"N\n\x03\x41\x63k\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x13\n\x0breconnect_s\x18\x03 \x01(\x01\x12\x0f\n\x07refusal\x18\x06 \x01(\t\"Y\n\x08Reassign\x12\x0f\n\x07plan_id\x18\x01 \x01(\t\x12%\n\x04mode\x18\x02 \x01(\x0b\x32\x17.wattfleet.v1.PowerMode\x12\x15\n\rpower_limit_w\x18\x03 \x01(\x01\"\x91\x01\n\x0fSessionResponse\x12(\n\x07welcome\x18\x01 \x01(\x0b\x32\x15.wattfleet.v1.WelcomeH\x00\x12 \n\x03\x61\x63k\x18\x02 \x01(\x0b\x32\x11.wattfleet.v1.AckH\x00\x12*\n\x08reassign\x18\x03 \x01(\x0b\x32\x16.wattfleet.v1.ReassignH\x00\x42\x06\n\x04\x62ody\"?\n\x15\x46\x65tchReferenceRequest\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x16\n\x0eweights_offset\x18\x02 \x01(\x04\"Y\n\x16\x46\x65tchReferenceResponse\x12\x10\n\x08manifest\x18\x01 \x01(\x0c\x12\x15\n\rweights_chunk\x18\x02 \x01(\x0c\x12\x16\n\x0eweights_offset\x18\x03 \x01(\x04*\xca\x01\n\x0b\x44\x65viceState\x12\x1c\n\x18\x44\x45VICE_STATE_UNSPECIFIED\x10\x00\x12\x19\n\x15\x44\x45VICE_STATE_ENROLLED\x10\x01\x12\x1a\n\x16\x44\x45VICE_STATE_PROFILING\x10\x02\x12\x16\n\x12\x44\x45VICE_STATE_READY\x10\x03\x12\x19\n\x15\x44\x45VICE_STATE_TRAINING\x10\x04\x12\x19\n\x15\x44\x45VICE_STATE_DEGRADED\x10\x05\x12\x18\n\x14\x44\x45VICE_STATE_OFFLINE\x10\x06\x32\xbb\x01\n\x0eSessionService\x12J\n\x07Session\x12\x1c.wattfleet.v1.SessionRequest\x1a\x1d.wattfleet.v1.SessionResponse(\x01\x30\x01\x12]\n\x0e\x46\x65tchReference\x12#.wattfleet.v1.FetchReferenceRequest\x1a$.wattfleet.v1.FetchReferenceResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'wattfleet_proto.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICESTATE']._serialized_start=1467
-  _globals['_DEVICESTATE']._serialized_end=1669
+  _globals['_DEVICESTATE']._serialized_start=1484
+  _globals['_DEVICESTATE']._serialized_end=1686
   _globals['_PROTOCOLVERSION']._serialized_start=82
   _globals['_PROTOCOLVERSION']._serialized_end=129
   _globals['_HELLO']._serialized_start=132
@@ -51,15 +51,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WELCOME']._serialized_start=861
   _globals['_WELCOME']._serialized_end=1006
   _globals['_ACK']._serialized_start=1008
-  _globals['_ACK']._serialized_end=1069
-  _globals['_REASSIGN']._serialized_start=1071
-  _globals['_REASSIGN']._serialized_end=1160
-  _globals['_SESSIONRESPONSE']._serialized_start=1163
-  _globals['_SESSIONRESPONSE']._serialized_end=1308
-  _globals['_FETCHREFERENCEREQUEST']._serialized_start=1310
-  _globals['_FETCHREFERENCEREQUEST']._serialized_end=1373
-  _globals['_FETCHREFERENCERESPONSE']._serialized_start=1375
-  _globals['_FETCHREFERENCERESPONSE']._serialized_end=1464
-  _globals['_SESSIONSERVICE']._serialized_start=1672
-  _globals['_SESSIONSERVICE']._serialized_end=1859
+  _globals['_ACK']._serialized_end=1086
+  _globals['_REASSIGN']._serialized_start=1088
+  _globals['_REASSIGN']._serialized_end=1177
+  _globals['_SESSIONRESPONSE']._serialized_start=1180
+  _globals['_SESSIONRESPONSE']._serialized_end=1325
+  _globals['_FETCHREFERENCEREQUEST']._serialized_start=1327
+  _globals['_FETCHREFERENCEREQUEST']._serialized_end=1390
+  _globals['_FETCHREFERENCERESPONSE']._serialized_start=1392
+  _globals['_FETCHREFERENCERESPONSE']._serialized_end=1481
+  _globals['_SESSIONSERVICE']._serialized_start=1689
+  _globals['_SESSIONSERVICE']._serialized_end=1876
 # @@protoc_insertion_point(module_scope)

@@ -292,21 +292,25 @@ class Ack(_message.Message):
     SEQUENCE_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     RECONNECT_S_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lease_s: _builtins.float
     """new lease as the fleet grows; 0: unchanged. Since 1.1"""
     reconnect_s: _builtins.float
     """new reconnect time; 0: unchanged. Since 1.1"""
+    refusal: _builtins.str
+    """why the report was refused, and will be if it is repeated; empty: it was taken"""
     def __init__(
         self,
         *,
         sequence: _builtins.int = ...,
         lease_s: _builtins.float = ...,
         reconnect_s: _builtins.float = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "refusal", b"refusal", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
