@@ -64,6 +64,7 @@ class CoordinatorSession:
         self._connect = connect
         self._hello = deepcopy(hello)
         self._is_displaced = False
+        self._last_refusal = ""
         self._on_welcome = on_welcome
         self._outbox = outbox
         self._settings = settings
@@ -172,13 +173,19 @@ class CoordinatorSession:
                             self._outbox.acknowledge(response.ack.sequence)
                             self._acknowledged.notify_all()
                         if response.ack.refusal:
-                            _log.error("the coordinator refused a report: %s", response.ack.refusal[:_LONGEST_REFUSAL])
+                            self._log_refusal(response.ack.refusal)
                         yield
             finally:
                 self.connected = False
                 # An error of the sender has ended the session, too, and is handled there.
                 await stop_tasks(sender)
                 call.cancel()
+
+    def _log_refusal(self, reason: str) -> None:
+        """Log why a report was refused, once: a front is sent again after each reconnect."""
+        if reason != self._last_refusal:
+            _log.error("the coordinator refused a report: %s", reason[:_LONGEST_REFUSAL])
+        self._last_refusal = reason
 
     @property
     def _answer_timeout_s(self) -> float:

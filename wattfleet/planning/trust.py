@@ -78,7 +78,7 @@ class Trust:
             return None
         remedy = "it may train again once its front agrees"
         if self.contradictions == WINDOW:
-            remedy = "include it again with `wattfleet coordinator undrain`"
+            remedy = "include it again with `wattfleet coordinator drain ID --undo`"
         elif _contradiction_of_front(front, self.latest) is None:
             return None
         return (
