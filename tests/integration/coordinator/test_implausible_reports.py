@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import sqlite3
+from contextlib import closing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.settings import CoordinatorSettings
@@ -163,3 +166,14 @@ async def test_an_implausible_result_counts_as_not_reported(
         first = (await client.rounds()).rounds[0].results[0]
         assert not first.HasField("loss") or abs(first.loss) <= 1e9
         assert not first.HasField("num_examples") or 0 <= first.num_examples <= 1e9
+
+
+async def test_a_stored_front_that_is_not_plausible_does_not_end_the_start(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await client.two_ready()
+    with closing(sqlite3.connect(config.store.location)) as store, store:
+        points = np.array([[4, 1.5e6, 6e8, 2.1e9, 20.0, 30.0, 800.0, 0.0, 0.0]], dtype="<f8")
+        store.execute("UPDATE front SET points = ? WHERE device_id = 'orin'", (points.tobytes(),))
+    async with serving_client(config) as client:
+        shown = await client.devices()
+        assert not shown["orin"].HasField("front") and shown["nano"].HasField("front")
