@@ -146,7 +146,8 @@ async def serve(
             site,
             selection,
             kept.overrides,
-            settings.grants,
+            grants=settings.grants,
+            claims=settings.claims,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)

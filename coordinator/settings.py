@@ -237,6 +237,29 @@ class SessionSettings(Group):
     )
 
 
+class ClaimSettings(Group):
+    """Claims: what devices may report, and when their predictions are no longer trusted (docs/planning.md)."""
+
+    other_board_w: float = setting(
+        1000.0,
+        "Largest plausible power of a training on a kind of board that Wattfleet does not know.",
+        unit="W",
+        gt=0,
+    )
+    other_board_idle_w: float = setting(
+        150.0,
+        "Largest plausible idle power of a kind of board that Wattfleet does not know. Set it below the site's budget.",
+        unit="W",
+        gt=0,
+    )
+    max_contradictions: int = setting(
+        3,
+        "Leave a device out once so many of its last 8 observed rounds contradict its predictions; 9 never does.",
+        ge=1,
+        le=9,
+    )
+
+
 class RoundSettings(Group):
     """Rounds: when one that Flower's server never finished is abandoned."""
 
@@ -257,4 +280,5 @@ class CoordinatorSettings(Settings):
     profiling: ProfilingSettings = ProfilingSettings()
     sessions: SessionSettings = SessionSettings()
     grants: GrantSettings = GrantSettings()
+    claims: ClaimSettings = ClaimSettings()
     rounds: RoundSettings = RoundSettings()

@@ -120,7 +120,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.DrainDevicesRequest, context: Any
     ) -> operator_pb2.DrainDevicesResponse:
         """Exclude devices from new rounds, or include them again."""
-        changed = self._fleet.operator.drain(request.device_ids, not request.undo)
+        if request.undo:
+            changed = self._fleet.undrain(request.device_ids)
+        else:
+            changed = self._fleet.operator.drain(request.device_ids)
         await self._repository.save(*changed)
         return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
 

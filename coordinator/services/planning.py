@@ -11,7 +11,8 @@ from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, first_few
+from wattfleet.planning import plausible_examples, plausible_loss
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -93,6 +94,14 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
+        if implausible := [
+            result.device_id for result, sent in zip(results, request.results, strict=True) if _lacks(result, sent)
+        ]:
+            _log.warning(
+                "round %s: an implausible loss or number of examples counts as not reported: %s",
+                request.plan_id,
+                first_few(implausible),
+            )
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(finished)
@@ -128,7 +137,14 @@ def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
     return DeviceResult(
         device_id=message.device_id,
         failure=message.failure[:_LONGEST_FAILURE],
-        num_examples=message.num_examples if message.HasField("num_examples") else None,
-        loss=message.loss if message.HasField("loss") else None,
+        num_examples=plausible_examples(message.num_examples) if message.HasField("num_examples") else None,
+        loss=plausible_loss(message.loss) if message.HasField("loss") else None,
         share=message.share,
+    )
+
+
+def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
+    """Whether a value of the message was not plausible."""
+    return (result.num_examples is None and message.HasField("num_examples")) or (
+        result.loss is None and message.HasField("loss")
     )

@@ -98,6 +98,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             drained=overrides.drained,
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
+            left_out=self._fleet.agents.claims.exclusion_reason(record) or "",
+            trust=self._fleet.agents.claims.trust_of(record.device_id),
         )
 
     def _supply(self, device_id: str) -> str:

@@ -10,7 +10,7 @@ from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Participation, RoundPlan
+from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 
 LONGEST_TEXT = 2_000
@@ -293,7 +293,15 @@ StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObserv
 
 def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
     """The devices' results in a round, in the form that policies need."""
-    return {each.device_id: Participation(bool(each.failure), each.num_examples, each.loss) for each in results}
+    return {
+        each.device_id: Participation(
+            # An earlier version may have stored values that are not plausible.
+            bool(each.failure),
+            plausible_examples(each.num_examples),
+            plausible_loss(each.loss),
+        )
+        for each in results
+    }
 
 
 def plan_id_of(run_id: str, number: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from coordinator.store.tables import (
     Run,
 )
 from wattfleet.budgets import Override
+from wattfleet.choosing import Front
+from wattfleet.errors import ImplausibleError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class StoredState:
 def load(connection: Connection) -> StoredState:
     """Load the state from a database."""
     points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
-    fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
+    fronts = {device_id: _front(device_id, each) for device_id, each in points.items()}
     devices = connection.execute(select(Device.__table__)).all()
     return StoredState(
         devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
@@ -74,3 +79,12 @@ def load(connection: Connection) -> StoredState:
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
     )
+
+
+def _front(device_id: str, points: bytes) -> Front | None:
+    """A stored front; None if an earlier version has stored what no device can have."""
+    try:
+        return rows.front_from_bytes(points)
+    except ImplausibleError as error:
+        _log.warning("the stored front of %s is not used until the device reports another: %s", device_id, error)
+        return None

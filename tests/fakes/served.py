@@ -42,6 +42,7 @@ class Agent:
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
         self.grants: list[session_pb2.Grant] = []
+        self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
 
@@ -72,6 +73,8 @@ class Agent:
         if response is _END:
             await self.refused()
         assert response.ack.sequence == self._sequence
+        if response.ack.refusal:
+            self.refusals.append(response.ack.refusal)
 
     async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
         """Say which grant is in force, none unless it is given, and how far its training is."""
