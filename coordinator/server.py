@@ -147,6 +147,7 @@ async def serve(
             selection,
             kept.overrides,
             grants=settings.grants,
+            now_s=time.monotonic,
             claims=settings.claims,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -58,7 +57,7 @@ class Fleet:
         selection: Selection | None = None,
         overrides: Sequence[DeviceOverrides] = (),
         grants: GrantSettings = GrantSettings(),
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
@@ -75,7 +74,7 @@ class Fleet:
             selection: the operator's rules for client selection.
             overrides: what the operator set for single devices by command.
             grants: how long devices may draw more than their idle power without the coordinator.
-            now_s: the clock of the grants.
+            now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
         """
         placement = placement or OnlySite(allowance.supplies)
