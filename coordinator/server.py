@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -41,6 +40,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
@@ -189,8 +189,7 @@ async def serve(
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            stop_on_signals(stop, settings.server.stop_limit_s)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         background: dict[str, Coroutine[Any, Any, object]] = {
             "stop": stop.wait(),

@@ -28,6 +28,9 @@ class ServerSettings(Group):
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
     stop_grace_s: float = setting(2.0, "Time for open requests to finish when the coordinator stops.", unit="s", ge=0)
+    stop_limit_s: float = setting(
+        10.0, "End the process this long after SIGTERM, even if something hangs in it.", unit="s", gt=0
+    )
 
 
 class SiteSettings(Group):

@@ -10,6 +10,7 @@ from datetime import datetime, timezone
 from functools import partial
 from types import MappingProxyType
 
+from coordinator.budgets.bounded_http import NameLookups
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
 from coordinator.errors import BudgetSourceError, UnknownRecordError
@@ -72,7 +73,7 @@ class BudgetWatch:
         self._on_change = on_change
         self._now = now
         self._sleep = sleep
-        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s)
+        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s, names=NameLookups())
         self._check_s = settings.budget_check_s
         self._readings: dict[str, Reading] = {}
         self._errors: dict[str, BudgetSourceError] = {}
@@ -129,7 +130,7 @@ class BudgetWatch:
             UnsuitableQueryError: Prometheus rejects a query, or it cannot return watts.
         """
         queries = {name: budget for name, budget in self._budgets.items() if isinstance(budget, PrometheusBudget)}
-        await asyncio.gather(*(self._query(name, budget) for name, budget in queries.items()))
+        await asyncio.gather(*(self._query_safely(name, budget) for name, budget in queries.items()))
         for name, error in self._errors.items():
             if error.caller_must_correct:
                 raise type(error)(f"supply {name!r}: {error}")
@@ -157,12 +158,15 @@ class BudgetWatch:
         """Run one query again and again; a query that hangs does not delay the others."""
         while True:
             await self._sleep(budget.every_s)
-            try:
-                await self._query(name, budget)
-            except Exception:
-                # The boundary of the watch: a bug in one supply must not freeze the budgets of all.
-                _log.exception("supply %s: unexpected error in its query", name)
+            await self._query_safely(name, budget)
             self._update_safely(name)
+
+    async def _query_safely(self, name: str, budget: PrometheusBudget) -> None:
+        try:
+            await self._query(name, budget)
+        except Exception:
+            # The boundary of the watch: a bug in one supply must not freeze the budgets of all, nor end the start.
+            _log.exception("supply %s: unexpected error in its query", name)
 
     async def _query(self, name: str, budget: PrometheusBudget) -> None:
         """Run one query once, and keep its reading or its error."""
