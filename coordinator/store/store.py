@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
@@ -23,7 +24,8 @@ from coordinator.state.records import (
     StoredRecord,
     SupplyOverride,
 )
-from coordinator.store import rounds, rows
+from coordinator.store import checksums, rounds, rows
+from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.database import (
     READS,
     database_url,
@@ -33,14 +35,17 @@ from coordinator.store.database import (
     typed_opening_errors,
 )
 from coordinator.store.errors import StoreInUseError
+from coordinator.store.integrity import driver_connection, readable, require_undamaged
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.statements import Statements
 from coordinator.store.tables import BudgetOverride, ReferencePin
 from coordinator.store.times import Times, TimesOf
-from coordinator.store.upgrade import upgrade
+from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.choosing import Front
 from wattfleet.planning import History
+
+_log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -66,6 +71,7 @@ class Store:
             settings: the time to wait for another program's lock.
 
         Raises:
+            DamagedStoreError: an SQLite file does not hold what was written to it.
             InvalidInputError: it cannot be used as a store, or was written by a newer version.
             StoreInUseError: another coordinator uses it.
             StoreUnavailableError: the database does not answer, its file is locked, or the disk is full.
@@ -87,7 +93,10 @@ class Store:
                     )
                 undone.callback(self._lock.release)
                 with self._engine.begin() as connection:
-                    upgrade(connection, now)
+                    if url.drivername == "sqlite":
+                        _open_file(connection, Path(self.name), now, settings.check_rows)
+                    else:
+                        upgrade(connection, now)
                     self._term = begin_term(connection)
             undone.pop_all()
 
@@ -165,7 +174,7 @@ class Store:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
-        with self._transaction() as connection:
+        with self._transaction() as connection, readable(self.name):
             stored = load(connection)
         self._fronts = {record.device_id: record.front for record in stored.devices}
         return stored
@@ -270,7 +279,8 @@ class Store:
         """A transaction that only reads; it and writing transactions do not wait for each other."""
         with typed_errors(self.name), self._engine.execution_options(**READS).begin() as connection:
             require_term(connection, self._term, until_commit=False)
-            yield connection
+            with readable(self.name):
+                yield connection
 
 
 def _save_overrides(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
@@ -291,6 +301,28 @@ def _save_pin(connection: Connection, statements: Statements, records: Sequence[
             connection.execute(delete(ReferencePin))
         else:
             connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
+
+
+def _open_file(connection: Connection, path: Path, now: Callable[[], datetime], check_rows: bool) -> None:
+    """Check an SQLite file, and upgrade its tables; the file is copied before that.
+
+    Raises:
+        DamagedStoreError: it does not hold what was written to it.
+        InvalidInputError: it was written by a newer version.
+    """
+    file = driver_connection(connection)
+    require_undamaged(file, str(path), check_rows)
+    version = version_of(connection)
+    if version == newest_version() and checksums.is_sealed(file):
+        return
+    if has_tables(file):
+        backup = path.with_name(f"{path.name}.tables-{version or 'none'}.backup")
+        copy_file(path, backup)
+        _log.info("%s was copied to %s before its tables are upgraded", path, backup)
+    checksums.forget(file)
+    upgrade(connection, now)
+    checksums.prepare(file)
+    checksums.seal(file)
 
 
 def _lock(url: URL, engine: Engine) -> OwnerLock:

@@ -24,7 +24,9 @@ def hang(*_, **__):
 hangs = sys.argv.pop(1)
 if hangs == "names":
     look_up = socket.getaddrinfo
-    socket.getaddrinfo = lambda host, *rest, **more: (hang if host.endswith(".example") else look_up)(host, *rest, **more)
+    def sometimes(host, *rest, **more):
+        return (hang if host.endswith(".example") else look_up)(host, *rest, **more)
+    socket.getaddrinfo = sometimes
 elif hangs == "a thread":
     import coordinator.server as server
     healthy = server.HealthServicer
