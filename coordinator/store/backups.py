@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from coordinator.store import checksums
-from coordinator.store.errors import StoreInUseError
-from coordinator.store.integrity import require_undamaged
+from coordinator.store.errors import StoreFullError, StoreInUseError
+from coordinator.store.integrity import damaged, require_undamaged
 from coordinator.store.ownership import FileLock
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import sync_folder
@@ -27,24 +28,59 @@ def has_tables(connection: sqlite3.Connection) -> bool:
     return bool(count)
 
 
-def check_file(path: Path) -> None:
+def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
     """Check a file, which a coordinator may be using, without changing it.
 
+    Args:
+        path: the file.
+        name: the file's name for messages; None for its own.
+
+    Returns:
+        The number of rows by table; tables from before there were checksums are left out.
+
     Raises:
+        InvalidInputError: it has no tables.
         DamagedStoreError: it does not hold what was written to it.
-        sqlite3.Error: SQLite cannot read it.
     """
     with _reading(path) as connection:
         connection.create_function(checksums.FUNCTION, -1, checksums.row_checksum, deterministic=True)
-        require_undamaged(connection, str(path))
+        # One transaction, so that rows that a coordinator writes meanwhile do not matter.
+        connection.execute("BEGIN")
+        try:
+            require_undamaged(connection, str(name or path))
+            if not has_tables(connection):
+                raise InvalidInputError(f"{name or path} has no tables: name the file of a store")
+            return checksums.row_counts(connection)
+        except sqlite3.Error as error:
+            raise damaged(str(name or path), str(error)) from None
+
+
+def back_up(path: Path, target: Path) -> None:
+    """Copy a store's file, which a coordinator may be using, and check the copy.
+
+    Raises:
+        DamagedStoreError: the store is damaged; there is no copy then.
+        StoreFullError: there is no room for the copy.
+        OSError: the copy cannot be written.
+        sqlite3.Error: the store cannot be read.
+    """
+    draft = target.with_name(f".{target.name}.unchecked")
+    try:
+        copy_file(path, draft)
+        check_file(draft, path)
+        os.replace(draft, target)
+        sync_folder(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file, which a coordinator may be using; an existing copy is replaced only by a complete one.
 
     Raises:
+        StoreFullError: there is no room for the copy.
         OSError: the copy cannot be written.
-        sqlite3.Error: the source cannot be read, or there is no room for the copy.
+        sqlite3.Error: the source cannot be read.
     """
     draft = target.with_name(f".{target.name}.draft")
     try:
@@ -57,9 +93,12 @@ def copy_file(source: Path, target: Path) -> None:
         _sync(draft)
         os.replace(draft, target)
         sync_folder(target.parent)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             draft.unlink(missing_ok=True)
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if is_full or (isinstance(error, sqlite3.Error) and "is full" in str(error)):
+            raise StoreFullError(f"no room for {target}: free some space on its disk") from None
         raise
 
 
@@ -73,17 +112,14 @@ def restore_file(backup: Path, path: Path) -> Path | None:
         StoreInUseError: a coordinator uses the store.
         InvalidInputError: the backup has no tables.
         DamagedStoreError: the backup is damaged.
+        StoreFullError: there is no room for the copy.
         OSError: a file cannot be written.
-        sqlite3.Error: SQLite cannot read the backup, or there is no room for the copy.
     """
     lock = FileLock(path)
     if not lock.take():
         raise StoreInUseError(f"a coordinator uses {path}: stop it before a backup is restored")
     try:
         check_file(backup)
-        with _reading(backup) as connection:
-            if not has_tables(connection):
-                raise InvalidInputError(f"{backup} is empty: name a backup of a store")
         draft = path.with_name(f".{path.name}.restored")
         copy_file(backup, draft)
         replaced = _free_name(path) if path.exists() else None

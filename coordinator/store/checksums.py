@@ -101,6 +101,13 @@ def damaged(connection: sqlite3.Connection, rows: bool = True) -> str | None:
     return None
 
 
+def row_counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """The number of rows of each table that has checksums."""
+    return {
+        table: connection.execute(f"SELECT count(*) FROM main.{table}").fetchone()[0] for table in _tables(connection)
+    }
+
+
 def _tables(connection: sqlite3.Connection) -> Iterator[str]:
     """The tables of the file that have checksums."""
     for table in CHECKED_TABLES:

@@ -8,7 +8,6 @@ import random
 import signal
 import sqlite3
 import string
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -112,21 +111,6 @@ def test_a_full_disk_under_a_file(tmp_path: Path) -> None:
             status=grpc.StatusCode.RESOURCE_EXHAUSTED,
         )
     assert said == f"the coordinator's store is unavailable: {path}: database or disk is full: free some space"
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    try:
-        subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)], check=True, capture_output=True
-        )
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_disk_that_somebody_else_fills(small_disk: Path) -> None:
