@@ -84,7 +84,7 @@ class StoreSettings(Group):
     lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
     check_rows: bool = setting(
         True,
-        "Check every row of an SQLite file at the start, which takes about a second for each 100,000 observations."
+        "Check every row of an SQLite file at the start, which takes about half a second for each 100,000 observations."
         " Otherwise only its structure is checked.",
     )
     retry_s: float = setting(1.0, "Time between two attempts to write after one failed.", unit="s", gt=0)

@@ -29,16 +29,12 @@ FUNCTION = "row_checksum"
 
 def row_checksum(*values: object) -> int:
     """The checksum of a row's values, in the order of its columns."""
-    # Escaped to ASCII, which no version of Unicode changes. Numbers as floats: SQLite may store 20.0 as 20.
-    plain = [
-        ("bytes", zlib.crc32(value))
-        if isinstance(value, bytes)
-        else float(value)
-        if isinstance(value, int) and abs(value) < 2**53
-        else value
-        for value in values
-    ]
-    return zlib.crc32(ascii(plain).encode())
+    for value in values:
+        if isinstance(value, bytes):
+            values = tuple(("bytes", zlib.crc32(each)) if isinstance(each, bytes) else each for each in values)
+            break
+    # Escaped to ASCII, since later versions of Unicode may print other characters.
+    return zlib.crc32(ascii(values).encode())
 
 
 def prepare(connection: sqlite3.Connection) -> None:
