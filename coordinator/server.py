@@ -21,6 +21,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
+from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of
 from coordinator.metrics import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
@@ -155,7 +156,12 @@ async def serve(
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(
-            site.budgets, trimmer.budget_changed, overrides=kept.budget_overrides, settings=settings.site
+            site.budgets,
+            trimmer.budget_changed,
+            overrides=kept.budget_overrides,
+            settings=settings.site,
+            since_boot_s=BootClock.of_system().since_boot_s,
+            is_clock_doubtful=kept.is_clock_doubtful,
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()

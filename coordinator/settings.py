@@ -81,6 +81,14 @@ class StoreSettings(Group):
         gt=0,
         le=1_000_000,
     )
+    max_absence_days: float = setting(
+        7.0,
+        "Distrust the date if it is further ahead after a restart of the machine: history is then kept, and overrides"
+        " only lower budgets.",
+        unit="days",
+        gt=0,
+        le=1_000_000,
+    )
     lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
     check_rows: bool = setting(
         True,

@@ -22,6 +22,7 @@ CHECKED_TABLES = (
     "reference",
     "reference_pin",
     "coordinator_term",
+    "coordinator_clock",
 )
 _COLUMN = "checksum"
 FUNCTION = "row_checksum"

@@ -35,6 +35,7 @@ class StoredState:
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
+        is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
     devices: Sequence[DeviceRecord]
@@ -45,6 +46,7 @@ class StoredState:
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
+    is_clock_doubtful: bool
 
     @property
     def archived(self) -> frozenset[str]:
@@ -52,8 +54,13 @@ class StoredState:
         return frozenset(record.run_id for record in self.runs)
 
 
-def load(connection: Connection) -> StoredState:
-    """Load the state from a database."""
+def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
+    """Load the state from a database.
+
+    Args:
+        connection: in a transaction.
+        is_clock_doubtful: the date is implausible.
+    """
     points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
     fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
     devices = connection.execute(select(Device.__table__)).all()
@@ -73,4 +80,5 @@ def load(connection: Connection) -> StoredState:
             for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
+        is_clock_doubtful=is_clock_doubtful,
     )

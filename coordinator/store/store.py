@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, delete
 from sqlalchemy.engine import Engine
 
+from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
@@ -26,6 +27,7 @@ from coordinator.state.records import (
 )
 from coordinator.store import checksums, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
+from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
     READS,
     database_url,
@@ -61,14 +63,19 @@ class Store:
     """
 
     def __init__(
-        self, location: Path | URL, now: Callable[[], datetime] = utc_now, settings: StoreSettings = StoreSettings()
+        self,
+        location: Path | URL,
+        now: Callable[[], datetime] = utc_now,
+        settings: StoreSettings = StoreSettings(),
+        clock: BootClock | None = None,
     ) -> None:
         """Open or create a database, take ownership of it, and upgrade its tables to this version.
 
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
             now: the date and time, with an offset.
-            settings: the time to wait for another program's lock.
+            settings: the time to wait for another program's lock, whether to check rows, and which dates are plausible.
+            clock: the time since the machine started; None if `now` cannot jump.
 
         Raises:
             DamagedStoreError: an SQLite file does not hold what was written to it.
@@ -80,6 +87,7 @@ class Store:
         self.name = display_name(url)
         self._now = now
         self._fronts: dict[str, Front | None] = {}
+        self._clocks = None if clock is None else ClockRecord(clock, now, 86_400 * settings.max_absence_days)
         with ExitStack() as undone:
             self._engine = open_engine(url, settings.lock_timeout_s)
             undone.callback(self._engine.dispose)
@@ -98,6 +106,8 @@ class Store:
                     else:
                         upgrade(connection, now)
                     self._term = begin_term(connection)
+                    if self._clocks is not None:
+                        self._clocks.open(connection)
             undone.pop_all()
 
     def close(self) -> None:
@@ -175,7 +185,7 @@ class Store:
             StoreUnavailableError: the database does not answer.
         """
         with self._transaction() as connection, readable(self.name):
-            stored = load(connection)
+            stored = load(connection, self._clocks is not None and self._clocks.is_doubtful)
         self._fronts = {record.device_id: record.front for record in stored.devices}
         return stored
 
@@ -225,6 +235,8 @@ class Store:
     def delete_old_runs(self, older_than: timedelta) -> list[str]:
         """Delete the runs that ended longer ago, or were not touched since, with their rounds.
 
+        After a jump of the date, no run is deleted before that time has passed again.
+
         Returns:
             Ids of the deleted runs.
 
@@ -252,6 +264,10 @@ class Store:
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
+            until = None if self._clocks is None else self._clocks.keeps_until(older_than)
+            if until is not None:
+                _log.info("no runs are deleted before %s, since the clock has jumped", until.isoformat("T", "seconds"))
+                return None
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
 
     def require_owner(self) -> None:
@@ -272,6 +288,8 @@ class Store:
             self._lock.take()
             with self._engine.begin() as connection:
                 require_term(connection, self._term)
+                if self._clocks is not None:
+                    self._clocks.note(connection)
                 yield connection
 
     @contextmanager

@@ -205,3 +205,4 @@ class CoordinatorClock(Base):
     boot_id: Mapped[str]
     since_boot_s: Mapped[float]
     jumped_at: Mapped[datetime | None]
+    checksum: Mapped[int | None]

@@ -11,6 +11,7 @@ from typing import Any
 
 from sqlalchemy import URL
 
+from coordinator.clocks import BootClock
 from coordinator.state.records import (
     DeviceOverrides,
     NodeRecord,
@@ -31,7 +32,7 @@ NOW = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
 
 def fill(location: Path | URL, devices: int = 12, rounds: int = 5) -> None:
     """Make a store, and close it."""
-    with closing(Store(location, lambda: NOW)) as store:
+    with closing(Store(location, lambda: NOW, clock=BootClock("a boot", lambda: 1.0))) as store:
         wide = front(*((1.0 + k, 100.0 - k) for k in range(40)))
         store.save(
             *(dataclasses.replace(BLANK, device_id=f"nano-{k}", front=wide, idle_w=3.5) for k in range(devices)),

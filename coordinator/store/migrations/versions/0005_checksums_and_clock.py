@@ -33,4 +33,5 @@ def upgrade() -> None:
         sa.Column("boot_id", sa.String(), nullable=False),
         sa.Column("since_boot_s", sa.Double(), nullable=False),
         sa.Column("jumped_at", sa.DateTime(timezone=True)),
+        sa.Column("checksum", _COUNT),
     )
