@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -22,6 +21,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
+from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
@@ -41,6 +41,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
@@ -158,7 +159,12 @@ async def serve(
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(
-            site.budgets, trimmer.budget_changed, overrides=kept.budget_overrides, settings=settings.site
+            site.budgets,
+            trimmer.budget_changed,
+            overrides=kept.budget_overrides,
+            settings=settings.site,
+            since_boot_s=BootClock.of_system().since_boot_s,
+            is_clock_doubtful=kept.is_clock_doubtful,
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
@@ -194,8 +200,7 @@ async def serve(
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            stop_on_signals(stop, settings.server.stop_limit_s)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         background: dict[str, Coroutine[Any, Any, object]] = {
             "stop": stop.wait(),

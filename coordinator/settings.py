@@ -34,6 +34,9 @@ class ServerSettings(Group):
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
     stop_grace_s: float = setting(2.0, "Time for open requests to finish when the coordinator stops.", unit="s", ge=0)
+    stop_limit_s: float = setting(
+        10.0, "End the process this long after SIGTERM, even if something hangs in it.", unit="s", gt=0
+    )
 
 
 class SiteSettings(Group):
@@ -84,7 +87,20 @@ class StoreSettings(Group):
         gt=0,
         le=1_000_000,
     )
+    max_absence_days: float = setting(
+        7.0,
+        "Distrust the date if it is further ahead after a restart of the machine: history is then kept, and overrides"
+        " only lower budgets.",
+        unit="days",
+        gt=0,
+        le=1_000_000,
+    )
     lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
+    check_rows: bool = setting(
+        True,
+        "Check every row of an SQLite file at the start, which takes about half a second for each 100,000 observations."
+        " Otherwise only its structure is checked.",
+    )
     retry_s: float = setting(1.0, "Time between two attempts to write after one failed.", unit="s", gt=0)
     owner_check_s: float = setting(
         2.0, "Time between two checks that no other coordinator has taken the store over.", unit="s", gt=0

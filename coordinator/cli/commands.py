@@ -14,6 +14,7 @@ from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.removal import delete, forget
 from coordinator.cli.rounds import rounds
+from coordinator.cli.store import app as store_commands
 from wattfleet_io.settings.command import SettingsCommand, effective
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the coordinator, and operate a running one.")
@@ -63,3 +64,4 @@ for command in (devices, device, rounds, plan, tag, drain, forget, delete, expor
     app.command()(command)
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")
+app.add_typer(store_commands, name="store")

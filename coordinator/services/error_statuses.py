@@ -14,7 +14,7 @@ from coordinator.errors import (
     TooManyDevicesError,
     UnknownRecordError,
 )
-from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
+from coordinator.store.errors import DamagedStoreError, NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.version import ProtocolVersionError
@@ -34,6 +34,7 @@ STATUS: StatusTable = {
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,
     # As for a missing method: a retry cannot succeed.
     ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
+    DamagedStoreError: grpc.StatusCode.DATA_LOSS,
     StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     # The coordinator that took over may answer the same request.

@@ -40,6 +40,7 @@ class StoredState:
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
+        is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
     devices: Sequence[DeviceRecord]
@@ -50,6 +51,7 @@ class StoredState:
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
+    is_clock_doubtful: bool
 
     @property
     def archived(self) -> frozenset[str]:
@@ -57,8 +59,13 @@ class StoredState:
         return frozenset(record.run_id for record in self.runs)
 
 
-def load(connection: Connection) -> StoredState:
-    """Load the state from a database."""
+def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
+    """Load the state from a database.
+
+    Args:
+        connection: in a transaction.
+        is_clock_doubtful: the date is implausible.
+    """
     points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
     fronts = {device_id: _front(device_id, each) for device_id, each in points.items()}
     devices = connection.execute(select(Device.__table__)).all()
@@ -78,6 +85,7 @@ def load(connection: Connection) -> StoredState:
             for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
+        is_clock_doubtful=is_clock_doubtful,
     )
 
 
