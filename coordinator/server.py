@@ -30,10 +30,10 @@ from coordinator.repository.retention import delete_old_runs_daily
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
 from coordinator.services.error_statuses import STATUS
-from coordinator.services.message_size_limit import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.request_limits import RequestLimits
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
 from coordinator.services.trimmer import Trimmer
@@ -163,7 +163,7 @@ async def serve(
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS), SizeInterceptor()],
+            interceptors=[ErrorInterceptor(STATUS), RequestLimits()],
             options=OPTIONS,
         )
         # Before the writer is closed, so that the end of a session is still stored.

@@ -25,6 +25,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
+from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
@@ -212,6 +213,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             )
         if body == "observation":
             seen = request.observation
+            require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
             observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
             try:
                 await self._repository.load_round(seen.plan_id)
