@@ -39,6 +39,9 @@ _MAX_CHARACTERS: Mapping[str, int | None] = {
 }
 """Limits of the characters in a field, by its name; any other text is an id or a name."""
 
+_MAX_OTHER_FIELDS = 20
+"""Fields of a request that are no lists; the largest request has a few."""
+
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 
@@ -67,7 +70,7 @@ def _limited(deserialize: Callable[[bytes], Message], max_bytes: int) -> Callabl
             raise OversizedMessageError(
                 f"a message of {len(message):,} bytes is too large: at most {max_bytes:,} bytes are allowed"
             )
-        if _has_more_fields(message, MAX_ELEMENTS):
+        if _has_more_fields(message, MAX_ELEMENTS + _MAX_OTHER_FIELDS):
             raise _too_many_elements()
         request = deserialize(message)
         _require_short_fields(request)
