@@ -64,6 +64,23 @@ def publish(
         print(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
 
 
+@app.command("remove")
+def remove(
+    digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Remove the published reference predictor DIGEST. One that is pinned must be unpinned first."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("RemoveReference", operator_pb2.RemoveReferenceRequest(digest=digest))
+    if json_:
+        print_json({"digest": answer.digest})
+    else:
+        print(f"{answer.digest} is removed")
+
+
 @app.command("pin")
 def pin(
     digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],

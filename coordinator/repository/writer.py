@@ -18,6 +18,7 @@ from coordinator.state.records import (
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     StoredRecord,
@@ -79,7 +80,7 @@ def _key(record: StoredRecord) -> _Key:
         return (DeviceOverrides, record.device_id)
     if isinstance(record, SupplyOverride):
         return (SupplyOverride, record.supply)
-    if isinstance(record, PublishedReference):
+    if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
     if isinstance(record, PinnedReference):
         return (PinnedReference,)

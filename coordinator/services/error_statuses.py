@@ -9,7 +9,10 @@ from coordinator.errors import (
     FleetReturningError,
     NoDevicesError,
     OversizedMessageError,
+    QuotaExceededError,
+    UncheckedReferenceError,
     UnknownRecordError,
+    UploadTimeoutError,
 )
 from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
@@ -23,6 +26,10 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.
+    UploadTimeoutError: grpc.StatusCode.ABORTED,
+    UncheckedReferenceError: grpc.StatusCode.ABORTED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,

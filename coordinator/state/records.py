@@ -107,6 +107,17 @@ class PublishedReference:
 
 
 @dataclass(frozen=True)
+class RemovedReference:
+    """A published reference predictor that was removed.
+
+    Attributes:
+        digest: sha256 of its manifest, hexadecimal.
+    """
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class PinnedReference:
     """The reference predictor that agents transfer from.
 
@@ -280,7 +291,7 @@ class RunRecord:
     finished: bool = False
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
+OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReference
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord

@@ -17,6 +17,7 @@ from coordinator.state.records import (
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
@@ -36,7 +37,7 @@ from coordinator.store.errors import StoreInUseError
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.statements import Statements
-from coordinator.store.tables import BudgetOverride, ReferencePin
+from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import upgrade
 from wattfleet.choosing import Front
@@ -156,6 +157,9 @@ class Store:
                     connection.execute(statement, values)
             _save_overrides(connection, self._statements, records)
             _save_pin(connection, self._statements, records)
+            removed = [record.digest for record in records if isinstance(record, RemovedReference)]
+            if removed:
+                connection.execute(delete(Reference).where(Reference.digest.in_(removed)))
         self._fronts.update(fronts)
 
     def load(self) -> StoredState:
