@@ -32,6 +32,7 @@ from coordinator.repository.writer import Writer
 from coordinator.services.error_statuses import STATUS
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
+from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.planning import PlanningServicer
 from coordinator.services.request_limits import RequestLimits
 from coordinator.services.round_planning import RoundPlanning
@@ -163,13 +164,19 @@ async def serve(
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS), RequestLimits()],
+            interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
             options=OPTIONS,
         )
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)
         sessions = SessionServicer(
-            repository, leases, orders, references, settings.profiling.modes, settings=settings.sessions
+            repository,
+            leases,
+            orders,
+            references,
+            settings.profiling.modes,
+            settings=settings.sessions,
+            peers=settings.peers,
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wattfleet_io.token_bucket import TokenBucket
+
 MAX_LINE_BYTES = 10_000
 """Limit of a line, or of a record with its traceback."""
 
@@ -52,13 +54,11 @@ class _Place:
     """The lines of one place in the code.
 
     Attributes:
-        allowed: how many it may write now.
-        since_s: when that was counted.
+        allowed: the lines that it may write.
         left_out: how many were left out since the last one that was written.
     """
 
-    allowed: float
-    since_s: float
+    allowed: TokenBucket
     left_out: int = 0
 
 
@@ -78,18 +78,18 @@ class RateLimit(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether to write a record; its text is extended where lines are left out."""
         now_s = self._now_s()
-        place = self._places.setdefault((record.pathname, record.lineno), _Place(LINES_AT_ONCE, now_s))
-        place.allowed = min(LINES_AT_ONCE, place.allowed + LINES_PER_S * (now_s - place.since_s))
-        place.since_s = now_s
-        if place.allowed < 1:
+        key = record.pathname, record.lineno
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _Place(TokenBucket.full(LINES_PER_S, LINES_AT_ONCE, now_s))
+        if not place.allowed.take(now_s):
             place.left_out += 1
             return False
-        place.allowed -= 1
         notes = []
         if place.left_out:
             notes.append(f"{place.left_out:,} lines like this one were left out before it")
             place.left_out = 0
-        if place.allowed < 1:
+        if place.allowed.left < 1:
             notes.append("further lines like this one are left out for a while")
         if notes:
             record.msg, record.args = f"{record.getMessage()} ({'; '.join(notes)})", ()

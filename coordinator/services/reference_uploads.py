@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from coordinator.errors import QuotaExceededError, UploadTimeoutError
 from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
-from coordinator.services.peers import host_of
+from coordinator.services.peer_quotas import host_of
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.v1 import operator_pb2
 

@@ -16,12 +16,13 @@ from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream, order_message
 from coordinator.services.pending_reports import PendingReports
-from coordinator.settings import SessionSettings
+from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import ObservedTraining, StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import front_from_message, provenance_from_message, state_from_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import refuse
@@ -47,6 +48,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
+        peers: PeerSettings = PeerSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -58,6 +60,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
             settings: timeouts and limits.
+            peers: the limits on the messages of one session.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -67,6 +70,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._profile_modes = profile_modes
         self._now_s = now_s
         self._settings = settings
+        self._peers = peers
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -149,9 +153,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take and acknowledge reports until the agent disconnects."""
         sequence = 0
         pending: PendingReports | None = None
+        rate = TokenBucket.full(self._peers.messages_per_s, self._peers.messages_at_once, self._now_s())
         try:
             while (request := await context.read()) is not _EOF:
                 self._leases.renew(lease, self._now_s())
+                if (wait_s := rate.take_later(self._now_s())) > 0:
+                    await asyncio.sleep(wait_s)
                 number, record = request.sequence, None
                 # A repeated report was taken before. Messages without a number, such as leases, are always taken.
                 if not 0 < number <= sequence:

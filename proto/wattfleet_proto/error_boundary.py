@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -61,15 +62,28 @@ async def refuse(context: Any, code: grpc.StatusCode, details: str) -> NoReturn:
     raise AssertionError("abort never returns")
 
 
+Admission = Callable[[str, Any], AbstractContextManager[None]]
+
+
+def _admit_every_call(method: str, context: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
     """Turns domain errors into their status; any other exception is logged and becomes INTERNAL."""
 
-    def __init__(self, table: StatusTable) -> None:
-        """Use a service's table."""
+    def __init__(self, table: StatusTable, admitted: Admission = _admit_every_call) -> None:
+        """Use a service's table.
+
+        Args:
+            table: the statuses.
+            admitted: a context around every call, by its method and gRPC context; it may refuse the call.
+        """
         self._table = table
+        self._admitted = admitted
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -100,9 +114,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
             async def unary(request: Any, context: Any) -> Any:
                 try:
-                    if isinstance(request, _Unreadable):
-                        raise request.error
-                    return await inner(request, context)
+                    with self._admitted(method, context):
+                        if isinstance(request, _Unreadable):
+                            raise request.error
+                        return await inner(request, context)
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
@@ -110,10 +125,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
-                    if isinstance(request, _Unreadable):
-                        raise request.error
-                    async for response in inner(request, context):
-                        yield response
+                    with self._admitted(method, context):
+                        if isinstance(request, _Unreadable):
+                            raise request.error
+                        async for response in inner(request, context):
+                            yield response
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
