@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Manage the reference predictors th
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
+_PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and its check
 
 
 @app.command("list")
@@ -56,7 +57,7 @@ def publish(
         if len(content) > most:
             raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes; the limit is {most:,}")
     with connected(coordinator) as client:
-        answer = client.operate("PublishReference", _parts(artefact))
+        answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:

@@ -109,8 +109,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         start = first.start
         if start.device_id != self._device_id:
             raise InvalidInputError(
-                f"the assignment is for {start.device_id[:MAX_ID_CHARACTERS]}, but this is the agent of {self._device_id}:"
-                " give the SuperNode its own device-id and agent-socket"
+                f"the assignment is for {start.device_id[:MAX_ID_CHARACTERS]}, but this is the agent of"
+                f" {self._device_id}: give the SuperNode its own device-id and agent-socket"
             )
         if len(start.plan_id) > MAX_PLAN_ID_CHARACTERS:
             raise InvalidInputError(
