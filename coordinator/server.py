@@ -30,10 +30,11 @@ from coordinator.repository.retention import delete_old_runs_daily
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
 from coordinator.services.error_statuses import STATUS
-from coordinator.services.message_size_limit import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
+from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.request_limits import RequestLimits
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
 from coordinator.services.trimmer import Trimmer
@@ -172,13 +173,19 @@ async def serve(
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS), SizeInterceptor()],
+            interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
             options=OPTIONS,
         )
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)
         sessions = SessionServicer(
-            repository, leases, orders, references, settings.profiling.modes, settings=settings.sessions
+            repository,
+            leases,
+            orders,
+            references,
+            settings.profiling.modes,
+            settings=settings.sessions,
+            peers=settings.peers,
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)

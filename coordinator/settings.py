@@ -276,6 +276,26 @@ class ClaimSettings(Group):
     )
 
 
+class PeerSettings(Group):
+    """Peers: what one agent, app or client may ask for."""
+
+    calls_per_connection: int = setting(
+        100, "Limit on the calls in progress over one connection; an agent has two at most.", ge=1
+    )
+    calls_per_host: int = setting(
+        20_000, "Limit on the calls in progress from one host; a fleet behind one address is one host.", ge=1
+    )
+    requests_per_s: float = setting(
+        500.0, "Limit on the requests of apps and commands from one host; more are refused.", unit="1/s", gt=0
+    )
+    messages_per_s: float = setting(
+        100.0, "Limit on the messages in one agent's session; more are read later.", unit="1/s", gt=0
+    )
+    messages_at_once: int = setting(
+        2000, "Messages in one agent's session that are read at once; more than an agent's outbox keeps.", ge=1
+    )
+
+
 class RoundSettings(Group):
     """Rounds: when one that Flower's server never finished is abandoned."""
 
@@ -297,4 +317,5 @@ class CoordinatorSettings(Settings):
     sessions: SessionSettings = SessionSettings()
     grants: GrantSettings = GrantSettings()
     claims: ClaimSettings = ClaimSettings()
+    peers: PeerSettings = PeerSettings()
     rounds: RoundSettings = RoundSettings()

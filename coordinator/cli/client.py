@@ -67,7 +67,7 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
-    def operate(self, method: str, request: Any) -> Any:
+    def operate(self, method: str, request: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Call a method of the operator's service; `request` is a message, or an iterator of them.
 
         Raises:
@@ -76,7 +76,7 @@ class CoordinatorClient:
             RequestFailedError: the coordinator failed, or cannot do it now.
         """
         with self._errors():
-            return getattr(self._operator, method)(request, timeout=_ANSWER_TIMEOUT_S)
+            return getattr(self._operator, method)(request, timeout=timeout_s)
 
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False

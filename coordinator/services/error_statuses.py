@@ -10,9 +10,12 @@ from coordinator.errors import (
     NoDevicesError,
     NotRunOwnerError,
     OversizedMessageError,
+    QuotaExceededError,
     StillInUseError,
     TooManyDevicesError,
+    UncheckedReferenceError,
     UnknownRecordError,
+    UploadTimeoutError,
 )
 from coordinator.store.errors import DamagedStoreError, NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
@@ -29,6 +32,10 @@ STATUS: StatusTable = {
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
+    QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.
+    UploadTimeoutError: grpc.StatusCode.ABORTED,
+    UncheckedReferenceError: grpc.StatusCode.ABORTED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,

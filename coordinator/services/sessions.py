@@ -16,13 +16,14 @@ from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.pending_reports import PendingReports
-from coordinator.settings import SessionSettings
+from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import StoredRecord
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import ImplausibleError, InvalidInputError
+from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
     front_from_message,
     phase_from_message,
@@ -31,6 +32,7 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
+from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
@@ -55,6 +57,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
+        peers: PeerSettings = PeerSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -66,6 +69,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
             settings: timeouts and limits.
+            peers: the limits on the messages of one session.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -76,6 +80,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._now_s = now_s
         self._settings = settings
         self._enrolments = Enrolments(settings.max_new_devices_per_connection)
+        self._peers = peers
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -169,9 +174,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """Take and acknowledge reports until the agent disconnects."""
         sequence = refused = 0
         pending: PendingReports | None = None
+        rate = TokenBucket.full(self._peers.messages_per_s, self._peers.messages_at_once, self._now_s())
         try:
             while (request := await context.read()) is not _EOF:
                 self._leases.renew(lease, self._now_s())
+                if (wait_s := rate.take_later(self._now_s())) > 0:
+                    await asyncio.sleep(wait_s)
                 number, record = request.sequence, None
                 # A repeated report was taken before. Messages without a number, such as leases, are always taken.
                 refusal = ""
@@ -271,6 +279,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                 raise
         if body == "observation":
             seen = request.observation
+            require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
             try:
                 await self._repository.load_round(seen.plan_id)
                 return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)

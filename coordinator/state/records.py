@@ -113,6 +113,17 @@ class PublishedReference:
 
 
 @dataclass(frozen=True)
+class RemovedReference:
+    """A published reference predictor that was removed.
+
+    Attributes:
+        digest: sha256 of its manifest, hexadecimal.
+    """
+
+    digest: str
+
+
+@dataclass(frozen=True)
 class PinnedReference:
     """The reference predictor that agents transfer from.
 
@@ -284,7 +295,9 @@ class ForgottenDevice:
     device_id: str
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference | ForgottenDevice
+OperatorRecord = (
+    DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReference | ForgottenDevice
+)
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord

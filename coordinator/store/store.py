@@ -20,6 +20,7 @@ from coordinator.state.records import (
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
@@ -42,7 +43,7 @@ from coordinator.store.integrity import driver_connection, readable, require_und
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.statements import Statements
-from coordinator.store.tables import BudgetOverride, ReferencePin
+from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.choosing import Front
@@ -182,6 +183,9 @@ class Store:
                     connection.execute(statement, values)
             _save_overrides(connection, self._statements, records)
             _save_pin(connection, self._statements, records)
+            removed = [record.digest for record in records if isinstance(record, RemovedReference)]
+            if removed:
+                connection.execute(delete(Reference).where(Reference.digest.in_(removed)))
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)

@@ -263,6 +263,9 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         }
         assert start == f"{artefact.digest[:12]} comes from `serve --reference`"
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
+        removed = await shell("reference", "remove", another.digest[:12])
+        assert removed.stdout == f"{another.digest} is removed\n"
+        assert [each["digest"] for each in await asked(shell, "reference", "list")] == [artefact.digest]
         weights = bytearray(another.weights)
         weights[-1] ^= 1
         (tmp_path / "new" / "weights.safetensors").write_bytes(weights)
@@ -277,5 +280,5 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         content["provenance"]["note"] = "x" * 1_500_000
         (tmp_path / "new" / "weights.safetensors").write_bytes(another.weights)
         (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
-        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 1,024,000"):
+        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 102,400"):
             await shell("reference", "publish", str(tmp_path / "new"))
