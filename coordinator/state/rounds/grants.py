@@ -54,6 +54,7 @@ class DeviceGrant:
         was_sent: the device may have received the grant.
         is_confirmed: the device has put the grant in force.
         is_in_session: the grant was sent in the device's current session.
+        is_on_its_way: this grant or one before it was sent in the current session and may arrive yet.
         sent_s: when it was sent first.
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
         is_rogue: the device acts on a grant that is not known, until it confirms this one.
@@ -65,6 +66,7 @@ class DeviceGrant:
     was_sent: bool = False
     is_confirmed: bool = False
     is_in_session: bool = False
+    is_on_its_way: bool = False
     sent_s: float = 0.0
     is_given_up: bool = False
     is_rogue: bool = False
@@ -262,7 +264,7 @@ class Grants:
         self.renew(device_id, now_s)
         known = self._grants.get(device_id)
         if known is not None:
-            self._grants[device_id] = replace(known, is_in_session=False)
+            self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
                 self._unreviewed.add(device_id)
 
@@ -303,6 +305,7 @@ class Grants:
                 phase=GrantPhase.OVER if is_stopped else phase,
                 was_sent=True,
                 is_confirmed=True,
+                is_on_its_way=False,
                 is_rogue=False,
             )
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
@@ -318,7 +321,7 @@ class Grants:
         if phase is not GrantPhase.OVER:
             is_begun = is_of_plan and phase is GrantPhase.TRAINING
             known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
-        elif not known.is_in_session:
+        elif not known.is_on_its_way:
             # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
             is_ended = is_of_plan or known.is_given_up
             known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
@@ -361,7 +364,9 @@ class Grants:
             if known.is_over:
                 continue
             sent_s = known.sent_s if known.was_sent else now_s
-            self._grants[device_id] = replace(known, was_sent=True, is_in_session=True, sent_s=sent_s)
+            self._grants[device_id] = replace(
+                known, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s
+            )
             orders.append((device_id, known.grant))
         return orders
 
@@ -383,6 +388,7 @@ class Grants:
             Grant(self._next_id, plan_id, assignment, longest_s),
             superseded_w,
             phase,
+            is_on_its_way=known is not None and known.is_on_its_way,
             is_given_up=is_given_up,
             is_rogue=is_rogue,
         )
