@@ -38,7 +38,8 @@ async def test_a_session_from_hello_to_goodbye(config: CoordinatorSettings, arte
             profile_modes=20,
             lease_s=5.0,
             reconnect_s=1 / 400,
-            protocol=session_pb2.ProtocolVersion(major=1, minor=0),
+            protocol=session_pb2.ProtocolVersion(major=2, minor=0),
+            grant_lifetime_s=120.0,
         )
         assert (await client.devices())["orin"] == view_pb2.DeviceView(
             device_id="orin",
@@ -257,16 +258,14 @@ async def test_an_agent_that_restarts_takes_the_place_of_its_own_session_at_once
         await new.goodbye()
 
 
-@pytest.mark.parametrize(("minor", "spoken"), [(None, 0), (0, 0), (1, 1), (2, 2), (99, 2)])
-async def test_agents_of_neighbouring_versions_are_served(
-    config: CoordinatorSettings, minor: int | None, spoken: int
-) -> None:
-    theirs = None if minor is None else session_pb2.ProtocolVersion(major=1, minor=minor)
+@pytest.mark.parametrize("minor", [0, 1, 99])
+async def test_agents_of_neighbouring_versions_are_served(config: CoordinatorSettings, minor: int) -> None:
+    theirs = session_pb2.ProtocolVersion(major=2, minor=minor)
 
     async with serving_client(config) as client:
         agent = client.agent()
         welcome = await agent.greet(hello_of("orin", protocol=theirs))
-        assert (welcome.protocol.major, welcome.protocol.minor) == (1, spoken)
+        assert (welcome.protocol.major, welcome.protocol.minor) == (2, 0)
         newer = session_pb2.SessionRequest.FromString(b"\xa2\x06\x02\x08\x01")  # a report of a kind to come
         newer.sequence = 1
         await agent.call.write(newer)
@@ -275,11 +274,16 @@ async def test_agents_of_neighbouring_versions_are_served(
         await agent.goodbye()
 
 
-async def test_an_agent_of_another_major_version_is_told_what_to_do(config: CoordinatorSettings) -> None:
+@pytest.mark.parametrize("theirs", [(0, 0), (1, 2), (3, 0)])
+async def test_an_agent_of_another_major_version_is_told_what_to_do(
+    config: CoordinatorSettings, theirs: tuple[int, int]
+) -> None:
+    major, minor = theirs
 
     async with serving_client(config) as client:
+        protocol = session_pb2.ProtocolVersion(major=major, minor=minor)
         with pytest.raises(grpc.aio.AioRpcError, match="update the older of agent and coordinator") as refused:
-            await client.agent().greet(hello_of("orin", protocol=session_pb2.ProtocolVersion(major=2)))
+            await client.agent().greet(hello_of("orin", protocol=protocol))
         assert status(refused)[0] is grpc.StatusCode.UNIMPLEMENTED
         assert await client.states() == {}
 
