@@ -47,6 +47,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "reference_digest": _TEXT,
         "first_seen_unix_s": _NUMBER,
         "last_seen_unix_s": _NUMBER,
+        "granted_plan_id": _TEXT,
+        "granted_w": _NUMBER,
+        "confirmed_w": _NUMBER,
+        "observed_w": _NUMBER,
     },
     "fronts": {
         "device_id": _TEXT,

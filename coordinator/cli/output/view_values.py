@@ -42,6 +42,10 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "reference_digest": view.reference_digest or None,
         "first_seen_unix_s": known(view, "first_seen_unix_s"),
         "last_seen_unix_s": known(view, "last_seen_unix_s"),
+        "granted_plan_id": view.granted_plan_id or None,
+        "granted_w": known(view, "granted_w"),
+        "confirmed_w": known(view, "confirmed_w"),
+        "observed_w": known(view, "observed_w"),
     }
 
 

@@ -77,7 +77,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 11 + 2 + 4
+        assert shown.count("\n") == 13 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
