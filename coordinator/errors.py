@@ -13,8 +13,32 @@ class DuplicateSessionError(WattfleetError):
     """A device with this id is already connected."""
 
 
+class TooManyDevicesError(WattfleetError):
+    """A connection enrols too many new devices: use another one, or raise the limit."""
+
+
 class OversizedMessageError(WattfleetError):
     """A message exceeds the size limit of its kind."""
+
+
+class StillInUseError(WattfleetError):
+    """A device or run is still in use, and cannot be removed yet: the text says what has to end first."""
+
+
+class NotRunOwnerError(WattfleetError):
+    """A run was started by another app: start a run of your own."""
+
+
+class QuotaExceededError(WattfleetError):
+    """A peer, or all peers together, ask for more than is allowed: wait, or remove something."""
+
+
+class UploadTimeoutError(WattfleetError):
+    """An upload took too long."""
+
+
+class UncheckedReferenceError(WattfleetError):
+    """An uploaded reference could not be checked now: try again later."""
 
 
 class NoDevicesError(WattfleetError):

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from http.server import HTTPServer
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
 from coordinator.state.rounds.latest_results import LatestResults
-from wattfleet.errors import InvalidInputError
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -44,6 +41,15 @@ class FleetCollector(Collector):
             "wattfleet_device_profiled_modes", "Number of power modes measured on the device", labels=["device"]
         )
         idle = GaugeMetricFamily("wattfleet_device_idle_watts", "Power of the idle device in watts", labels=["device"])
+        trust = GaugeMetricFamily(
+            "wattfleet_device_trust",
+            "1 if no recent observation contradicts the device's predictions, 0 if all do",
+            labels=["device"],
+        )
+        left_out = GaugeMetricFamily(
+            "wattfleet_device_left_out", "1 for each device that its own reports keep out of rounds", labels=["device"]
+        )
+        claims = self._fleet.agents.claims
         in_state = Counter(device.state for device in devices)
         for possible in DeviceState:
             count.add_metric([possible.value], in_state[possible])
@@ -52,7 +58,11 @@ class FleetCollector(Collector):
             modes.add_metric([device.device_id], device.profiled_modes)
             if device.idle_w is not None:
                 idle.add_metric([device.device_id], device.idle_w)
-        yield from (state, count, modes, idle)
+            if (share := claims.trust_of(device.device_id)) is not None:
+                trust.add_metric([device.device_id], share)
+            if claims.exclusion_reason(device) is not None:
+                left_out.add_metric([device.device_id], 1.0)
+        yield from (state, count, modes, idle, trust, left_out)
         yield from _device_families(self._fleet.rounds.latest_results)
         yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
@@ -126,20 +136,3 @@ def _supply_families(fleet: Fleet, rounds: list[RoundRecord]) -> Iterator[GaugeM
         for use in rounds[-1].plan.supplies:
             power.add_metric([use.supply, "planned"], use.planned_w)
     yield from (power, fallback)
-
-
-def serve_metrics(fleet: Fleet, host: str, port: int) -> HTTPServer:
-    """Serve `/metrics` over HTTP from a thread; port 0 takes a free port.
-
-    Raises:
-        InvalidInputError: the address is in use or does not exist.
-    """
-    registry = CollectorRegistry()
-    registry.register(FleetCollector(fleet))
-    try:
-        server, _thread = start_http_server(port, host, registry)
-    except OSError as error:
-        raise InvalidInputError(
-            f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
-        ) from None
-    return server

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
@@ -12,7 +12,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
 from wattfleet_io.coordinator_channel import answers, open_channel
-from wattfleet_proto.v1 import operator_pb2_grpc, view_pb2, view_pb2_grpc
+from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
 _STREAM_TIMEOUT_S = 600.0
@@ -67,7 +67,7 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
-    def operate(self, method: str, request: Any) -> Any:
+    def operate(self, method: str, request: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Call a method of the operator's service; `request` is a message, or an iterator of them.
 
         Raises:
@@ -76,12 +76,7 @@ class CoordinatorClient:
             RequestFailedError: the coordinator failed, or cannot do it now.
         """
         with self._errors():
-            return getattr(self._operator, method)(request, timeout=_ANSWER_TIMEOUT_S)
-
-    def look(self, method: str, request: Any) -> Any:
-        """Call a unary method of the view service; errors as for `operate`."""
-        with self._errors():
-            return getattr(self._view, method)(request, timeout=_ANSWER_TIMEOUT_S)
+            return getattr(self._operator, method)(request, timeout=timeout_s)
 
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
@@ -93,12 +88,18 @@ class CoordinatorClient:
 
     def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
         """All runs, oldest first; errors as for `operate`."""
-        return list(self.look("ListRuns", view_pb2.ListRunsRequest(with_times=with_times)).runs)
+        answers = self._streamed(self._view.ListRuns, view_pb2.ListRunsRequest(with_times=with_times))
+        return [run for answer in answers for run in answer.runs]
 
     def rounds(self, run_id: str, with_devices: bool = True, with_times: bool = False) -> Iterator[view_pb2.RoundView]:
         """The rounds of a run, in their order; errors as for `operate`."""
         request = view_pb2.StreamRoundsRequest(run_id=run_id, without_devices=not with_devices, with_times=with_times)
         return self._streamed(self._view.StreamRounds, request)
+
+    def deleted_runs(self, run_ids: Iterable[str], end: bool) -> Iterator[str]:
+        """Delete runs, and give the id of each that was deleted; errors as for `operate`."""
+        request = operator_pb2.DeleteRunsRequest(run_ids=run_ids, end=end)
+        return (answer.run_id for answer in self._streamed(self._operator.DeleteRuns, request))
 
     def _streamed(self, method: Callable[..., Any], request: Any) -> Iterator[Any]:
         with self._errors():

@@ -103,7 +103,27 @@ def _state(content: dict[str, Any]) -> Any:
     text = Text(content["state"], style=_STYLES.get(content["state"], ""))
     if content["drained"]:
         text.append("\ndrained", style="yellow")
+    if content["left_out"]:
+        text.append("\nleft out", style="bold red")
     return text
+
+
+def _detail(content: dict[str, Any]) -> Any:
+    from rich.text import Text
+
+    return Text(content["left_out"], style="red") if content["left_out"] else Text(content["detail"], style="dim")
+
+
+def _rounds(content: dict[str, Any]) -> str:
+    if content["drained"]:
+        return "drained: excluded from new rounds"
+    return f"left out: {content['left_out']}" if content["left_out"] else "can be selected"
+
+
+def _trust(content: dict[str, Any]) -> str:
+    if content["trust"] is None:
+        return "unknown: no observed round yet"
+    return f"{content['trust']:.0%} of recent predictions not contradicted by observations"
 
 
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
@@ -116,7 +136,9 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     counts = {state: sum(each["state"] == state for each in found) for state in _STATES}
     summary = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
     drained = sum(each["drained"] for each in found)
+    left_out = sum(each["left_out"] is not None for each in found)
     line = f"{count_of(len(found), 'device')}: {summary}" + (f"; {drained} drained" if drained else "")
+    line += f"; {left_out} left out because of their reports" if left_out else ""
 
     def table(more: Sequence[str]) -> Table:
         """The fleet, with the given columns besides."""
@@ -124,7 +146,7 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
         for name in more:
             table.add_column(name, overflow="fold")
         for each in found:
-            words = {"tags": Text(" ".join(each["tags"])), "detail": Text(each["detail"], style="dim")}
+            words = {"tags": Text(" ".join(each["tags"])), "detail": _detail(each)}
             table.add_row(
                 Text(each["device_id"]),
                 Text(each["board"]),
@@ -162,7 +184,8 @@ def _print(content: dict[str, Any]) -> None:
     lines = {
         "device": f"{content['device_id']}: {content['board']} ({content['provenance']})",
         "state": content["state"] + (f": {content['detail']}" if content["detail"] else ""),
-        "rounds": "drained: excluded from new rounds" if content["drained"] else "can be selected",
+        "rounds": _rounds(content),
+        "trust": _trust(content),
         "supply": content["supply"] or "none: the site file attaches the device to no supply, or to several",
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",

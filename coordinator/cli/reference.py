@@ -21,6 +21,7 @@ app = typer.Typer(no_args_is_help=True, help="Manage the reference predictors th
 
 _CHUNK_BYTES = 64 * 1024
 _SHOWN_DIGITS = 12
+_PUBLISH_TIMEOUT_S = 150.0  # more than the coordinator allows for an upload and its check
 
 
 @app.command("list")
@@ -56,12 +57,29 @@ def publish(
         if len(content) > most:
             raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes; the limit is {most:,}")
     with connected(coordinator) as client:
-        answer = client.operate("PublishReference", _parts(artefact))
+        answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:
         print(f"{answer.digest} {'was already published' if answer.known else 'is published'}")
         print(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
+
+
+@app.command("remove")
+def remove(
+    digest: Annotated[str, typer.Argument(help="Digest of a published reference, or its first 6 or more digits.")],
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Remove the published reference predictor DIGEST. One that is pinned must be unpinned first."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("RemoveReference", operator_pb2.RemoveReferenceRequest(digest=digest))
+    if json_:
+        print_json({"digest": answer.digest})
+    else:
+        print(f"{answer.digest} is removed")
 
 
 @app.command("pin")

@@ -130,6 +130,12 @@ class FleetRepository:
             await sleep(self._evict_s)
             self.evict_rounds()
 
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run that has ended, with its rounds, from the store and from memory."""
+        await self._writer.save(self.fleet.flower.run(run_id))  # and what still waits for the store
+        await self._writer.delete_run(run_id)
+        self.fleet.flower.remove_runs([run_id])
+
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
         """Delete the runs that ended longer ago, or were left alone since; yields the id of each.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,9 +15,11 @@ from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
+    ForgottenDevice,
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     StoredRecord,
@@ -56,6 +58,10 @@ class RecordStore(Protocol):
         """Delete some rounds of old runs."""
         ...
 
+    def delete_some_of(self, run_id: str) -> bool:
+        """Delete some rounds of one run."""
+        ...
+
     def require_owner(self) -> None:
         """Make sure that no other coordinator has taken the store over."""
         ...
@@ -77,13 +83,28 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundObservation, record.plan_id, record.observed.device_id)
     if isinstance(record, DeviceOverrides):
         return (DeviceOverrides, record.device_id)
+    if isinstance(record, ForgottenDevice):
+        return (ForgottenDevice, record.device_id)
     if isinstance(record, SupplyOverride):
         return (SupplyOverride, record.supply)
-    if isinstance(record, PublishedReference):
+    if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
     if isinstance(record, PinnedReference):
         return (PinnedReference,)
     return (type(record), record.run_id)
+
+
+def _without_forgotten(waiting: dict[_Key, StoredRecord], newer: Iterable[StoredRecord]) -> dict[_Key, StoredRecord]:
+    """The waiting records that still matter after newer ones, which may say that a device was forgotten."""
+    forgotten = {record.device_id for record in newer if isinstance(record, ForgottenDevice)}
+    if not forgotten:
+        return waiting
+    of_devices = (DeviceRecord, DeviceOverrides, NodeRecord)
+    return {
+        key: record
+        for key, record in waiting.items()
+        if not (isinstance(record, of_devices) and record.device_id in forgotten)
+    }
 
 
 @dataclass(frozen=True)
@@ -172,6 +193,7 @@ class Writer:
 
     def save_soon(self, *records: StoredRecord) -> None:
         """Store records with the next transaction, without waiting for it."""
+        self._pending = _without_forgotten(self._pending, records)
         self._pending.update((_key(record), record) for record in records)
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
@@ -230,6 +252,16 @@ class Writer:
         while (some := await self._as_owner(lambda: self._store.delete_some(older_than, except_runs))) is not None:
             for run_id in some:
                 yield run_id
+
+    async def delete_run(self, run_id: str) -> None:
+        """Delete a run from the store in short transactions.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: it could not be deleted completely.
+        """
+        while not await self._as_owner(lambda: self._store.delete_some_of(run_id)):
+            pass
 
     async def newest_plan_id(self, run_id: str) -> str | None:
         """The plan id of a run's newest round on disk; None if it has none.
@@ -292,7 +324,7 @@ class Writer:
         except StoreUnavailableError as error:
             failed = error
             # Records that arrived meanwhile are newer.
-            self._pending = {**batch, **self._pending}
+            self._pending = {**_without_forgotten(batch, self._pending.values()), **self._pending}
             self._waiters = [waiter for waiter in waiters if waiter.retries] + self._waiters
             waiters = [waiter for waiter in waiters if not waiter.retries]
         self._in_transaction = {}

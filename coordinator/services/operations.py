@@ -8,15 +8,20 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
-from coordinator.references import MAX_BYTES, ReferenceShelf, checked
+from coordinator.references import ReferenceShelf, check_published
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
+from coordinator.state.leases import Leases
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
+from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
+
+_ENDED = "ended by the operator"
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -29,6 +34,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         budgets: BudgetWatch,
         references: ReferenceShelf,
         reconnect_all: Callable[[str], int],
+        leases: Leases,
         settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
@@ -39,6 +45,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             budgets: the budgets in force.
             references: the published predictors.
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
+            leases: the sessions' leases.
             settings: for how long budgets may be overridden.
         """
         self._repository = repository
@@ -46,7 +53,9 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._planning = planning
         self._budgets = budgets
         self._references = references
+        self._uploads = ReferenceUploads()
         self._reconnect_all = reconnect_all
+        self._leases = leases
         self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
@@ -114,9 +123,38 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.DrainDevicesRequest, context: Any
     ) -> operator_pb2.DrainDevicesResponse:
         """Exclude devices from new rounds, or include them again."""
-        changed = self._fleet.operator.drain(request.device_ids, not request.undo)
+        if request.undo:
+            changed = self._fleet.undrain(request.device_ids)
+        else:
+            changed = self._fleet.operator.drain(request.device_ids)
         await self._repository.save(*changed)
         return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
+
+    async def ForgetDevices(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.ForgetDevicesRequest, context: Any
+    ) -> operator_pb2.ForgetDevicesResponse:
+        """Remove disconnected devices."""
+        forgotten = self._fleet.forget(request.device_ids)
+        device_ids = [each.device_id for each in forgotten]
+        self._leases.forget(device_ids)
+        await self._repository.save(*forgotten)
+        return operator_pb2.ForgetDevicesResponse(device_ids=device_ids)
+
+    async def DeleteRuns(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.DeleteRunsRequest, context: Any
+    ) -> AsyncIterator[operator_pb2.DeleteRunsResponse]:
+        """Delete finished runs, or end and delete them."""
+        runs = [self._fleet.flower.run(run_id) for run_id in dict.fromkeys(request.run_ids)]
+        for run in runs:
+            if not request.end:
+                self._fleet.require_ended(run.run_id)
+        ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
+        await self._repository.save(*ended)
+        for run in runs:
+            self._fleet.require_unused(run.run_id)
+        for run in runs:
+            await self._repository.delete_run(run.run_id)
+            yield operator_pb2.DeleteRunsResponse(run_id=run.run_id)
 
     async def ListReferences(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ListReferencesRequest, context: Any
@@ -144,17 +182,24 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request_iterator: AsyncIterator[operator_pb2.PublishReferenceRequest], context: Any
     ) -> operator_pb2.PublishReferenceResponse:
         """Publish a reference."""
-        manifest, weights = b"", bytearray()
-        async for part in request_iterator:
-            manifest = manifest or part.manifest
-            weights += part.weights_chunk
-            if len(weights) > MAX_BYTES:
-                raise InvalidInputError(f"the weights of a reference must not exceed {MAX_BYTES // 2**20} MiB")
-        artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
+        with self._uploads.admitted(context.peer()):
+            manifest, weights = await self._uploads.receive(request_iterator)
+            artefact = await asyncio.to_thread(Artefact, manifest, weights)
+            self._references.require_room(artefact.digest)
+            if artefact.digest not in self._references.artefacts:
+                await asyncio.to_thread(check_published, artefact)
         stored = self._references.publish(artefact)
         await self._repository.save(*stored)
         self._references.stored(stored)
         return operator_pb2.PublishReferenceResponse(digest=artefact.digest, known=not stored)
+
+    async def RemoveReference(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.RemoveReferenceRequest, context: Any
+    ) -> operator_pb2.RemoveReferenceResponse:
+        """Remove a published reference that is not in use."""
+        removed = self._references.remove(request.digest)
+        await self._repository.save(removed)
+        return operator_pb2.RemoveReferenceResponse(digest=removed.digest)
 
     async def PinReference(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PinReferenceRequest, context: Any
@@ -200,6 +245,6 @@ def _days(seconds: float) -> str:
 
 def _overrides(overrides: Sequence[DeviceOverrides]) -> list[operator_pb2.DeviceOverrides]:
     return [
-        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=sorted(each.tags), drained=each.drained)
+        operator_pb2.DeviceOverrides(device_id=each.device_id, tags=each.listed_tags, drained=each.drained)
         for each in overrides
     ]

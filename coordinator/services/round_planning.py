@@ -122,6 +122,7 @@ class RoundPlanning:
                 break
         else:
             raise NoDevicesError("the fleet changes faster than a round can be planned: ask again")
+        self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
         self._fleet.rounds.grants.hold_back(record.plan_id)  # until it is stored
         self._in_flight_since_s[record.plan_id] = self._now_s()

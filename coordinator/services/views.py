@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from coordinator.repository.repository import FleetRepository
-from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord
+from coordinator.state.names import MAX_METRICS
+from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
@@ -18,6 +20,7 @@ from wattfleet_proto.convert import front_to_message, plan_to_message, provenanc
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
+_RUNS_IN_A_MESSAGE = 100
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
@@ -50,29 +53,19 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                 devices=[
                     self._device_view(agents.devices[each], request.with_fronts, times.get(each, Times()))
                     for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
+                    if each in agents.devices  # not forgotten meanwhile
                 ]
             )
 
     async def ListRuns(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListRunsRequest, context: Any
-    ) -> view_pb2.ListRunsResponse:
+    ) -> AsyncIterator[view_pb2.ListRunsResponse]:
         """List all runs, oldest first."""
         times = await self._repository.times(OF_RUNS) if request.with_times else {}
-        return view_pb2.ListRunsResponse(
-            runs=[
-                view_pb2.RunView(
-                    run_id=run.run_id,
-                    strategy=run.strategy,
-                    rounds=run.rounds,
-                    initial_metrics=run.initial_metrics,
-                    finished=run.finished,
-                    error=run.error,
-                    started_unix_s=times.get(run.run_id, Times()).first_unix_s,
-                    finished_unix_s=times.get(run.run_id, Times()).last_unix_s,
-                )
-                for run in self._fleet.flower.runs.values()
-            ]
-        )
+        runs = list(self._fleet.flower.runs.values())
+        for begin in range(0, len(runs), _RUNS_IN_A_MESSAGE):
+            some = runs[begin : begin + _RUNS_IN_A_MESSAGE]
+            yield view_pb2.ListRunsResponse(runs=[_run_view(run, times.get(run.run_id, Times())) for run in some])
 
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
@@ -101,10 +94,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             supply=self._supply(record.device_id),
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),
-            operator_tags=sorted(overrides.tags),
+            operator_tags=overrides.listed_tags,
             drained=overrides.drained,
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
+            left_out=self._fleet.agents.claims.exclusion_reason(record) or "",
+            trust=self._fleet.agents.claims.trust_of(record.device_id),
         )
 
     def _supply(self, device_id: str) -> str:
@@ -119,6 +114,24 @@ def _fastest_epoch_s(front: Front, idle_w: float, limit_w: float | None) -> floa
     """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode is."""
     allowed = np.maximum(front.planned_w, idle_w) <= (np.inf if limit_w is None else limit_w)
     return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
+
+
+def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
+    return view_pb2.RunView(
+        run_id=run.run_id,
+        strategy=run.strategy,
+        rounds=run.rounds,
+        initial_metrics=_shown(run.initial_metrics),
+        finished=run.finished,
+        error=run.error,
+        started_unix_s=times.first_unix_s,
+        finished_unix_s=times.last_unix_s,
+    )
+
+
+def _shown(metrics: dict[str, float]) -> dict[str, float]:
+    """The first metrics: older versions stored any number of them."""
+    return dict(islice(metrics.items(), MAX_METRICS))
 
 
 def _without_devices(plan: RoundPlan) -> RoundPlan:
@@ -140,7 +153,7 @@ def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_p
             if with_devices
         ],
         failed_device_ids=record.failed,
-        metrics=record.metrics,
+        metrics=_shown(record.metrics),
         wall_s=record.wall_s,
         observed_site_w=record.observed_site_w,
         observed_duration_s=record.observed_duration_s,

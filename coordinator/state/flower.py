@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.state.agents import Agents
-from coordinator.state.names import require_name
+from coordinator.state.names import MAX_METRICS, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
@@ -23,6 +23,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.request import RoundRequest
+from coordinator.state.run_owners import owner_of, require_owner
 from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
 from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
@@ -86,7 +87,10 @@ class FlowerRuns:
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
             text += ", but has not confirmed yet that its last training is over"
-        return f"{text}, and drained" if self._operator.overrides_of(device.device_id).drained else text
+        if self._operator.overrides_of(device.device_id).drained:
+            text += ", and drained"
+        left_out = self._agents.claims.exclusion_reason(device)
+        return text if left_out is None else f"{text}, and left out: {left_out}"
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
         """An independent copy beside copies of the other parts."""
@@ -108,9 +112,31 @@ class FlowerRuns:
         self.nodes[node_id] = device_id
         return NodeRecord(node_id, device_id)
 
-    def start_run(self, run_id: str, strategy: str, rounds: int) -> RunRecord:
-        """Start a Flower run."""
-        return self._put(RunRecord(run_id, strategy, rounds))
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove the bindings of some devices' nodes."""
+        self.nodes = {node: device for node, device in self.nodes.items() if device not in device_ids}
+
+    def start_run(self, run_id: str, strategy: str, rounds: int, token: str = "") -> RunRecord:
+        """Start a Flower run, or continue one that was started with the same token.
+
+        Raises:
+            NotRunOwnerError: another app has started a run of this id.
+            InvalidInputError: the token is too long.
+        """
+        if run_id not in self.runs:
+            return self._put(RunRecord(run_id, strategy, rounds, owner=owner_of(token)))
+        self.require_owner(run_id, token)
+        return self._put(replace(self.runs[run_id], strategy=strategy, rounds=rounds, error="", finished=False))
+
+    def require_owner(self, run_id: str, token: str) -> None:
+        """Make sure that a request about a run comes from the app that started it.
+
+        Raises:
+            UnknownRecordError: it never started.
+            NotRunOwnerError: another app has started it.
+            InvalidInputError: the token is too long.
+        """
+        require_owner(run_id, self.run(run_id).owner, token)
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
         """Finish a Flower run and release its devices."""
@@ -123,8 +149,14 @@ class FlowerRuns:
 
         Raises:
             UnknownRecordError: no such run or round.
-            InvalidInputError: the name of a metric is not printable.
+            InvalidInputError: the round has too many metrics, or the name of one is not printable.
         """
+        known = self._rounds.get(plan_id_of(run_id, number)).metrics if number else self.run(run_id).initial_metrics
+        count = len(known.keys() | metrics.keys()) if number else len(metrics)
+        if count > MAX_METRICS:
+            raise InvalidInputError(
+                f"run {run_id}, round {number}: a round has at most {MAX_METRICS} metrics, not {count:,}: report fewer"
+            )
         for name in metrics:
             require_name("a metric's name", name)
         if number == 0:
@@ -195,7 +227,7 @@ class FlowerRuns:
             self.policy,
             replace(self._operator.allowance, elsewhere_w=elsewhere_w),
             self._rounds.cache.history(run_id),
-            self._operator.selection,
+            replace(self._operator.selection, left_out=self._agents.left_out()),
             self._rounds.trim_count,
         )
 

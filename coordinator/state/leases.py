@@ -122,6 +122,10 @@ class Leases:
         lease.is_reconnecting = True
         self._grace_ends_s = now_s + self._settings.return_grace_s
 
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Expect some devices no longer, since they were removed."""
+        self._expected.difference_update(device_ids)
+
     def expired(self, now_s: float) -> list[Lease]:
         """Leases that were not renewed in time; their devices count as connected until the sessions end."""
         return [lease for lease in self._held.values() if lease.expires_s <= now_s]

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence, Set
 from dataclasses import replace
 
 from coordinator.state.agents import Agents
-from coordinator.state.names import require_tag
+from coordinator.state.names import MAX_TAGS, require_tag
 from coordinator.state.placement import DeviceRules, Placement
 from coordinator.state.records import DeviceOverrides
 from wattfleet.budgets import InForce
@@ -98,8 +98,11 @@ class OperatorSettings:
 
         Raises:
             UnknownRecordError: a device never connected.
-            InvalidInputError: a tag is not a word, is both added and removed, or is set in the site file.
+            InvalidInputError: a tag is not a word, is both added and removed, or is set in the site file; or a device
+                would have too many tags.
         """
+        if len(add) > MAX_TAGS:
+            raise InvalidInputError(f"at most {MAX_TAGS} tags can be added by command, not {len(add):,}")
         for word in add:  # tags that older versions accepted can still be removed
             require_tag(word)
         if both := add & remove:
@@ -111,7 +114,13 @@ class OperatorSettings:
                 raise InvalidInputError(
                     f"{device_id} has the tag {', '.join(sorted(in_site_file))} from the site file: remove it there"
                 )
-            changed.append(replace(before, tags=(before.tags | add) - remove))
+            tags = (before.tags | add) - remove
+            if len(tags) > max(MAX_TAGS, len(before.tags)):  # older versions set no limit
+                raise InvalidInputError(
+                    f"{device_id}: a device has at most {MAX_TAGS} tags by command, not {len(tags):,}:"
+                    " remove some first"
+                )
+            changed.append(replace(before, tags=tags))
         return self._put(changed)
 
     def drain(self, device_ids: Collection[str], is_drained: bool = True) -> list[DeviceOverrides]:
@@ -122,6 +131,11 @@ class OperatorSettings:
         """
         ids = [self._agents.get(device_id).device_id for device_id in dict.fromkeys(device_ids)]
         return self._put([replace(self.overrides_of(device_id), drained=is_drained) for device_id in ids])
+
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove what was set by command for some devices."""
+        for device_id in device_ids:
+            self.overrides.pop(device_id, None)
 
     def _put(self, changed: list[DeviceOverrides]) -> list[DeviceOverrides]:
         self.overrides.update({each.device_id: each for each in changed})

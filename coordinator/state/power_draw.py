@@ -66,6 +66,11 @@ class PowerDraw:
                 continue
         return elsewhere_w
 
+    def plan_holding(self, device_id: str) -> str | None:
+        """The plan that still holds watts for a device, beyond those of idling."""
+        grant = self._grants.of(device_id)
+        return None if grant is None or grant.is_over else grant.plan_id
+
     def reserved_w(self) -> dict[str, float]:
         """Watts by supply that are reserved now, for trainings and for idling devices."""
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))

@@ -6,10 +6,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Participation, RoundPlan
+from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 
 LONGEST_TEXT = 2_000
@@ -77,6 +78,11 @@ class DeviceOverrides:
     tags: frozenset[str] = frozenset()
     drained: bool = False
 
+    @property
+    def listed_tags(self) -> list[str]:
+        """The first tags, in order: older versions stored any number of them."""
+        return sorted(self.tags)[:MAX_TAGS]
+
 
 @dataclass(frozen=True)
 class SupplyOverride:
@@ -104,6 +110,17 @@ class PublishedReference:
     digest: str
     manifest: bytes = field(repr=False)
     weights: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RemovedReference:
+    """A published reference predictor that was removed.
+
+    Attributes:
+        digest: sha256 of its manifest, hexadecimal.
+    """
+
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -255,6 +272,7 @@ class RunRecord:
         initial_metrics: metrics before the first round.
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
+        owner: hash of the token that the app proves itself with; empty: it belongs to nobody.
     """
 
     run_id: str
@@ -263,9 +281,23 @@ class RunRecord:
     initial_metrics: dict[str, float] = field(default_factory=dict)
     error: str = ""
     finished: bool = False
+    owner: str = ""
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference
+@dataclass(frozen=True)
+class ForgottenDevice:
+    """A device that was removed, with its overrides and node bindings; it may enrol again.
+
+    Attributes:
+        device_id: its name.
+    """
+
+    device_id: str
+
+
+OperatorRecord = (
+    DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReference | ForgottenDevice
+)
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
@@ -274,7 +306,15 @@ StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObserv
 
 def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
     """The devices' results in a round, in the form that policies need."""
-    return {each.device_id: Participation(bool(each.failure), each.num_examples, each.loss) for each in results}
+    return {
+        each.device_id: Participation(
+            # An earlier version may have stored values that are not plausible.
+            bool(each.failure),
+            plausible_examples(each.num_examples),
+            plausible_loss(each.loss),
+        )
+        for each in results
+    }
 
 
 def plan_id_of(run_id: str, number: int) -> str:

@@ -83,14 +83,23 @@ def delete_some(connection: Connection, untouched_since: datetime, except_runs: 
     run_id = connection.scalar(old)
     if run_id is None:
         return None
+    return [run_id] if delete_some_of(connection, run_id) else []
+
+
+def delete_some_of(connection: Connection, run_id: str) -> bool:
+    """Delete some rounds of a run; with its last round, delete the run.
+
+    Returns:
+        Whether it is now deleted completely.
+    """
     plan_ids = plan_ids_of(connection, run_id)
     deleted = plan_ids[:_DELETED_AT_ONCE]
     connection.execute(delete(Observation).where(Observation.plan_id.in_(deleted)))
     connection.execute(delete(Round).where(Round.plan_id.in_(deleted)))
     if len(deleted) < len(plan_ids):
-        return []
+        return False
     connection.execute(delete(Run).where(Run.run_id == run_id))
-    return [run_id]
+    return True
 
 
 def _is_untouched(since: datetime) -> ColumnElement[bool]:

@@ -89,7 +89,7 @@ def run_values(record: RunRecord) -> Values:
 
 def run_record(row: Row[Any]) -> RunRecord:
     """A run from its columns."""
-    return RunRecord(row.run_id, row.strategy, row.rounds, row.initial_metrics, row.error, row.finished)
+    return RunRecord(row.run_id, row.strategy, row.rounds, row.initial_metrics, row.error, row.finished, row.owner)
 
 
 def round_values(record: RoundRecord) -> Values:

@@ -23,12 +23,12 @@ from coordinator.store.tables import (
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
-# Columns that keep the value of the first insert.
-_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at"}
+# Columns that keep the value of the first insert, and the one that triggers maintain.
+_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at", "checksum"}
 
 
 class Statements:
-    """One statement per table, which inserts a row or replaces the one with its key, and one that deletes a front."""
+    """One statement per table, which inserts a row or replaces the one with its key, and some that delete rows."""
 
     def __init__(self, dialect: str) -> None:
         """Use a database's dialect.
@@ -40,6 +40,10 @@ class Statements:
         self.device = self._replacing(Device, "device_id")
         self.front = self._replacing(DeviceFront, "device_id")
         self.no_front = delete(DeviceFront).where(DeviceFront.device_id == bindparam("gone"))
+        self.forgotten = [
+            delete(table).where(table.device_id == bindparam("gone"))
+            for table in (Device, DeviceFront, DeviceOverridesRow, Node)
+        ]
         self.node = self._replacing(Node, "node_id")
         self.run = self._replacing(Run, "run_id")
         self.round = self._replacing(Round, "plan_id")

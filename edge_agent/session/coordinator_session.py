@@ -30,6 +30,7 @@ _SILENT_LEASES = 3
 _MAX_SPREAD_S = 120.0
 _DISPLACED_SPREAD_S = 60.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+_LONGEST_REFUSAL = 500
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
 
 
@@ -65,6 +66,7 @@ class CoordinatorSession:
         self._connect = connect
         self._hello = deepcopy(hello)
         self._is_displaced = False
+        self._last_refusal = ""
         self._on_welcome = on_welcome
         self._outbox = outbox
         self._settings = settings
@@ -179,12 +181,20 @@ class CoordinatorSession:
                         async with self._acknowledged:
                             self._outbox.acknowledge(response.ack.sequence)
                             self._acknowledged.notify_all()
+                        if response.ack.refusal:
+                            self._log_refusal(response.ack.refusal)
                         yield
             finally:
                 self.connected = False
                 # An error of the sender has ended the session, too, and is handled there.
                 await stop_tasks(sender)
                 call.cancel()
+
+    def _log_refusal(self, reason: str) -> None:
+        """Log why a report was refused, once: a front is sent again after each reconnect."""
+        if reason != self._last_refusal:
+            _log.error("the coordinator refused a report: %s", reason[:_LONGEST_REFUSAL])
+        self._last_refusal = reason
 
     @property
     def _answer_timeout_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -206,6 +206,7 @@ class PlannerStub:
         nodes: which node is which device.
         away: whether it does not answer.
         full: whether its disk is: what would have to be stored is refused.
+        taken: runs that another app has started.
         refusals: what it answers to the next requests for a plan instead; each once.
         deadline_s: of every plan.
         duration_s: of every plan.
@@ -216,6 +217,7 @@ class PlannerStub:
     nodes: dict[int, str] = field(default_factory=dict)
     away: bool = False
     full: bool = False
+    taken: Collection[str] = ()
     refusals: list[StatusError] = field(default_factory=list)
     deadline_s: float = 0.0
     duration_s: float = 20.0
@@ -232,6 +234,9 @@ class PlannerStub:
                 raise StatusError(grpc.StatusCode.UNAVAILABLE, "failed to connect to all addresses")
             if self.full and method != "ResolveNodes":
                 raise StatusError(grpc.StatusCode.RESOURCE_EXHAUSTED, "the database is full")
+            run_id = getattr(request, "run_id", "") or getattr(request, "plan_id", "").partition("/")[0]
+            if run_id in self.taken:
+                raise StatusError(grpc.StatusCode.PERMISSION_DENIED, f"run {run_id!r} was started by another app")
             self.calls.append((method, request))
             if method == "ResolveNodes":
                 bindings = [self._binding(node_id) for node_id in request.node_ids if node_id in self.nodes]

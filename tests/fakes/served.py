@@ -42,6 +42,7 @@ class Agent:
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
         self.grants: list[session_pb2.Grant] = []
+        self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
 
@@ -72,6 +73,8 @@ class Agent:
         if response is _END:
             await self.refused()
         assert response.ack.sequence == self._sequence
+        if response.ack.refusal:
+            self.refusals.append(response.ack.refusal)
 
     async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
         """Say which grant is in force, none unless it is given, and how far its training is."""
@@ -164,9 +167,13 @@ class Client:
         plan: planning_pb2.PlanRoundResponse = await self.planning.PlanRound(request)
         return plan
 
+    async def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
+        answers = self.view.ListRuns(view_pb2.ListRunsRequest(with_times=with_times))
+        return [run async for answer in answers for run in answer.runs]
+
     async def rounds(self, run_id: str = "") -> RunSeen:
         """A run, the newest unless it is named, with its rounds."""
-        runs = (await self.view.ListRuns(view_pb2.ListRunsRequest())).runs
+        runs = await self.runs()
         if not runs:
             return RunSeen()
         run = next(each for each in reversed(runs) if run_id in ("", each.run_id))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from wattfleet_flower.server.errors import CoordinatorUnreachableError, RefusedE
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import RoundReplies, truncate_failures
+from wattfleet_flower.server.run_start import start_run
 from wattfleet_io.clock import Clock
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
@@ -94,6 +96,7 @@ class PlannedRounds:
         self._limits = limits
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
+        self._run_token = secrets.token_urlsafe(32)
         self._run: planning_pb2.StartRunRequest | None = None
         self._has_planned = False
         self._is_unplanned = False
@@ -196,7 +199,9 @@ class PlannedRounds:
             if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
                 raise
         # Before protocol 1.2: without nodes the coordinator returns the existing plan and never makes a new one.
-        request = planning_pb2.PlanRoundRequest(run_id=self._run.run_id, round=number, epochs=self._local_epochs)
+        request = planning_pb2.PlanRoundRequest(
+            run_id=self._run.run_id, round=number, epochs=self._local_epochs, run_token=self._run_token
+        )
         plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
         return plan
 
@@ -232,7 +237,10 @@ class PlannedRounds:
                 log(INFO, "%s did %.0f %% of its work before the deadline", result.device_id, 100 * result.share)
         truncate_failures(results, _RESULTS_BYTES)
         request = planning_pb2.FinishRoundRequest(
-            plan_id=planned.plan.plan_id, results=results, wall_s=self._clock.now_s() - planned.began_s
+            plan_id=planned.plan.plan_id,
+            results=results,
+            wall_s=self._clock.now_s() - planned.began_s,
+            run_token=self._run_token,
         )
         self._report("FinishRound", request)
         return answered.replies
@@ -244,17 +252,22 @@ class PlannedRounds:
         numbers = {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float))}
         self._report(
             "ReportMetrics",
-            planning_pb2.ReportMetricsRequest(run_id=self._run.run_id, round=number, metrics=numbers),
+            planning_pb2.ReportMetricsRequest(
+                run_id=self._run.run_id, round=number, metrics=numbers, run_token=self._run_token
+            ),
         )
 
     def _start(self, run_id: str, rounds: int) -> None:
-        self._run = planning_pb2.StartRunRequest(run_id=run_id, strategy=self._strategy, rounds=rounds)
+        run = planning_pb2.StartRunRequest(
+            run_id=run_id, strategy=self._strategy, rounds=rounds, run_token=self._run_token
+        )
         self._has_planned = self._is_unplanned = False
-        self._planner.report("StartRun", self._run)
+        self._run = start_run(self._planner, run)
 
     def _finish(self, error: str) -> None:
         assert self._run is not None, "it was started"
-        self._report("FinishRun", planning_pb2.FinishRunRequest(run_id=self._run.run_id, error=error))
+        request = planning_pb2.FinishRunRequest(run_id=self._run.run_id, error=error, run_token=self._run_token)
+        self._report("FinishRun", request)
         began_s = self._clock.now_s()
         while self._planner.pending_reports and not error:
             try:
@@ -285,7 +298,7 @@ class PlannedRounds:
         assert self._run is not None, "it was started"
         refusal = None
         began_s = logged_s = -float("inf")
-        is_run_known = True
+        is_run_known = is_run_ours = True
         while True:
             try:
                 self._planner.send_pending()
@@ -294,6 +307,7 @@ class PlannedRounds:
                     round=number,
                     node_ids=self._nodes.identified(grid, node_ids),
                     epochs=self._local_epochs,
+                    run_token=self._run_token,
                 )
                 plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
                 return plan
@@ -302,6 +316,11 @@ class PlannedRounds:
                     # The coordinator's store was replaced since the run began.
                     is_run_known = False
                     self._planner.call("StartRun", self._run)
+                    continue
+                if refused.code is grpc.StatusCode.PERMISSION_DENIED and is_run_ours:
+                    # The run was started while the coordinator could not be reached, and refused since.
+                    is_run_ours = False
+                    self._run = start_run(self._planner, self._run)
                     continue
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()

@@ -49,7 +49,7 @@ def export(
     with connected(coordinator) as client, Console(stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
         if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
-            raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted after --keep-days")
+            raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted")
         tables.add_devices(client.devices(with_fronts=True, with_times=True))
         for each in runs:
             if not run or each.run_id in run:

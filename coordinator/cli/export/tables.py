@@ -42,6 +42,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "site_tags": _TEXT,
         "operator_tags": _TEXT,
         "drained": _FLAG,
+        "left_out": _TEXT,
+        "trust": _NUMBER,
         "reference_digest": _TEXT,
         "first_seen_unix_s": _NUMBER,
         "last_seen_unix_s": _NUMBER,

@@ -254,6 +254,12 @@ class Grants:
             if known is not None and known.plan_id and run_of(known.plan_id) == run_id:
                 self._give_up(device_id, known.plan_id)
 
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove the grants of some devices."""
+        for device_id in device_ids:
+            for known in (self._grants, self._lapses_s, self._due):
+                known.pop(device_id, None)
+
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the grants of runs that were deleted, as far as they are over."""
         for device_id, known in list(self._grants.items()):
@@ -285,7 +291,7 @@ class Grants:
         return known is None or known.is_over or (known.is_confirmed and device_id not in self._unreviewed)
 
     def renew(self, device_id: str, now_s: float) -> None:
-        """Count a device's grant for its whole lifetime from now on, since the device may be told that it is renewed."""
+        """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
         self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:

@@ -78,6 +78,12 @@ class LatestResults:
         if "accuracy" in record.metrics and _is_newer(record, self.evaluated_round):
             self.evaluated_round = EvaluatedRound(record.run_id, record.number, record.metrics["accuracy"])
 
+    def forget(self, device_ids: Iterable[str]) -> None:
+        """Remove the results of some devices."""
+        for device_id in device_ids:
+            self.assignments.pop(device_id, None)
+            self.observations.pop(device_id, None)
+
     def copy(self) -> LatestResults:
         """An independent copy."""
         copied = copy.copy(self)

@@ -160,6 +160,11 @@ class RoundLedger:
         self.latest_results.evaluated(record)
         return record
 
+    def forget(self, device_ids: Collection[str]) -> None:
+        """Remove what is known of some devices besides their part in rounds."""
+        self.grants.forget(device_ids)
+        self.latest_results.forget(device_ids)
+
     def run_finished(self, run_id: str) -> None:
         """Release the devices of a finished run."""
         self.grants.give_up_run(run_id)

@@ -64,6 +64,16 @@ class OperatorServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesResponse.FromString,
                 _registered_method=True)
+        self.ForgetDevices = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/ForgetDevices',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesResponse.FromString,
+                _registered_method=True)
+        self.DeleteRuns = channel.unary_stream(
+                '/wattfleet.v1.OperatorService/DeleteRuns',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsResponse.FromString,
+                _registered_method=True)
         self.ListReferences = channel.unary_unary(
                 '/wattfleet.v1.OperatorService/ListReferences',
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ListReferencesRequest.SerializeToString,
@@ -73,6 +83,11 @@ class OperatorServiceStub:
                 '/wattfleet.v1.OperatorService/PublishReference',
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.FromString,
+                _registered_method=True)
+        self.RemoveReference = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/RemoveReference',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.FromString,
                 _registered_method=True)
         self.PinReference = channel.unary_unary(
                 '/wattfleet.v1.OperatorService/PinReference',
@@ -124,6 +139,20 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetDevices(self, request, context):
+        """Removes disconnected devices with their overrides and node bindings; they may enrol again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteRuns(self, request, context):
+        """Deletes finished runs with their rounds; one message per deleted run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListReferences(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -132,6 +161,13 @@ class OperatorServiceServicer:
 
     def PublishReference(self, request_iterator, context):
         """The first message holds the manifest, the following ones the weights in chunks. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RemoveReference(self, request, context):
+        """Removes a published reference that is neither pinned nor from the start.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +213,16 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesResponse.SerializeToString,
             ),
+            'ForgetDevices': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetDevices,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesResponse.SerializeToString,
+            ),
+            'DeleteRuns': grpc.unary_stream_rpc_method_handler(
+                    servicer.DeleteRuns,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsResponse.SerializeToString,
+            ),
             'ListReferences': grpc.unary_unary_rpc_method_handler(
                     servicer.ListReferences,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ListReferencesRequest.FromString,
@@ -186,6 +232,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.PublishReference,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.SerializeToString,
+            ),
+            'RemoveReference': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveReference,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.SerializeToString,
             ),
             'PinReference': grpc.unary_unary_rpc_method_handler(
                     servicer.PinReference,
@@ -366,6 +417,60 @@ class OperatorService:
             _registered_method=True)
 
     @staticmethod
+    def ForgetDevices(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/ForgetDevices',
+            wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/DeleteRuns',
+            wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.DeleteRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def ListReferences(request,
             target,
             options=(),
@@ -409,6 +514,33 @@ class OperatorService:
             '/wattfleet.v1.OperatorService/PublishReference',
             wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveReference(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/RemoveReference',
+            wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

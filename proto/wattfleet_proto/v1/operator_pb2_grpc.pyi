@@ -41,9 +41,15 @@ class OperatorServiceStub:
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]
     """Excludes devices from new rounds; a training in flight continues."""
+    ForgetDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]
+    """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+    DeleteRuns: _grpc.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]
+    """Deletes finished runs with their rounds; one message per deleted run."""
     ListReferences: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]
     PublishReference: _grpc.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+    RemoveReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveReferenceRequest, _operator_pb2.RemoveReferenceResponse]
+    """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
 
@@ -60,9 +66,15 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]  # type: ignore[assignment]
     """Excludes devices from new rounds; a training in flight continues."""
+    ForgetDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]  # type: ignore[assignment]
+    """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+    DeleteRuns: _aio.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]  # type: ignore[assignment]
+    """Deletes finished runs with their rounds; one message per deleted run."""
     ListReferences: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]  # type: ignore[assignment]
     PublishReference: _aio.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]  # type: ignore[assignment]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+    RemoveReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.RemoveReferenceRequest, _operator_pb2.RemoveReferenceResponse]  # type: ignore[assignment]
+    """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]  # type: ignore[assignment]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
 
@@ -114,6 +126,22 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Excludes devices from new rounds; a training in flight continues."""
 
     @_abc_1.abstractmethod
+    def ForgetDevices(
+        self,
+        request: _operator_pb2.ForgetDevicesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ForgetDevicesResponse, _abc.Awaitable[_operator_pb2.ForgetDevicesResponse]]:
+        """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
+
+    @_abc_1.abstractmethod
+    def DeleteRuns(
+        self,
+        request: _operator_pb2.DeleteRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_operator_pb2.DeleteRunsResponse], _abc.AsyncIterator[_operator_pb2.DeleteRunsResponse]]:
+        """Deletes finished runs with their rounds; one message per deleted run."""
+
+    @_abc_1.abstractmethod
     def ListReferences(
         self,
         request: _operator_pb2.ListReferencesRequest,
@@ -127,6 +155,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.PublishReferenceResponse, _abc.Awaitable[_operator_pb2.PublishReferenceResponse]]:
         """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def RemoveReference(
+        self,
+        request: _operator_pb2.RemoveReferenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RemoveReferenceResponse, _abc.Awaitable[_operator_pb2.RemoveReferenceResponse]]:
+        """Removes a published reference that is neither pinned nor from the start."""
 
     @_abc_1.abstractmethod
     def PinReference(

@@ -26,19 +26,23 @@ class StartRunRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
+    run_token: _builtins.str
+    """a secret that the app chooses; empty: the run belongs to nobody"""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         strategy: _builtins.str = ...,
         rounds: _builtins.int = ...,
+        run_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run_id", b"run_id", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -168,10 +172,12 @@ class PlanRoundRequest(_message.Message):
     ROUND_FIELD_NUMBER: _builtins.int
     NODE_IDS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     epochs: _builtins.float
     """local epochs that each selected device trains"""
+    run_token: _builtins.str
     @_builtins.property
     def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """nodes that are connected now"""
@@ -183,10 +189,11 @@ class PlanRoundRequest(_message.Message):
         round: _builtins.int = ...,
         node_ids: _abc.Iterable[_builtins.int] | None = ...,
         epochs: _builtins.float = ...,
+        run_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "node_ids", b"node_ids", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "node_ids", b"node_ids", "round", b"round", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,9 +437,11 @@ class FinishRoundRequest(_message.Message):
     PLAN_ID_FIELD_NUMBER: _builtins.int
     WALL_S_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
     plan_id: _builtins.str
     wall_s: _builtins.float
     """measured by Flower's server, seconds"""
+    run_token: _builtins.str
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceResult]:
         """of the devices that were sent a training"""
@@ -443,10 +452,11 @@ class FinishRoundRequest(_message.Message):
         plan_id: _builtins.str = ...,
         wall_s: _builtins.float = ...,
         results: _abc.Iterable[Global___DeviceResult] | None = ...,
+        run_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "results", b"results", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan_id", b"plan_id", "results", b"results", "run_token", b"run_token", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -494,8 +504,10 @@ class ReportMetricsRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
+    run_token: _builtins.str
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -504,10 +516,11 @@ class ReportMetricsRequest(_message.Message):
         run_id: _builtins.str = ...,
         round: _builtins.int = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        run_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "round", b"round", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "round", b"round", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -534,18 +547,21 @@ class FinishRunRequest(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     error: _builtins.str
     """empty if it completed"""
+    run_token: _builtins.str
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         error: _builtins.str = ...,
+        run_token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

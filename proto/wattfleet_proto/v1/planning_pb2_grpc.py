@@ -26,7 +26,9 @@ if _version_not_supported:
 
 
 class PlanningServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -77,10 +79,13 @@ class PlanningServiceStub:
 
 
 class PlanningServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
 
     def StartRun(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Starts a run, or continues one with the same token.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -183,7 +188,9 @@ def add_PlanningServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class PlanningService:
-    """Missing associated documentation comment in .proto file."""
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
 
     @staticmethod
     def StartRun(request,

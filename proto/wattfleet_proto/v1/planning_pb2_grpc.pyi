@@ -27,11 +27,16 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class PlanningServiceStub:
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PlanningServiceAsyncStub: ...
     StartRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.StartRunRequest, _planning_pb2.StartRunResponse]
+    """Starts a run, or continues one with the same token."""
     ResolveNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]
     """Looks up the devices that Flower's nodes are bound to."""
     BindNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]
@@ -46,8 +51,13 @@ class PlanningServiceStub:
 
 @_typing.type_check_only
 class PlanningServiceAsyncStub(PlanningServiceStub):
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     StartRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.StartRunRequest, _planning_pb2.StartRunResponse]  # type: ignore[assignment]
+    """Starts a run, or continues one with the same token."""
     ResolveNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.ResolveNodesRequest, _planning_pb2.ResolveNodesResponse]  # type: ignore[assignment]
     """Looks up the devices that Flower's nodes are bound to."""
     BindNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.BindNodesRequest, _planning_pb2.BindNodesResponse]  # type: ignore[assignment]
@@ -61,12 +71,17 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     FinishRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]  # type: ignore[assignment]
 
 class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
+    """A run belongs to the app that started it. Requests that plan, report or finish carry the token of its StartRun, and
+    are refused with PERMISSION_DENIED without it.
+    """
+
     @_abc_1.abstractmethod
     def StartRun(
         self,
         request: _planning_pb2.StartRunRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_planning_pb2.StartRunResponse, _abc.Awaitable[_planning_pb2.StartRunResponse]]: ...
+    ) -> _typing.Union[_planning_pb2.StartRunResponse, _abc.Awaitable[_planning_pb2.StartRunResponse]]:
+        """Starts a run, or continues one with the same token."""
 
     @_abc_1.abstractmethod
     def ResolveNodes(

@@ -43,6 +43,8 @@ class DeviceView(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     FIRST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -65,6 +67,10 @@ class DeviceView(_message.Message):
     """its first report; times are present if requested and known"""
     last_seen_unix_s: _builtins.float
     """the latest report that changed anything"""
+    left_out: _builtins.str
+    """why its own reports keep it out of rounds; empty: they do not"""
+    trust: _builtins.float
+    """1: no recent prediction was contradicted, 0: all; absent: no observed training"""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -96,10 +102,12 @@ class DeviceView(_message.Message):
         drained: _builtins.bool = ...,
         first_seen_unix_s: _builtins.float | None = ...,
         last_seen_unix_s: _builtins.float | None = ...,
+        left_out: _builtins.str = ...,
+        trust: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_trust", b"_trust", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
@@ -111,6 +119,8 @@ class DeviceView(_message.Message):
     _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
+    _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
     @_typing.overload
@@ -121,6 +131,8 @@ class DeviceView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_seen_unix_s) -> _WhichOneofReturnType__last_seen_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
 

@@ -44,7 +44,7 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesResponse.FromString,
                 _registered_method=True)
-        self.ListRuns = channel.unary_unary(
+        self.ListRuns = channel.unary_stream(
                 '/wattfleet.v1.ViewService/ListRuns',
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
@@ -73,7 +73,8 @@ class ViewServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Runs, oldest first, in several messages: their metrics exceed the size limit of one.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -98,7 +99,7 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListDevicesResponse.SerializeToString,
             ),
-            'ListRuns': grpc.unary_unary_rpc_method_handler(
+            'ListRuns': grpc.unary_stream_rpc_method_handler(
                     servicer.ListRuns,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.SerializeToString,
@@ -184,7 +185,7 @@ class ViewService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_unary(
+        return grpc.experimental.unary_stream(
             request,
             target,
             '/wattfleet.v1.ViewService/ListRuns',

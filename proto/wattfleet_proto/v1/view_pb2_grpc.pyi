@@ -34,7 +34,8 @@ class ViewServiceStub:
     GetFleet: _grpc.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]
     ListDevices: _grpc.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]
     """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
-    ListRuns: _grpc.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
+    ListRuns: _grpc.UnaryStreamMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
+    """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one per message."""
 
@@ -44,7 +45,8 @@ class ViewServiceAsyncStub(ViewServiceStub):
     GetFleet: _aio.UnaryUnaryMultiCallable[_view_pb2.GetFleetRequest, _view_pb2.GetFleetResponse]  # type: ignore[assignment]
     ListDevices: _aio.UnaryStreamMultiCallable[_view_pb2.ListDevicesRequest, _view_pb2.ListDevicesResponse]  # type: ignore[assignment]
     """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
-    ListRuns: _aio.UnaryUnaryMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
+    ListRuns: _aio.UnaryStreamMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
+    """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one per message."""
 
@@ -69,7 +71,8 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _view_pb2.ListRunsRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_view_pb2.ListRunsResponse, _abc.Awaitable[_view_pb2.ListRunsResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.ListRunsResponse], _abc.AsyncIterator[_view_pb2.ListRunsResponse]]:
+        """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
 
     @_abc_1.abstractmethod
     def StreamRounds(

@@ -56,7 +56,8 @@ async def test_rounds_of_a_run_that_ended_before_the_start_are_read_on_request(
     async with running.channel() as channel:
         view: Any = view_pb2_grpc.ViewServiceStub(channel)
         planning: Any = planning_pb2_grpc.PlanningServiceStub(channel)
-        assert (await view.ListRuns(view_pb2.ListRunsRequest())).runs[-1].run_id == "newest"
+        runs = [run async for answer in view.ListRuns(view_pb2.ListRunsRequest()) for run in answer.runs]
+        assert runs[-1].run_id == "newest"
         streamed = view.StreamRounds(view_pb2.StreamRoundsRequest(run_id="old"))
         [listed] = [each async for each in streamed]
         assert (listed.plan_id, listed.wall_s, len(listed.observations)) == ("old/1", 41.5, 2)

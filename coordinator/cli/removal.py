@@ -1,0 +1,47 @@
+"""`wattfleet coordinator forget` and `delete`: remove devices and runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
+from coordinator.cli.overrides import DevicesArgument
+from wattfleet_io.console import print_json
+
+
+def forget(
+    devices: DevicesArgument,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Remove disconnected devices with their tags and Flower nodes. A device may enrol again later."""
+    from wattfleet_proto.v1 import operator_pb2
+
+    with connected(coordinator) as client:
+        answer = client.operate("ForgetDevices", operator_pb2.ForgetDevicesRequest(device_ids=devices))
+    if json_:
+        print_json([{"device_id": device_id, "forgotten": True} for device_id in answer.device_ids])
+        return
+    for device_id in answer.device_ids:
+        print(f"{device_id}: forgotten")
+
+
+def delete(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Flower ids of the runs.")],
+    end: Annotated[
+        bool, typer.Option("--end", help="End the runs that are running first. Default: refuse them.")
+    ] = False,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Delete finished runs with their rounds."""
+    deleted = []
+    with connected(coordinator) as client:
+        for run_id in client.deleted_runs(runs, end):
+            deleted.append(run_id)
+            if not json_:
+                print(f"run {run_id}: deleted")
+    if json_:
+        print_json([{"run_id": run_id, "deleted": True} for run_id in deleted])

@@ -1,0 +1,118 @@
+"""Serves `/metrics` over HTTP, with limits: a connection must not take the descriptors that agents need."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+
+from coordinator.metrics import FleetCollector
+from coordinator.settings import ServerSettings
+from coordinator.state.fleet import Fleet
+from wattfleet.errors import InvalidInputError
+
+_log = logging.getLogger(__name__)
+
+_ROOM_WITHIN_S = 1.0
+"""How long to wait until a closed connection's thread has ended; it may be in the midst of an answer."""
+
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
+_NO_DESCRIPTOR_PAUSE_S = 0.1
+
+
+class _Handler(WSGIRequestHandler):
+    """Answers one request; logs nothing."""
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the base class
+        """Log no request."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread per connection, for a limited number of connections, each for a limited time."""
+
+    daemon_threads = True
+    request_queue_size = 128  # connections that wait here take no descriptor
+
+    def __init__(self, address: tuple[str, int], family: socket.AddressFamily, settings: ServerSettings) -> None:
+        self.address_family = family
+        self._limit = settings.max_metrics_connections
+        self._timeout_s = settings.metrics_timeout_s
+        self._room = threading.Condition()
+        self._since_s: dict[socket.socket, float] = {}  # of the open connections, oldest first
+        super().__init__(address, _Handler)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTOR:
+                time.sleep(_NO_DESCRIPTOR_PAUSE_S)  # the connection waits, and would be tried again at once
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Make room for a connection by closing the oldest one."""
+        with self._room:
+            if len(self._since_s) >= self._limit:
+                _close(next(iter(self._since_s)))
+                self._room.wait_for(lambda: len(self._since_s) < self._limit, _ROOM_WITHIN_S)
+            if len(self._since_s) >= self._limit:
+                return False
+            self._since_s[request] = time.monotonic()
+        return True
+
+    def service_actions(self) -> None:
+        """Close the connections that take too long."""
+        with self._room:
+            overdue_s = time.monotonic() - self._timeout_s
+            for connection in [each for each, since_s in self._since_s.items() if since_s <= overdue_s]:
+                _close(connection)
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        with self._room:
+            self._since_s.pop(request, None)
+            self._room.notify_all()
+
+    def server_close(self) -> None:
+        super().server_close()
+        with self._room:
+            for connection in self._since_s:
+                _close(connection)
+            self._room.wait_for(lambda: not self._since_s, _ROOM_WITHIN_S)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        _log.debug("a request for metrics failed", exc_info=True)
+
+
+def _close(connection: socket.socket) -> None:
+    """Wake the connection's thread, which then closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def serve_metrics(fleet: Fleet, host: str, port: int, settings: ServerSettings | None = None) -> WSGIServer:
+    """Serve `/metrics` over HTTP from a thread; port 0 takes a free port.
+
+    Raises:
+        InvalidInputError: the address is in use or does not exist.
+    """
+    registry = CollectorRegistry()
+    registry.register(FleetCollector(fleet))
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        server = _Server((host, port), family, settings or ServerSettings())
+    except OSError as error:
+        raise InvalidInputError(
+            f"cannot serve metrics on {host}:{port}: {error.strerror}; choose another port"
+        ) from None
+    server.set_app(make_wsgi_app(registry))
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server

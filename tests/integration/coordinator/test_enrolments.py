@@ -1,0 +1,52 @@
+"""One connection enrols a limited number of devices: they make metric lines, and stretch everybody's leases."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from coordinator.settings import CoordinatorSettings, SessionSettings
+from tests.fakes.served import Client, serving_client, status
+
+
+async def enrol(client: Client, channel: grpc.aio.Channel, device_id: str) -> None:
+    """A session of one device over a connection of the caller's, which ends at once."""
+    agent = Client(client.bound, channel, client.stop, client.running).agent()
+    await agent.hello(device_id)
+    await agent.goodbye()
+
+
+async def test_a_connection_enrols_a_limited_number_of_devices(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_connection": 20})
+
+    async with serving_client(config) as client:
+        for k in range(20):
+            await enrol(client, client.channel, f"device-{k}")
+        for k in range(20, 25):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await enrol(client, client.channel, f"device-{k}")
+            assert status(refused) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"device-{k}: this connection has enrolled 20 new devices, as many as it may: let each agent have a"
+                " connection of its own, or raise max_new_devices_per_connection",
+            )
+        await enrol(client, client.channel, "device-3")  # known devices come and go
+        async with grpc.aio.insecure_channel(
+            client.bound.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as other:
+            await enrol(client, other, "device-20")
+        assert len(await client.devices()) == 21
+
+
+async def test_by_default_one_connection_leaves_the_leases_as_they_are(config: CoordinatorSettings) -> None:
+    settings = SessionSettings()
+    assert settings.max_new_devices_per_connection / settings.renewals_per_s < settings.lease_s
+
+
+async def test_a_refused_device_does_not_count(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_connection": 1})
+
+    async with serving_client(config) as client:
+        with pytest.raises(grpc.aio.AioRpcError, match="printable"):
+            await enrol(client, client.channel, "a\0b")
+        await enrol(client, client.channel, "orin")

@@ -1,0 +1,115 @@
+"""Connections to /metrics that say nothing, or say it slowly, keep neither agents nor other readers away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import grpc
+
+from coordinator.metrics_server import serve_metrics
+from coordinator.settings import ServerSettings
+from tests.fakes.polling import until
+from tests.fakes.served import Agent
+from tests.fakes.small_fleet import small_fleet
+from wattfleet_io.addresses import split_address
+from wattfleet_proto.v1 import session_pb2_grpc
+
+_DESCRIPTORS = 256
+_IDLE = 400
+_WITHIN_S = 60.0
+
+
+@contextmanager
+def served(settings: ServerSettings) -> Iterator[int]:
+    """The port of a small fleet's metrics."""
+    server = serve_metrics(small_fleet(), "127.0.0.1", 0, settings)
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def connect(opened: ExitStack, port: int, count: int) -> list[socket.socket]:
+    """Connections that send nothing yet."""
+    return [
+        opened.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=_WITHIN_S)))
+        for _ in range(count)
+    ]
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=_WITHIN_S) as response:
+        return response.read().decode()  # type: ignore[no-any-return]
+
+
+def ends(connection: socket.socket) -> bool:
+    """Wait until the server closes a connection."""
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_idle_connections_take_a_limited_number_of_threads(quick_to_stop: None) -> None:
+    before = threading.active_count()
+    with served(ServerSettings(max_metrics_connections=4)) as port, ExitStack() as opened:
+        idle = connect(opened, port, 50)
+        assert all(ends(each) for each in idle[:46]), "the oldest ones make room"
+        assert threading.active_count() <= before + 1 + 4
+        assert "wattfleet_devices" in scrape(port)
+
+
+def test_a_connection_that_is_idle_or_slow_is_closed(quick_to_stop: None) -> None:
+    with served(ServerSettings(metrics_timeout_s=0.3)) as port, ExitStack() as opened:
+        idle, slow = connect(opened, port, 2)
+        stop = threading.Event()
+
+        def drip() -> None:
+            try:
+                slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")
+                while not stop.wait(0.02):
+                    slow.sendall(b"x")
+            except OSError:
+                pass
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            assert ends(idle) and ends(slow)
+        finally:
+            stop.set()
+            dripping.join()
+        assert "wattfleet_devices" in scrape(port)
+
+
+async def test_agents_connect_while_idle_connections_to_metrics_abound(tmp_path: Path) -> None:
+    announced = tmp_path / "addresses.json"
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", "from wattfleet_io.cli import main; main()", "coordinator", "serve"),
+            *("--address", "127.0.0.1:0", "--metrics-address", "127.0.0.1:0", "--site-budget-w", "100"),
+            *("--store", str(tmp_path / "coordinator.db"), "--announce", str(announced)),
+        ],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS)),
+    )
+    try:
+        until(announced.exists)
+        addresses = json.loads(announced.read_text())
+        with ExitStack() as opened:
+            _, port = split_address(addresses["metrics_address"])
+            connect(opened, port, _IDLE)
+            async with asyncio.timeout(_WITHIN_S), grpc.aio.insecure_channel(addresses["address"]) as channel:
+                await Agent(session_pb2_grpc.SessionServiceStub(channel)).hello("orin")
+            assert "wattfleet_devices" in scrape(port)
+    finally:
+        process.terminate()
+        assert process.wait(_WITHIN_S) == 0

@@ -1,0 +1,204 @@
+"""Devices are forgotten and runs deleted by command: what is in use stays, the rest is gone after a restart too."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+
+import pytest
+
+from coordinator.cli.client import RequestRefusedError
+from coordinator.repository.writer import Writer
+from coordinator.settings import CoordinatorSettings
+from coordinator.state.records import DeviceOverrides, ForgottenDevice, NodeRecord
+from coordinator.store.store import Store
+from tests.fakes.polling import eventually
+from tests.fakes.recording_store import RecordingStore, device
+from tests.fakes.served import Agent, Client
+from tests.fakes.shell import a_round, asked, served_with_shell
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN
+from wattfleet.errors import InvalidInputError
+from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
+
+_TRAINING = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
+_TABLES = ("device", "front", "device_overrides", "node", "run", "round", "observation")
+
+
+def rows(config: CoordinatorSettings) -> dict[str, int]:
+    """How many rows each table has."""
+    with closing(sqlite3.connect(config.store.location)) as connection:
+        return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in _TABLES}
+
+
+async def leave(client: Client, agent: Agent, device_id: str) -> None:
+    """End a device's session."""
+    await agent.goodbye()
+
+    async def is_offline() -> bool:
+        return (await client.states())[device_id] == "offline"
+
+    await eventually(is_offline)
+
+
+async def metrics(client: Client) -> str:
+    reader, writer = await asyncio.open_connection(*client.bound.metrics_address.split(":"))
+    writer.write(b"GET /metrics HTTP/1.0\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return text
+
+
+# --- forget -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        orin, nano = await client.two_ready()
+        await a_round(client, orin)
+        await shell("tag", "nano", "--add", "old")
+        with pytest.raises(RequestRefusedError) as refused:
+            await shell("forget", "orin", "nano")
+        assert str(refused.value) == "orin is connected: stop its agent, then forget the device"
+        await leave(client, nano, "nano")
+        assert (await shell("forget", "nano")).stdout == "nano: forgotten\n"
+        assert list(await client.devices()) == ["orin"]
+        assert "nano" not in await metrics(client)
+        resolved = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=[NANO_NODE]))
+        assert list(resolved.unknown_node_ids) == [NANO_NODE]
+        with pytest.raises(RequestRefusedError, match="unknown device 'nano'"):
+            await shell("forget", "nano")
+    assert rows(config) | {"round": 1} == {
+        **{"device": 1, "front": 1, "device_overrides": 0, "node": 1},
+        **{"run": 1, "round": 1, "observation": 1},
+    }
+    async with served_with_shell(config) as (client, shell):
+        assert list(await client.devices()) == ["orin"]
+        await client.agent().become_ready("nano", NANO_FRONT, 3.0)
+        again = (await client.devices())["nano"]
+        assert list(again.operator_tags) == [] and again.HasField("front")
+        assert [len(view.results) for view in (await client.rounds()).rounds] == [2], "history stays"
+    assert rows(config)["front"] == 2
+
+
+async def test_a_device_that_a_round_holds_watts_for_is_not_forgotten(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        _, nano = await client.two_ready()
+        await client.plan()
+        await leave(client, nano, "nano")
+        with pytest.raises(RequestRefusedError) as refused:
+            await shell("forget", "nano")
+        assert str(refused.value) == (
+            f"round {RUN}/1 still holds watts for nano: wait until the round is over, or end its run with"
+            f" `wattfleet coordinator delete {RUN} --end`"
+        )
+        assert list(await client.devices()) == ["nano", "orin"]
+
+
+async def test_a_device_expected_after_a_restart_is_forgotten_and_not_awaited(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"return_grace_s": 0.5, "check_s": 0.05})
+
+    async with served_with_shell(config) as (client, shell):
+        await client.agent().hello("orin")
+        await client.agent().hello("nano")
+    async with served_with_shell(config) as (client, shell):
+        assert await asked(shell, "forget", "nano") == [{"device_id": "nano", "forgotten": True}]
+        await asyncio.sleep(0.7)  # the devices that did not return are looked for
+        await client.agent().hello("orin")
+        assert not client.running.done()
+        assert await client.states() == {"orin": "enrolled"}
+
+
+async def test_a_device_forgotten_before_it_was_stored_leaves_nothing_behind(config: CoordinatorSettings) -> None:
+
+    recording = RecordingStore()
+    writer = Writer(recording)
+    recording.free.clear()
+    first = asyncio.create_task(writer.save(device("other")))
+    await asyncio.sleep(0)
+    writer.save_soon(device("nano", "old"), NodeRecord(1, "nano"), DeviceOverrides("nano"), NodeRecord(2, "orin"))
+    writer.save_soon(ForgottenDevice("nano"))
+    writer.save_soon(device("nano", "new"))
+    recording.free.set()
+    await first
+    await writer.close()
+    assert set(recording.saved) == {
+        device("other"),
+        NodeRecord(2, "orin"),
+        ForgottenDevice("nano"),
+        device("nano", "new"),
+    }
+
+
+def test_a_store_forgets_a_device_before_it_takes_what_enrolled_again(store: Store) -> None:
+    store.save(device("nano", "old"), NodeRecord(1, "nano"), DeviceOverrides("nano", frozenset({"old"})))
+    store.save(ForgottenDevice("nano"), device("nano", "new"))
+    kept = store.load()
+    assert ([record.detail for record in kept.devices], kept.nodes, kept.overrides) == (["new"], {}, [])
+
+
+# --- delete -------------------------------------------------------------------------------------------------------
+
+
+async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        orin, _ = await client.two_ready()
+        await a_round(client, orin)
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=1))
+        with pytest.raises(RequestRefusedError) as refused:
+            await shell("delete", RUN, "other")
+        assert str(refused.value) == (
+            f"run '{RUN}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
+        )
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert (await shell("delete", RUN)).stdout == f"run {RUN}: deleted\n"
+        assert [run.run_id for run in await client.runs()] == ["other"]
+        with pytest.raises(RequestRefusedError, match=f"unknown run '{RUN}'"):
+            await shell("delete", RUN)
+        with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
+            await shell("rounds", "--run", RUN)
+    assert {name: rows(config)[name] for name in ("run", "round", "observation")} == {
+        "run": 1,
+        "round": 0,
+        "observation": 0,
+    }
+    async with served_with_shell(config) as (client, shell):
+        assert [run.run_id for run in await client.runs()] == ["other"]
+
+
+async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        orin, nano = await client.two_ready()
+        plan = await client.plan()
+        await orin.send(state=_TRAINING)
+        with pytest.raises(RequestRefusedError) as refused:
+            await shell("delete", RUN, "--end")
+        assert str(refused.value) == (
+            f"run '{RUN}' has ended, but watts are still held for orin: delete the run when these devices have finished"
+            " their trainings"
+        )
+        [run] = await client.runs()
+        assert (run.finished, run.error) == (True, "ended by the operator")
+        await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
+        ready = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50)
+        await orin.send(state=ready)
+        assert await asked(shell, "delete", RUN) == [{"run_id": RUN, "deleted": True}]
+        assert await client.runs() == []
+
+
+async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(config: CoordinatorSettings) -> None:
+
+    async with served_with_shell(config) as (client, shell):
+        _agents = await client.two_ready()
+        for number in range(1, 20):
+            plan = await client.plan(number)
+            await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0))
+        assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN}: deleted\n"
+        streamed = client.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=RUN))
+        with pytest.raises(Exception, match="unknown run"):
+            [_ async for _ in streamed]
+    assert rows(config)["round"] == 0
