@@ -44,17 +44,11 @@ def publish(
     json_: JsonOption = False,
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
-    from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
-    from wattfleet.errors import InvalidInputError
-    from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, read_artefact
+    from coordinator.references import require_size
+    from wattfleet.prediction import read_artefact
 
     artefact = read_artefact(directory)
-    for name, content, most in (
-        (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
-        (WEIGHTS_FILE, artefact.weights, MAX_BYTES),
-    ):
-        if len(content) > most:
-            raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes; the limit is {most:,}")
+    require_size(str(directory), artefact)
     with connected(coordinator) as client:
         answer = client.operate("PublishReference", _parts(artefact))
     if json_:

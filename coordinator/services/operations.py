@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
-from coordinator.references import MAX_BYTES, ReferenceShelf, checked
+from coordinator.references import ReferenceShelf, checked
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
@@ -16,6 +16,7 @@ from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.convert import plan_to_message
+from wattfleet_proto.message_sizes import MAX_WEIGHTS_BYTES
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
 
@@ -148,8 +149,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         async for part in request_iterator:
             manifest = manifest or part.manifest
             weights += part.weights_chunk
-            if len(weights) > MAX_BYTES:
-                raise InvalidInputError(f"the weights of a reference must not exceed {MAX_BYTES // 2**20} MiB")
+            if len(weights) > MAX_WEIGHTS_BYTES:
+                raise InvalidInputError(f"the weights of a reference must not exceed {MAX_WEIGHTS_BYTES // 2**20} MiB")
         artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
         stored = self._references.publish(artefact)
         await self._repository.save(*stored)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from pathlib import Path
 
 from google.protobuf import json_format
 
+from edge_agent.session.answers import UnusableAnswerError, require_usable
 from wattfleet_io.atomic_files import replace_file
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
-
-# The digest becomes the name of a folder.
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class WelcomeFile:
@@ -69,10 +66,10 @@ def _parsed(content: bytes) -> session_pb2.Welcome:
         welcome = json_format.Parse(content, session_pb2.Welcome())
     except (json_format.ParseError, UnicodeDecodeError) as error:
         raise ValueError(" ".join(str(error).split())) from None
-    if not _DIGEST.fullmatch(welcome.reference_digest):
-        raise ValueError("it names no reference")
-    if welcome.profile_modes < 1:
-        raise ValueError("it has no modes measured")
+    try:
+        require_usable(welcome)
+    except UnusableAnswerError as error:
+        raise ValueError(str(error)) from None
     return welcome
 
 
