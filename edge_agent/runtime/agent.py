@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
@@ -15,6 +15,7 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
 from wattfleet_io.tasks import run_until_first
@@ -26,7 +27,7 @@ from wattfleet_proto.version import own_version
 async def run_agent(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, device_folder: Path, stop: asyncio.Event
 ) -> None:
-    """Serve one device until `stop` is set, then restore its knobs.
+    """Serve one device until `stop` is set, then restore its knobs. No answer of the coordinator ends the agent.
 
     Args:
         settings: how to run.
@@ -36,8 +37,7 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the coordinator refused the device, or the socket cannot be served.
-        CorruptReferenceError: the received reference is not the one that the coordinator named.
+        InvalidInputError: the socket cannot be served, or the state directory holds another device's profile.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
@@ -62,6 +62,7 @@ async def _run_with_device(
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
-    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session)
+    news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
+    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
     service = DeviceService(settings, device, profiled, session, welcome, connect)
     await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})

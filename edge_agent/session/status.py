@@ -1,4 +1,4 @@
-"""Tells the owner how the session with the coordinator stands: in the log, and in a file for `wattfleet agent status`."""
+"""Tells the owner how the session with the coordinator stands: in the log, and for `wattfleet agent status`."""
 
 from __future__ import annotations
 
