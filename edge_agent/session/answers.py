@@ -7,16 +7,8 @@ import re
 from dataclasses import dataclass
 
 from wattfleet.errors import WattfleetError
+from wattfleet_proto.session_limits import LEASE_S, MAX_RECONNECT_S, PROFILE_MODES
 from wattfleet_proto.v1 import session_pb2
-
-LEASE_S = (1.0, 120.0)
-"""Shortest and longest lease that an agent follows, seconds. It sends a message in each."""
-
-MAX_RECONNECT_S = 120.0
-"""Longest time over which an agent spreads its reconnection, seconds."""
-
-PROFILE_MODES = (5, 10_000)
-"""Fewest and most modes that a coordinator may ask for. A predictor needs five."""
 
 # The digest becomes the name of a folder.
 _DIGEST = re.compile(r"[0-9a-f]{64}")
