@@ -97,9 +97,15 @@ def require_own_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     if found.st_uid != 0:
-        raise OSError(errno.EPERM, f"belongs to user {found.st_uid}, not to root: run `chown root`", str(folder))
+        raise OSError(
+            errno.EPERM,
+            f"the folder {folder} belongs to user {found.st_uid}, not to root: run `chown root {folder}`",
+            str(folder),
+        )
     if found.st_mode & stat.S_IWOTH:
-        raise OSError(errno.EPERM, "every user may write to it: run `chmod o-w`", str(folder))
+        raise OSError(
+            errno.EPERM, f"every user may write to the folder {folder}: run `chmod o-w {folder}`", str(folder)
+        )
 
 
 def remove_file(path: Path) -> None:

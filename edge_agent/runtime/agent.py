@@ -18,6 +18,8 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import provenance_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -37,12 +39,16 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the socket cannot be served, or the state directory holds another device's profile.
+        InvalidInputError: the socket cannot be served, or the state directory is another user's or device's.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
     """
     require_own_socket(settings.device.socket)
+    try:
+        require_own_folder(settings.device.state_dir)
+    except OSError as error:
+        raise InvalidInputError(f"--state-dir: {error.strerror}") from None
     with backed_up(device, device_folder):
         await _run_with_device(settings, device, profiled, stop)
 

@@ -9,10 +9,14 @@ from pathlib import Path
 from google.protobuf import json_format
 
 from edge_agent.session.answers import UnusableAnswerError, require_usable
-from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.console import plain_text
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
+
+_MAX_SHOWN = 200
+"""Characters of a damaged file in the log."""
 
 
 class WelcomeFile:
@@ -28,7 +32,7 @@ class WelcomeFile:
     def load(self) -> session_pb2.Welcome | None:
         """The Welcome of an earlier process; None where there is none or it is damaged, which is logged."""
         try:
-            return _parsed(self._path.read_bytes())
+            return _parsed(read_regular_file(self._path))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -41,7 +45,7 @@ class WelcomeFile:
     def store(self, welcome: session_pb2.Welcome) -> None:
         """Replace the stored Welcome; a failure is logged."""
         try:
-            if self._path.exists() and _parsed(self._path.read_bytes()) == welcome:
+            if self._path.exists() and _parsed(read_regular_file(self._path)) == welcome:
                 return
         except (OSError, ValueError):
             pass  # it is replaced below
@@ -64,8 +68,8 @@ def _parsed(content: bytes) -> session_pb2.Welcome:
     """
     try:
         welcome = json_format.Parse(content, session_pb2.Welcome())
-    except (json_format.ParseError, UnicodeDecodeError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
+    except (json_format.ParseError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(plain_text(str(error), _MAX_SHOWN)) from None
     try:
         require_usable(welcome)
     except UnusableAnswerError as error:

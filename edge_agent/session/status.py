@@ -7,7 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from edge_agent.paths import SESSION_FILE
@@ -19,9 +19,6 @@ _log = logging.getLogger(__name__)
 
 _REPEAT_S = 300.0
 """A problem that stays the same is logged again after this time."""
-
-_MAX_UNIX_S = 32_503_680_000.0
-"""The year 3000."""
 
 _LINES_PER_MINUTE = 6
 """Problems that keep changing are logged at most this often."""
@@ -49,7 +46,6 @@ class SessionNews:
         address: the coordinator's host:port.
         path: the file to note it in; None for none. Its folder exists once the agent runs.
         now_s: a monotonic clock.
-        unix_s: the wall clock.
     """
 
     def __init__(
@@ -57,12 +53,10 @@ class SessionNews:
         address: str = "",
         path: Path | None = None,
         now_s: Callable[[], float] = time.monotonic,
-        unix_s: Callable[[], float] = time.time,
     ) -> None:
         self._address = address
         self._path = path
         self._now_s = now_s
-        self._unix_s = unix_s
         self._logged_s: deque[float] = deque(maxlen=_LINES_PER_MINUTE)
         self._shown: str | None = None
         self._noted = False
@@ -96,10 +90,10 @@ class SessionNews:
         self._noted = True
         if self._path is None:
             return
-        status = SessionStatus(self._address, self._shown, self._unix_s())
+        content = {"address": self._address, "problem": self._shown}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(self._path, json.dumps(asdict(status)).encode() + b"\n")
+            replace_file(self._path, json.dumps(content).encode() + b"\n")
         except OSError as error:
             _log.debug("%s: cannot be written: %s", self._path, error.strerror)
 
@@ -113,13 +107,13 @@ def read_session_status(state_directory: Path) -> SessionStatus | None:
     path = state_directory / SESSION_FILE
     try:
         content = parse_json(read_regular_file(path))
-        address, problem, unix_s = content["address"], content["problem"], content["unix_s"]
-        if not (isinstance(address, str) and isinstance(problem, str | None) and 0 < unix_s < _MAX_UNIX_S):
+        address, problem = content["address"], content["problem"]
+        if not (isinstance(address, str) and isinstance(problem, str | None)):
             raise ValueError
+        return SessionStatus(address, problem, path.stat().st_mtime)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise InvalidInputError(f"{path}: is damaged; the agent writes it again when it connects") from None
-    return SessionStatus(address, problem, unix_s)

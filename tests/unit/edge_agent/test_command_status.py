@@ -53,7 +53,7 @@ def test_what_was_measured_and_fitted_is_shown(agent, profiled_state):
 
 def test_the_reason_for_which_there_is_no_session_is_shown(agent, jetson, tmp_path):
     assert "never connected" in agent("status", "--state-dir", tmp_path).out
-    news = SessionNews("10.0.0.7:7070", tmp_path / SESSION_FILE, unix_s=lambda: 1_800_000_000.0)
+    news = SessionNews("10.0.0.7:7070", tmp_path / SESSION_FILE)
     news.failed("the coordinator refused this device: orin is connected already; trying again")
     assert "not connected, as no agent runs" in agent("status", "--state-dir", tmp_path).out
     with backed_up(open_sysfs(jetson), tmp_path / "device"):
@@ -63,11 +63,11 @@ def test_the_reason_for_which_there_is_no_session_is_shown(agent, jetson, tmp_pa
         connected = agent("status", "--state-dir", tmp_path)
     assert ended.code == 0 and "orin is connected already; trying again" in " ".join(ended.out.split())
     assert content["session"]["problem"].startswith("the coordinator refused this device")
-    assert (content["session"]["address"], content["session"]["unix_s"]) == ("10.0.0.7:7070", 1_800_000_000.0)
-    assert "10.0.0.7:7070, since 2027-" in connected.out and ": connected" in connected.out
+    assert content["session"]["address"] == "10.0.0.7:7070" and content["session"]["unix_s"] > 0
+    assert "10.0.0.7:7070, since " in connected.out and ": connected" in connected.out
 
 
-@pytest.mark.parametrize("content", ["", "[]", "[" * 9000, '{"address": 1, "problem": null, "unix_s": 1}'])
+@pytest.mark.parametrize("content", ["", "[]", "[" * 9000, '{"address": 1, "problem": null}'])
 def test_a_damaged_session_file_is_a_problem_and_hides_nothing_else(agent, jetson, tmp_path, content):
     (tmp_path / SESSION_FILE).write_text(content)
     ended = agent("status", "--state-dir", tmp_path)
