@@ -20,7 +20,7 @@ from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet_io.clock import Clock
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0

@@ -25,7 +25,7 @@ from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
 from wattfleet_io.atomic_files import open_regular_file, require_own_folder, sync_folder
 from wattfleet_io.console import plain_text
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 _FORMAT = 1
 _MAX_SHOWN = 80

@@ -18,7 +18,7 @@ from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 from wattfleet_io.atomic_files import read_regular_file
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from edge_agent.paths import SESSION_FILE
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import read_regular_file, replace_file
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 _log = logging.getLogger(__name__)
 

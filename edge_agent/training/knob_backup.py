@@ -24,7 +24,7 @@ from wattfleet_io.atomic_files import (
     require_own_folder,
 )
 from wattfleet_io.console import plain_text
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 BACKUP_FILE = "device-before.json"
 LOCK_FILE = "device.lock"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from wattfleet_io.stored_json import parse_json
+from wattfleet_io.parsing import parse_json
 
 
 @pytest.mark.parametrize("content", [{"mode": [6, 1510400, -5, 2**63 - 1]}, [1.5, None, True, "text"], 3, {}])
