@@ -40,12 +40,13 @@ def serve(ctx: typer.Context) -> None:
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
     from wattfleet.errors import InvalidInputError
+    from wattfleet_io.logs import start_logging
 
     settings: CoordinatorSettings = effective(ctx)
     announce = settings.server.announce
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is not a directory")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    start_logging()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:

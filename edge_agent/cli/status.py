@@ -11,7 +11,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import count_of, print_json
+from wattfleet_io.console import count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -132,7 +132,6 @@ def _predictor(state_directory: Path) -> dict[str, Any] | None:
 
 
 def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping[str, str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -152,7 +151,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
             continue
         for what, text in in_words(content[name]).items():
             table.add_row(what, Text(text))
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def _device_lines(device: Any) -> dict[str, str]:
