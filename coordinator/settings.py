@@ -127,8 +127,8 @@ class PolicySettings(Group):
     )
     half_devices: float | None = setting(
         None,
-        "Devices at which a round makes half of the possible progress, for the policy progress. Lower it if the"
-        " devices' data are alike.",
+        "Number of devices with which a round makes half of the possible progress, for the policy progress. Lower it if"
+        " the devices' data are alike.",
         option="--half-devices",
         unset="3",
     )
@@ -182,7 +182,7 @@ class SessionSettings(Group):
 
     lease_s: float = setting(
         5.0,
-        "Longest time between two messages of an agent, in a small fleet.",
+        "Time between two messages of an agent, at most, in a small fleet.",
         unit="s",
         ge=LEASE_S[0],
         le=LEASE_S[1],
