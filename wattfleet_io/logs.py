@@ -1,4 +1,4 @@
-"""The log of a service on standard error: plain text, and lines limited in length, and in rate at each place in the code.
+"""The log of a service on standard error: plain text, limited in length, and in rate at each place in the code.
 
 What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
 """
