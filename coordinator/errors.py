@@ -29,6 +29,18 @@ class NotRunOwnerError(WattfleetError):
     """A run was started by another app: start a run of your own."""
 
 
+class QuotaExceededError(WattfleetError):
+    """A peer, or all peers together, ask for more than is allowed: wait, or remove something."""
+
+
+class UploadTimeoutError(WattfleetError):
+    """An upload took too long."""
+
+
+class UncheckedReferenceError(WattfleetError):
+    """An uploaded reference could not be checked now: try again later."""
+
+
 class NoDevicesError(WattfleetError):
     """No connected device is ready to train: wait, or check the devices' states."""
 

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import reference_models
-from coordinator.errors import UnknownRecordError
-from coordinator.state.records import PinnedReference, PublishedReference
+from coordinator.errors import QuotaExceededError, UnknownRecordError
+from coordinator.reference_check import check_in_child
+from coordinator.state.names import require_name
+from coordinator.state.records import PinnedReference, PublishedReference, RemovedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.prediction import Artefact, read_artefact, restore_predictor
+from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
+from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
 
-MAX_BYTES = 16 * 1024 * 1024
-"""Size limit of a published reference's weights."""
-
-MAX_MANIFEST_BYTES = 1000 * 1024
-"""Size limit of its manifest, which is sent in one message."""
+MAX_REFERENCES = 32
+"""Limit of the references that are kept, since all are in memory."""
 
 _MIN_PREFIX = 6
 
@@ -43,12 +43,28 @@ def open_reference(name: str) -> Reference:
     """A reference that ships with Wattfleet, by name, or one in a directory, by path.
 
     Raises:
-        InvalidInputError: neither exists.
+        InvalidInputError: neither exists, or agents would refuse it as too large.
         CorruptReferenceError: its files do not match its manifest.
     """
     if name in reference_models.shipped():
         return Reference(name, reference_models.load(name))
-    return Reference(Path(name).name, read_artefact(Path(name)))
+    artefact = read_artefact(Path(name))
+    require_size(name, artefact)
+    return Reference(Path(name).name, artefact)
+
+
+def require_size(name: str, artefact: Artefact) -> None:
+    """Make sure that a reference is small enough to be sent.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    for file, content, most in (
+        (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
+        (WEIGHTS_FILE, artefact.weights, MAX_WEIGHTS_BYTES),
+    ):
+        if len(content) > most:
+            raise InvalidInputError(f"{name}: {file} has {len(content):,} bytes; the limit is {most:,}")
 
 
 class ReferenceShelf:
@@ -110,11 +126,49 @@ class ReferenceShelf:
 
         Returns:
             The records to store; none if it is stored already.
+
+        Raises:
+            QuotaExceededError: there are too many.
         """
+        self.require_room(artefact.digest)
         self.artefacts[artefact.digest] = artefact
         if artefact.digest in self._stored:
             return []
         return [PublishedReference(artefact.digest, artefact.manifest, artefact.weights)]
+
+    def require_room(self, digest: str) -> None:
+        """Make sure that a reference is known, or that another one may be kept.
+
+        Raises:
+            QuotaExceededError: there are too many.
+        """
+        if digest not in self.artefacts and len(self.artefacts) >= MAX_REFERENCES:
+            raise QuotaExceededError(
+                f"{MAX_REFERENCES} reference predictors are kept already: remove one with"
+                " `wattfleet coordinator reference remove`"
+            )
+
+    def remove(self, prefix: str) -> RemovedReference:
+        """Remove a published reference.
+
+        Args:
+            prefix: its digest, or a unique prefix of it.
+
+        Returns:
+            The record to store.
+
+        Raises:
+            UnknownRecordError: no digest has this prefix.
+            InvalidInputError: several have it, it is too short, or the reference is in use.
+        """
+        digest = self._completed(prefix)
+        if digest == self.pinned:
+            raise InvalidInputError(f"reference predictor {digest[:12]} is pinned: unpin it first")
+        if digest == self.from_start:
+            raise InvalidInputError(f"reference predictor {digest[:12]} comes from `serve --reference`: it stays")
+        del self.artefacts[digest]
+        self._stored.discard(digest)
+        return RemovedReference(digest)
 
     def stored(self, records: Sequence[PublishedReference | PinnedReference]) -> None:
         """Note that records are on disk."""
@@ -153,19 +207,19 @@ class ReferenceShelf:
         return matching[0]
 
 
-def checked(manifest: bytes, weights: bytes) -> Artefact:
-    """Load a reference predictor to check that it works; this blocks for a moment.
+def check_published(artefact: Artefact) -> None:
+    """Check a published reference predictor: its names, and that it works; this blocks for some seconds.
 
     Raises:
-        CorruptReferenceError: it does not match its manifest, or cannot predict.
-        InvalidInputError: it needs a package that is not installed.
+        CorruptReferenceError: it cannot predict, or needs too much memory.
+        InvalidInputError: a name is too long, or it needs a package that is not installed.
+        UncheckedReferenceError: it could not be checked now.
     """
-    artefact = Artefact(manifest, weights)
-    try:
-        restore_predictor(artefact)
-    except ModuleNotFoundError as error:
-        raise InvalidInputError(
-            f"cannot check a predictor of kind {artefact.details.predictor!r} without {error.name}: install it on the"
-            " coordinator's machine"
-        ) from None
-    return artefact
+    details = artefact.details
+    for what, name in (
+        ("kind of predictor", details.predictor),
+        ("board", details.board),
+        ("workload", details.workload.name),
+    ):
+        require_name(f"a reference's {what}", name)
+    check_in_child(artefact)

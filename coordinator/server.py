@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import resource
-import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
@@ -22,6 +21,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
+from coordinator.clocks import BootClock
 from coordinator.composition import policy_of, selection_of, site_of
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
@@ -30,10 +30,11 @@ from coordinator.repository.retention import delete_old_runs_daily
 from coordinator.repository.standby import open_store
 from coordinator.repository.writer import Writer
 from coordinator.services.error_statuses import STATUS
-from coordinator.services.message_size_limit import SizeInterceptor
 from coordinator.services.operations import OperatorServicer
 from coordinator.services.orders import Orders
+from coordinator.services.peer_quotas import PeerQuotas
 from coordinator.services.planning import PlanningServicer
+from coordinator.services.request_limits import RequestLimits
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.services.sessions import SessionServicer
 from coordinator.services.trimmer import Trimmer
@@ -41,6 +42,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
 from wattfleet.errors import InvalidInputError
@@ -146,7 +148,9 @@ async def serve(
             site,
             selection,
             kept.overrides,
-            settings.grants,
+            grants=settings.grants,
+            now_s=time.monotonic,
+            claims=settings.claims,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)
@@ -156,7 +160,12 @@ async def serve(
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(
-            site.budgets, trimmer.budget_changed, overrides=kept.budget_overrides, settings=settings.site
+            site.budgets,
+            trimmer.budget_changed,
+            overrides=kept.budget_overrides,
+            settings=settings.site,
+            since_boot_s=BootClock.of_system().since_boot_s,
+            is_clock_doubtful=kept.is_clock_doubtful,
         )
         held.push_async_callback(budgets.stop)
         await budgets.start()
@@ -164,13 +173,19 @@ async def serve(
         held.callback(metrics.server_close)
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
-            interceptors=[ErrorInterceptor(STATUS), SizeInterceptor()],
+            interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
             options=OPTIONS,
         )
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)
         sessions = SessionServicer(
-            repository, leases, orders, references, settings.profiling.modes, settings=settings.sessions
+            repository,
+            leases,
+            orders,
+            references,
+            settings.profiling.modes,
+            settings=settings.sessions,
+            peers=settings.peers,
         )
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
@@ -192,8 +207,7 @@ async def serve(
         await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
         if stop is None:
             stop = asyncio.Event()
-            for number in (signal.SIGINT, signal.SIGTERM):
-                asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            stop_on_signals(stop, settings.server.stop_limit_s)
         on_ready(BoundAddresses(f"{host}:{bound}", f"{metrics_host}:{metrics.server_port}"))
         background: dict[str, Coroutine[Any, Any, object]] = {
             "stop": stop.wait(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from wattfleet_io.settings.model import Group, Names, Settings, setting
+from wattfleet_proto.session_limits import LEASE_S, PROFILE_MODES
 
 ENVIRONMENT_PREFIX = "WATTFLEET_COORDINATOR_"
 
@@ -34,6 +35,9 @@ class ServerSettings(Group):
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
     stop_grace_s: float = setting(2.0, "Time for open requests to finish when the coordinator stops.", unit="s", ge=0)
+    stop_limit_s: float = setting(
+        10.0, "End the process this long after SIGTERM, even if something hangs in it.", unit="s", gt=0
+    )
 
 
 class SiteSettings(Group):
@@ -84,7 +88,20 @@ class StoreSettings(Group):
         gt=0,
         le=1_000_000,
     )
+    max_absence_days: float = setting(
+        7.0,
+        "Distrust the date if it is further ahead after a restart of the machine: history is then kept, and overrides"
+        " only lower budgets.",
+        unit="days",
+        gt=0,
+        le=1_000_000,
+    )
     lock_timeout_s: float = setting(5.0, "Time to wait for another program's lock on the database.", unit="s", ge=0.001)
+    check_rows: bool = setting(
+        True,
+        "Check every row of an SQLite file at the start, which takes about half a second for each 100,000 observations."
+        " Otherwise only its structure is checked.",
+    )
     retry_s: float = setting(1.0, "Time between two attempts to write after one failed.", unit="s", gt=0)
     owner_check_s: float = setting(
         2.0, "Time between two checks that no other coordinator has taken the store over.", unit="s", gt=0
@@ -200,13 +217,25 @@ class ProfilingSettings(Group):
         "Reference predictor: the name of one that ships with Wattfleet, or a directory.",
         option="--reference",
     )
-    modes: int = setting(50, "Measure at most this many power modes on each device.", option="--profile-modes", ge=5)
+    modes: int = setting(
+        50,
+        "Measure at most this many power modes on each device.",
+        option="--profile-modes",
+        ge=PROFILE_MODES[0],
+        le=PROFILE_MODES[1],
+    )
 
 
 class SessionSettings(Group):
     """Sessions: leases, reconnections and reports of the agents."""
 
-    lease_s: float = setting(5.0, "Time between two messages of an agent, at most, in a small fleet.", unit="s", gt=0)
+    lease_s: float = setting(
+        5.0,
+        "Time between two messages of an agent, at most, in a small fleet.",
+        unit="s",
+        ge=LEASE_S[0],
+        le=LEASE_S[1],
+    )
     renewals_per_s: float = setting(
         250.0,
         "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",
@@ -237,6 +266,49 @@ class SessionSettings(Group):
     )
 
 
+class ClaimSettings(Group):
+    """Claims: what devices may report, and when their predictions are no longer trusted (docs/planning.md)."""
+
+    other_board_w: float = setting(
+        1000.0,
+        "Largest plausible power of a training on a kind of board that Wattfleet does not know.",
+        unit="W",
+        gt=0,
+    )
+    other_board_idle_w: float = setting(
+        150.0,
+        "Largest plausible idle power of a kind of board that Wattfleet does not know. Set it below the site's budget.",
+        unit="W",
+        gt=0,
+    )
+    max_contradictions: int = setting(
+        3,
+        "Leave a device out once so many of its last 8 observed rounds contradict its predictions; 9 never does.",
+        ge=1,
+        le=9,
+    )
+
+
+class PeerSettings(Group):
+    """Peers: what one agent, app or client may ask for."""
+
+    calls_per_connection: int = setting(
+        100, "Limit on the calls in progress over one connection; an agent has two at most.", ge=1
+    )
+    calls_per_host: int = setting(
+        20_000, "Limit on the calls in progress from one host; a fleet behind one address is one host.", ge=1
+    )
+    requests_per_s: float = setting(
+        500.0, "Limit on the requests of apps and commands from one host; more are refused.", unit="1/s", gt=0
+    )
+    messages_per_s: float = setting(
+        100.0, "Limit on the messages in one agent's session; more are read later.", unit="1/s", gt=0
+    )
+    messages_at_once: int = setting(
+        2000, "Messages in one agent's session that are read at once; more than an agent's outbox keeps.", ge=1
+    )
+
+
 class RoundSettings(Group):
     """Rounds: when one that Flower's server never finished is abandoned."""
 
@@ -257,4 +329,6 @@ class CoordinatorSettings(Settings):
     profiling: ProfilingSettings = ProfilingSettings()
     sessions: SessionSettings = SessionSettings()
     grants: GrantSettings = GrantSettings()
+    claims: ClaimSettings = ClaimSettings()
+    peers: PeerSettings = PeerSettings()
     rounds: RoundSettings = RoundSettings()

@@ -28,6 +28,10 @@ class InvalidInputError(WattfleetError):
     caller_must_correct = True
 
 
+class ImplausibleError(InvalidInputError):
+    """A device reports a value that no device can have: it is left out until it reports a plausible one."""
+
+
 class InfeasibleBudgetError(InvalidInputError):
     """No device can work within the given watts."""
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta, timezone
 from functools import partial
 from types import MappingProxyType
 
+from coordinator.budgets.bounded_http import NameLookups
 from coordinator.budgets.prometheus_budget import PrometheusBudget, fetch
 from coordinator.budgets.site_file import AnyBudget
+from coordinator.clocks import Moment, jump_s, jump_text
 from coordinator.errors import BudgetSourceError, UnknownRecordError
 from coordinator.settings import SiteSettings
 from wattfleet.budgets import InForce, Override, Reading
 from wattfleet_io.tasks import background_task, stop_tasks
 
 _log = logging.getLogger(__name__)
+
+_THIS_BOOT = "this one"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ class BudgetWatch:
         query: Callable[[PrometheusBudget], Awaitable[Reading]] | None = None,
         overrides: Mapping[str, Override] | None = None,
         settings: SiteSettings = SiteSettings(),
+        since_boot_s: Callable[[], float] | None = None,
+        is_clock_doubtful: bool = False,
     ) -> None:
         """Watch budgets.
 
@@ -67,18 +73,23 @@ class BudgetWatch:
             query: runs a query once; returns or fails within some seconds. None for `fetch`.
             overrides: what the operator has set before; overrides of unknown supplies are dropped.
             settings: time between two checks of the clock, and the timeout of a query.
+            since_boot_s: seconds since the machine started; None if `now` cannot jump.
+            is_clock_doubtful: `overrides` may have ended long ago: they may lower watts, but not raise them.
         """
         self._budgets = dict(budgets)
         self._on_change = on_change
         self._now = now
         self._sleep = sleep
-        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s)
+        self._query_once = query or partial(fetch, timeout_s=settings.query_timeout_s, names=NameLookups())
         self._check_s = settings.budget_check_s
         self._readings: dict[str, Reading] = {}
         self._errors: dict[str, BudgetSourceError] = {}
         self._in_force: dict[str, InForce] = {}
         self._since: dict[str, datetime] = {}
         self._overrides = {name: each for name, each in (overrides or {}).items() if name in self._budgets}
+        self._doubtful = set(self._overrides) if is_clock_doubtful else set()
+        self._since_boot_s = since_boot_s
+        self._newest = self._moment()
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -107,6 +118,8 @@ class BudgetWatch:
             UnknownRecordError: no such supply.
         """
         self._require(name)
+        self._follow_clock()
+        self._doubtful.discard(name)
         if override is None:
             self._overrides.pop(name, None)
         else:
@@ -129,7 +142,7 @@ class BudgetWatch:
             UnsuitableQueryError: Prometheus rejects a query, or it cannot return watts.
         """
         queries = {name: budget for name, budget in self._budgets.items() if isinstance(budget, PrometheusBudget)}
-        await asyncio.gather(*(self._query(name, budget) for name, budget in queries.items()))
+        await asyncio.gather(*(self._query_safely(name, budget) for name, budget in queries.items()))
         for name, error in self._errors.items():
             if error.caller_must_correct:
                 raise type(error)(f"supply {name!r}: {error}")
@@ -157,12 +170,15 @@ class BudgetWatch:
         """Run one query again and again; a query that hangs does not delay the others."""
         while True:
             await self._sleep(budget.every_s)
-            try:
-                await self._query(name, budget)
-            except Exception:
-                # The boundary of the watch: a bug in one supply must not freeze the budgets of all.
-                _log.exception("supply %s: unexpected error in its query", name)
+            await self._query_safely(name, budget)
             self._update_safely(name)
+
+    async def _query_safely(self, name: str, budget: PrometheusBudget) -> None:
+        try:
+            await self._query(name, budget)
+        except Exception:
+            # The boundary of the watch: a bug in one supply must not freeze the budgets of all, nor end the start.
+            _log.exception("supply %s: unexpected error in its query", name)
 
     async def _query(self, name: str, budget: PrometheusBudget) -> None:
         """Run one query once, and keep its reading or its error."""
@@ -186,8 +202,13 @@ class BudgetWatch:
 
     def _update(self, name: str) -> None:
         """Update what is in force at a supply, and call `on_change` if that has changed."""
+        self._follow_clock()
         before, now = self._in_force.get(name), self._now()
-        current = self._from_override(name, now) or self._from_source(name, now)
+        current = self._from_override(name, now)
+        if current is None:
+            current = self._from_source(name, now)
+        elif name in self._doubtful:
+            current = min(current, self._from_source(name, now), key=lambda each: each.watts)
         if current == before:
             return
         self._in_force[name] = current
@@ -206,7 +227,27 @@ class BudgetWatch:
         current = override.in_force(now)
         if current is None:
             del self._overrides[name]
+            ended = "" if override.until is None else override.until.isoformat(timespec="seconds")
+            _log.info("supply %s: the override of %g W ended at %s", name, override.watts, ended)
         return current
+
+    def _moment(self) -> Moment | None:
+        if self._since_boot_s is None:
+            return None
+        return Moment(self._now(), _THIS_BOOT, self._since_boot_s())
+
+    def _follow_clock(self) -> None:
+        """If the date has jumped, move the ends of overrides with it; the store does the same with its records."""
+        before, self._newest = self._newest, self._moment()
+        if before is None or self._newest is None:
+            return
+        jumped_s = jump_s(before, self._newest, 0.0)
+        if not jumped_s:
+            return
+        _log.warning("the clock was %s: overrides keep their remaining time", jump_text(jumped_s))
+        for name, override in self._overrides.items():
+            if override.until is not None:
+                self._overrides[name] = replace(override, until=override.until + timedelta(seconds=jumped_s))
 
     def _from_source(self, name: str, now: datetime) -> InForce:
         """The budget of a supply's own source."""

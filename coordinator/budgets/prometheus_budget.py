@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
-import socket
-import ssl
 import urllib.parse
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from functools import cache
 from typing import Any
 
-import httpx
-
+from coordinator.budgets.bounded_http import NameLookups, OversizedAnswerError, RequestFailedError, get
 from coordinator.errors import (
     AmbiguousQueryError,
     NoReadingError,
@@ -29,6 +23,8 @@ from wattfleet.errors import InvalidInputError
 
 _MAX_ANSWER_BYTES = 1024 * 1024
 _NAMED_SERIES = 3
+_LONGEST_TEXT = 200
+"""Characters of a source's own text that a message repeats."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +67,13 @@ class PrometheusBudget:
         return self.rule.max_age_s / 2
 
 
-async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0) -> Reading:
+async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0, names: NameLookups | None = None) -> Reading:
     """Run the query once.
 
     Args:
         budget: the query.
         timeout_s: time limit from the lookup of the host to the end of the answer.
+        names: looks up the host; pass the same to all calls, so that a lookup that hangs is not repeated.
 
     Raises:
         SourceFailedError: no answer, or the answer is not from Prometheus.
@@ -86,14 +83,27 @@ async def fetch(budget: PrometheusBudget, timeout_s: float = 5.0) -> Reading:
         AmbiguousQueryError: the answer has several series.
         UnsuitableQueryError: Prometheus rejects the query, or it returns neither a series nor a scalar.
     """
+    parameters = {
+        "query": budget.query,
+        "timeout": f"{timeout_s:g}s",
+        "lookback_delta": f"{budget.lookback_s:.3f}",
+    }
+    url = f"{budget.url.rstrip('/')}/api/v1/query"
     try:
-        async with asyncio.timeout(timeout_s):
-            answer = await _get(budget, timeout_s)
-    except TimeoutError:
-        raise SourceFailedError(f"{budget.url} did not answer within {timeout_s:g} s") from None
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise SourceFailedError(f"{budget.url} cannot be reached: {_reason(error)}") from None
-    return reading_of(answer, budget, datetime.now(timezone.utc))
+        answer = await get(url, parameters, timeout_s, _MAX_ANSWER_BYTES, names or NameLookups())
+    except RequestFailedError as error:
+        raise SourceFailedError(f"{budget.url} {error}") from None
+    except OversizedAnswerError:
+        raise UnusableReadingError(f"{budget.query!r} returns more than 1 MiB: does it select many series?") from None
+    if answer.is_redirect:
+        raise SourceFailedError(
+            f"{budget.url} answered HTTP {answer.status}, a redirect, which is not followed: use the address that it"
+            " leads to"
+        )
+    # Prometheus explains its own errors in JSON.
+    if answer.is_error and "json" not in answer.content_type:
+        raise SourceFailedError(f"{budget.url} answered HTTP {answer.status}: {_excerpt(answer.body)}")
+    return reading_of(answer.body, budget, datetime.now(timezone.utc))
 
 
 def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -> Reading:
@@ -119,7 +129,7 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
         kind, result = parsed["data"]["resultType"], parsed["data"]["result"]
         if kind not in ("vector", "scalar"):
             raise UnsuitableQueryError(
-                f"{budget.query!r} returns a {kind}: write a query that returns one series, or a scalar"
+                f"{budget.query!r} returns a {_shortened(kind)}: write a query that returns one series, or a scalar"
             )
         evaluated_s, text = result if kind == "scalar" else _only(result, budget)["value"]
         evaluated_at = datetime.fromtimestamp(float(evaluated_s), timezone.utc)
@@ -128,61 +138,15 @@ def reading_of(answer: bytes, budget: PrometheusBudget, received_at: datetime) -
         raise SourceFailedError(f"{budget.url} did not answer like a Prometheus server: {_excerpt(answer)}") from None
     if not (math.isfinite(watts) and watts >= 0):
         advice = "; if negative values are expected, write clamp_min(..., 0)" if watts < 0 else ""
-        raise UnusableReadingError(f"{budget.query!r} returns {text}: watts must be finite and not negative{advice}")
-    # A server's clock that is ahead must not keep an answer in force longer.
-    measured_at = min(evaluated_at, received_at) - timedelta(seconds=budget.lookback_s)
+        raise UnusableReadingError(
+            f"{budget.query!r} returns {_shortened(text)}: watts must be finite and not negative{advice}"
+        )
     if (age_s := (received_at - evaluated_at).total_seconds()) > budget.rule.max_age_s - budget.lookback_s:
         raise StaleReadingError(
             f"the answer of {budget.url} is {age_s:.0f} s old: compare its clock with this machine's"
         )
-    return Reading(watts, measured_at)
-
-
-async def _get(budget: PrometheusBudget, timeout_s: float) -> bytes:
-    """The body of an answer, or of an error that Prometheus reports.
-
-    Raises:
-        SourceFailedError: something on the way to Prometheus reports an error.
-        UnusableReadingError: the answer is too large.
-        httpx.HTTPError: there is no answer.
-    """
-    parameters = {
-        "query": budget.query,
-        "timeout": f"{timeout_s:g}s",
-        "lookback_delta": f"{budget.lookback_s:.3f}",
-    }
-    url = f"{budget.url.rstrip('/')}/api/v1/query"
-    # No compression, so that the size of an answer is bounded while it is read. `fetch` bounds the time.
-    client = httpx.AsyncClient(
-        verify=_tls_context(), timeout=None, follow_redirects=True, headers={"Accept-Encoding": "identity"}
-    )
-    async with client, client.stream("GET", url, params=parameters) as response:
-        body = b""
-        async for chunk in response.aiter_raw():
-            body += chunk
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise UnusableReadingError(f"{budget.query!r} returns more than 1 MiB: does it select many series?")
-    # Prometheus explains its own errors in JSON.
-    if response.is_error and "json" not in response.headers.get("Content-Type", ""):
-        raise SourceFailedError(f"{budget.url} answered HTTP {response.status_code}: {_excerpt(body)}")
-    return body
-
-
-@cache
-def _tls_context() -> ssl.SSLContext:
-    """The system's trusted certificates, which take some milliseconds to load."""
-    return ssl.create_default_context()
-
-
-def _reason(error: BaseException) -> str:
-    """The message of the first error in a chain: the later ones only say that the connection failed."""
-    while (inner := error.__cause__ or error.__context__) is not None:
-        error = inner
-    if of_each_address := getattr(error, "exceptions", ()):  # of an ExceptionGroup, which Python 3.10 lacks
-        return _reason(of_each_address[0])
-    if isinstance(error, OSError) and error.errno and not isinstance(error, (socket.gaierror, ssl.SSLError)):
-        return os.strerror(error.errno)
-    return str(error)
+    # A server's clock that is ahead must not keep an answer in force longer.
+    return Reading(watts, min(evaluated_at, received_at) - timedelta(seconds=budget.lookback_s))
 
 
 def _only(result: list[dict[str, Any]], budget: PrometheusBudget) -> dict[str, Any]:
@@ -192,7 +156,7 @@ def _only(result: list[dict[str, Any]], budget: PrometheusBudget) -> dict[str, A
             f"{budget.query!r} returns no series with a sample in the last {budget.lookback_s:g} s at {budget.url}"
         )
     if len(result) > 1:
-        named = ", ".join(_series(one["metric"]) for one in result[:_NAMED_SERIES])
+        named = ", ".join(_shortened(_series(one["metric"])) for one in result[:_NAMED_SERIES])
         more = f" and {len(result) - _NAMED_SERIES} more" if len(result) > _NAMED_SERIES else ""
         raise AmbiguousQueryError(
             f"{budget.query!r} returns {len(result)} series, {named}{more}: select one, or write sum(...)"
@@ -207,10 +171,17 @@ def _series(labels: dict[str, str]) -> str:
 
 def _refusal(parsed: dict[str, Any], budget: PrometheusBudget) -> SourceFailedError | UnsuitableQueryError:
     """The error that Prometheus reports; bad data stays an error until the query is changed."""
-    message = str(parsed["error"])[:200]
+    message = _shortened(parsed["error"])
     if parsed["errorType"] == "bad_data":
         return UnsuitableQueryError(f"{budget.url} rejects {budget.query!r}: {message}")
     return SourceFailedError(f"{budget.url} cannot evaluate {budget.query!r}: {message}")
+
+
+def _shortened(value: object) -> str:
+    """A source's own text for a message: without line breaks and control characters, and not too long."""
+    text = str(value)
+    plain = "".join(sign if sign.isprintable() else "?" for sign in text[:_LONGEST_TEXT])
+    return plain + "..." if len(text) > _LONGEST_TEXT else plain
 
 
 def _excerpt(body: bytes) -> str:

@@ -11,6 +11,7 @@ import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
+from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import answers, open_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
 
@@ -67,7 +68,7 @@ class CoordinatorClient:
     ) -> None:
         self._channel.close()
 
-    def operate(self, method: str, request: Any) -> Any:
+    def operate(self, method: str, request: Any, timeout_s: float = _ANSWER_TIMEOUT_S) -> Any:
         """Call a method of the operator's service; `request` is a message, or an iterator of them.
 
         Raises:
@@ -76,7 +77,7 @@ class CoordinatorClient:
             RequestFailedError: the coordinator failed, or cannot do it now.
         """
         with self._errors():
-            return getattr(self._operator, method)(request, timeout=_ANSWER_TIMEOUT_S)
+            return getattr(self._operator, method)(request, timeout=timeout_s)
 
     def devices(
         self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
@@ -114,7 +115,7 @@ class CoordinatorClient:
             raise self._translated(error) from None
 
     def _translated(self, error: Any) -> WattfleetError:
-        code, details = error.code(), error.details() or ""
+        code, details = error.code(), plain_text(error.details() or "")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
             return CoordinatorUnreachableError(f"the coordinator at {self._address} stopped answering")
         # A coordinator that answers, but cannot do this now, uses the same status.

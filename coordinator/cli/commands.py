@@ -14,6 +14,7 @@ from coordinator.cli.plan import plan
 from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.removal import delete, forget
 from coordinator.cli.rounds import rounds
+from coordinator.cli.store import app as store_commands
 from wattfleet_io.settings.command import SettingsCommand, effective
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the coordinator, and operate a running one.")
@@ -41,12 +42,13 @@ def serve(ctx: typer.Context) -> None:
     from coordinator.server import serve as run_server
     from coordinator.settings import CoordinatorSettings
     from wattfleet.errors import InvalidInputError
+    from wattfleet_io.logs import start_logging
 
     settings: CoordinatorSettings = effective(ctx)
     announce = settings.server.announce
     if announce and not announce.parent.is_dir():
         raise InvalidInputError(f"--announce {announce}: {announce.parent} is not a directory")
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    start_logging()
     logging.getLogger("alembic").setLevel(logging.WARNING)  # the store logs its own migrations
 
     def on_ready(bound: BoundAddresses) -> None:
@@ -63,3 +65,4 @@ for command in (devices, device, rounds, plan, tag, drain, forget, delete, expor
     app.command()(command)
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")
+app.add_typer(store_commands, name="store")

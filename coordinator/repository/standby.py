@@ -10,6 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
+from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
 from coordinator.store.errors import StoreInUseError, StoreUnavailableError
 from coordinator.store.store import Store
@@ -37,7 +38,7 @@ async def open_store(
         StoreInUseError: another coordinator uses it.
         StoreUnavailableError: the database does not answer.
     """
-    open_now = open_now or partial(Store, settings=settings)
+    open_now = open_now or partial(Store, settings=settings, clock=BootClock.of_system())
     logged = ""
     while True:
         try:

@@ -19,6 +19,7 @@ from coordinator.state.records import (
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     StoredRecord,
@@ -86,7 +87,7 @@ def _key(record: StoredRecord) -> _Key:
         return (ForgottenDevice, record.device_id)
     if isinstance(record, SupplyOverride):
         return (SupplyOverride, record.supply)
-    if isinstance(record, PublishedReference):
+    if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
     if isinstance(record, PinnedReference):
         return (PinnedReference,)

@@ -10,11 +10,14 @@ from coordinator.errors import (
     NoDevicesError,
     NotRunOwnerError,
     OversizedMessageError,
+    QuotaExceededError,
     StillInUseError,
     TooManyDevicesError,
+    UncheckedReferenceError,
     UnknownRecordError,
+    UploadTimeoutError,
 )
-from coordinator.store.errors import NotOwnerError, StoreFullError, StoreUnavailableError
+from coordinator.store.errors import DamagedStoreError, NotOwnerError, StoreFullError, StoreUnavailableError
 from wattfleet.errors import CorruptReferenceError, InfeasibleBudgetError, InvalidInputError, NoCandidatesError
 from wattfleet_proto.error_boundary import StatusTable
 from wattfleet_proto.version import ProtocolVersionError
@@ -29,11 +32,16 @@ STATUS: StatusTable = {
     OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
+    QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    # Commands take UNAVAILABLE and DEADLINE_EXCEEDED for a coordinator that does not answer.
+    UploadTimeoutError: grpc.StatusCode.ABORTED,
+    UncheckedReferenceError: grpc.StatusCode.ABORTED,
     NoDevicesError: grpc.StatusCode.UNAVAILABLE,
     NoCandidatesError: grpc.StatusCode.UNAVAILABLE,
     FleetReturningError: grpc.StatusCode.UNAVAILABLE,
     # As for a missing method: a retry cannot succeed.
     ProtocolVersionError: grpc.StatusCode.UNIMPLEMENTED,
+    DamagedStoreError: grpc.StatusCode.DATA_LOSS,
     StoreFullError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     StoreUnavailableError: grpc.StatusCode.UNAVAILABLE,
     # The coordinator that took over may answer the same request.

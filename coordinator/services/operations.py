@@ -8,14 +8,16 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
-from coordinator.references import MAX_BYTES, ReferenceShelf, checked
+from coordinator.references import ReferenceShelf, check_published
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
 from coordinator.state.leases import Leases
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
+from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import plan_to_message
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
 
@@ -51,6 +53,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._planning = planning
         self._budgets = budgets
         self._references = references
+        self._uploads = ReferenceUploads()
         self._reconnect_all = reconnect_all
         self._leases = leases
         self._settings = settings
@@ -120,7 +123,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.DrainDevicesRequest, context: Any
     ) -> operator_pb2.DrainDevicesResponse:
         """Exclude devices from new rounds, or include them again."""
-        changed = self._fleet.operator.drain(request.device_ids, not request.undo)
+        if request.undo:
+            changed = self._fleet.undrain(request.device_ids)
+        else:
+            changed = self._fleet.operator.drain(request.device_ids)
         await self._repository.save(*changed)
         return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
 
@@ -176,17 +182,24 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request_iterator: AsyncIterator[operator_pb2.PublishReferenceRequest], context: Any
     ) -> operator_pb2.PublishReferenceResponse:
         """Publish a reference."""
-        manifest, weights = b"", bytearray()
-        async for part in request_iterator:
-            manifest = manifest or part.manifest
-            weights += part.weights_chunk
-            if len(weights) > MAX_BYTES:
-                raise InvalidInputError(f"the weights of a reference must not exceed {MAX_BYTES // 2**20} MiB")
-        artefact = await asyncio.to_thread(checked, manifest, bytes(weights))
+        with self._uploads.admitted(context.peer()):
+            manifest, weights = await self._uploads.receive(request_iterator)
+            artefact = await asyncio.to_thread(Artefact, manifest, weights)
+            self._references.require_room(artefact.digest)
+            if artefact.digest not in self._references.artefacts:
+                await asyncio.to_thread(check_published, artefact)
         stored = self._references.publish(artefact)
         await self._repository.save(*stored)
         self._references.stored(stored)
         return operator_pb2.PublishReferenceResponse(digest=artefact.digest, known=not stored)
+
+    async def RemoveReference(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.RemoveReferenceRequest, context: Any
+    ) -> operator_pb2.RemoveReferenceResponse:
+        """Remove a published reference that is not in use."""
+        removed = self._references.remove(request.digest)
+        await self._repository.save(removed)
+        return operator_pb2.RemoveReferenceResponse(digest=removed.digest)
 
     async def PinReference(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.PinReferenceRequest, context: Any

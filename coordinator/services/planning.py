@@ -11,8 +11,10 @@ from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.names import require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import InvalidInputError, first_few
+from wattfleet.planning import plausible_examples, plausible_loss
 from wattfleet_proto.convert import plan_to_message
+from wattfleet_proto.message_sizes import MAX_ROUNDS
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Start a Flower run."""
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
+        _require_round(request.rounds)
         started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token)
         await self._repository.save(started)
         return planning_pb2.StartRunResponse()
@@ -63,11 +66,15 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.BindNodesResponse:
         """Bind nodes to devices; an invalid binding is skipped, so that it does not block the others."""
         bound = []
+        skipped, first = 0, ""
         for binding in request.bindings:
             try:
                 bound.append(self._flower.bind_node(binding.node_id, binding.device_id))
             except InvalidInputError as error:
-                _log.warning("node %d is not bound: %s", binding.node_id, error)
+                first = first or f"the first one is node {binding.node_id}: {error}"
+                skipped += 1
+        if skipped:
+            _log.warning("%s of %s nodes are not bound; %s", f"{skipped:,}", f"{len(request.bindings):,}", first)
         await self._repository.save(*bound)
         return planning_pb2.BindNodesResponse()
 
@@ -76,6 +83,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.PlanRoundResponse:
         """Plan a round; a retried request returns the plan that was made."""
         self._flower.require_owner(request.run_id, request.run_token)
+        _require_round(request.round)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, request.epochs)
         )
@@ -93,6 +101,14 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
         results = [_result(message) for message in request.results]
+        if implausible := [
+            result.device_id for result, sent in zip(results, request.results, strict=True) if _lacks(result, sent)
+        ]:
+            _log.warning(
+                "round %s: an implausible loss or number of examples counts as not reported: %s",
+                request.plan_id,
+                first_few(implausible),
+            )
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(finished)
@@ -103,6 +119,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     ) -> planning_pb2.ReportMetricsResponse:
         """Take what the strategy evaluated after a round."""
         self._flower.require_owner(request.run_id, request.run_token)
+        _require_round(request.round)
         await self._repository.load_round(plan_id_of(request.run_id, request.round))
         changed = self._flower.report_metrics(request.run_id, request.round, dict(request.metrics))
         await self._repository.save(changed)
@@ -119,16 +136,34 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         return planning_pb2.FinishRunResponse()
 
 
+def _require_round(number: int) -> None:
+    """Make sure that a run may have so many rounds.
+
+    Raises:
+        InvalidInputError: it may not.
+    """
+    if number > MAX_ROUNDS:
+        raise InvalidInputError(f"a run has at most {MAX_ROUNDS:,} rounds, not {number:,}: start another run")
+
+
 async def _message(record: RoundRecord) -> planning_pb2.PlanRoundResponse:
     """A round's plan as a message, built in a thread since it may be large."""
     return await asyncio.to_thread(plan_to_message, record.plan_id, record.plan, record.nodes)
 
 
 def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
+    require_name("a device's id", message.device_id)
     return DeviceResult(
         device_id=message.device_id,
         failure=message.failure[:_LONGEST_FAILURE],
-        num_examples=message.num_examples if message.HasField("num_examples") else None,
-        loss=message.loss if message.HasField("loss") else None,
+        num_examples=plausible_examples(message.num_examples) if message.HasField("num_examples") else None,
+        loss=plausible_loss(message.loss) if message.HasField("loss") else None,
         share=message.share,
+    )
+
+
+def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:
+    """Whether a value of the message was not plausible."""
+    return (result.num_examples is None and message.HasField("num_examples")) or (
+        result.loss is None and message.HasField("loss")
     )

@@ -16,13 +16,14 @@ from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream
 from coordinator.services.pending_reports import PendingReports
-from coordinator.settings import SessionSettings
+from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
-from coordinator.state.records import ObservedTraining, StoredRecord
+from coordinator.state.records import StoredRecord
 from coordinator.store.errors import StoreUnavailableError
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import ImplausibleError, InvalidInputError
+from wattfleet_io.token_bucket import TokenBucket
 from wattfleet_proto.convert import (
     front_from_message,
     phase_from_message,
@@ -31,12 +32,16 @@ from wattfleet_proto.convert import (
 )
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
+from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
 from wattfleet_proto.version import common_version
 
 _log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 * 1024
+_MAX_LOGGED_REFUSALS = 10
+"""Refused reports of one session that are logged; `wattfleet coordinator devices` shows the reason in any case."""
+
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 
@@ -52,6 +57,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         profile_modes: int,
         now_s: Callable[[], float] = time.monotonic,
         settings: SessionSettings = SessionSettings(),
+        peers: PeerSettings = PeerSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -63,6 +69,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             profile_modes: modes that each agent measures at most.
             now_s: the clock of the leases.
             settings: timeouts and limits.
+            peers: the limits on the messages of one session.
         """
         self._repository = repository
         self._fleet = repository.fleet
@@ -73,6 +80,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._now_s = now_s
         self._settings = settings
         self._enrolments = Enrolments(settings.max_new_devices_per_connection)
+        self._peers = peers
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
         self._is_closing = False
@@ -164,15 +172,24 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
 
     async def _serve(self, lease: Lease, context: Any, stream: ResponseStream) -> None:
         """Take and acknowledge reports until the agent disconnects."""
-        sequence = 0
+        sequence = refused = 0
         pending: PendingReports | None = None
+        rate = TokenBucket.full(self._peers.messages_per_s, self._peers.messages_at_once, self._now_s())
         try:
             while (request := await context.read()) is not _EOF:
                 self._leases.renew(lease, self._now_s())
+                if (wait_s := rate.take_later(self._now_s())) > 0:
+                    await asyncio.sleep(wait_s)
                 number, record = request.sequence, None
                 # A repeated report was taken before. Messages without a number, such as leases, are always taken.
+                refusal = ""
                 if not 0 < number <= sequence:
-                    record = await self._take(lease.device_id, request)
+                    try:
+                        record = await self._take(lease.device_id, request)
+                    except ImplausibleError as error:  # the session lasts: only this report is refused
+                        refusal, refused = str(error), refused + 1
+                        if refused <= _MAX_LOGGED_REFUSALS:
+                            _log.warning("a report is refused: %s", refusal)
                     sequence = max(sequence, number)
                 lease_number, is_renewed = request.lease.number, False
                 if request.HasField("lease"):
@@ -183,7 +200,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     pending = pending or self._pending_reports(lease, stream)
                     pending.add(number, record)
                 else:
-                    await self._acknowledge(stream, number, lease_number, is_renewed)
+                    await self._acknowledge(stream, number, lease_number, is_renewed, refusal)
                 del record
         finally:
             if pending is not None:
@@ -210,7 +227,12 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         )
 
     async def _acknowledge(
-        self, stream: ResponseStream, sequence: int, lease_number: int = 0, is_renewed: bool = False
+        self,
+        stream: ResponseStream,
+        sequence: int,
+        lease_number: int = 0,
+        is_renewed: bool = False,
+        refusal: str = "",
     ) -> None:
         pace = self._leases.pace
         ack = session_pb2.Ack(
@@ -219,6 +241,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             reconnect_s=pace.reconnect_s,
             lease_number=lease_number,
             is_renewed=is_renewed,
+            refusal=refusal,
         )
         await stream.write(session_pb2.SessionResponse(ack=ack))
 
@@ -243,19 +266,23 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             return self._fleet.agents.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
         if body == "front":
             report = request.front
-            return self._fleet.agents.report_front(
-                device_id,
-                front_from_message(report.front),
-                report.idle_w,
-                report.profiled_modes,
-                report.reference_digest,
-            )
+            try:
+                return self._fleet.agents.report_front(
+                    device_id,
+                    front_from_message(report.front),
+                    report.idle_w,
+                    report.profiled_modes,
+                    report.reference_digest,
+                )
+            except ImplausibleError as error:
+                self._fleet.agents.refuse_front(device_id, str(error))
+                raise
         if body == "observation":
             seen = request.observation
-            observed = ObservedTraining(device_id, seen.epoch_s, seen.power_w)
+            require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)
             try:
                 await self._repository.load_round(seen.plan_id)
-                return self._fleet.rounds.observe(seen.plan_id, observed)
+                return self._fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
             except UnknownRecordError as error:
                 # For example after the store was replaced. If refused, the agent would repeat it forever.
                 _log.warning("%s: an observation is dropped: %s", device_id, error)
@@ -318,6 +345,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         begin = request.weights_offset
         if begin > len(artefact.weights):
             raise InvalidInputError(f"offset {begin} is beyond the end of the weights ({len(artefact.weights)} bytes)")
-        yield session_pb2.FetchReferenceResponse(manifest=artefact.manifest, weights_offset=begin)
+        yield session_pb2.FetchReferenceResponse(
+            manifest=artefact.manifest, weights_offset=begin, weights_bytes=len(artefact.weights)
+        )
         for offset in range(begin, len(artefact.weights), _CHUNK_BYTES):
             yield session_pb2.FetchReferenceResponse(weights_chunk=artefact.weights[offset : offset + _CHUNK_BYTES])

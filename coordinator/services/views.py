@@ -79,6 +79,10 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
         operator, front = self._fleet.operator, record.front
         rules, overrides = operator.rules_of(record.device_id), operator.overrides_of(record.device_id)
+        grant = self._fleet.rounds.grants.of(record.device_id)
+        if grant is not None and grant.is_over:
+            grant = None
+        observed = self._fleet.rounds.latest_results.observations.get(record.device_id)
         return view_pb2.DeviceView(
             device_id=record.device_id,
             board=record.board,
@@ -98,6 +102,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             drained=overrides.drained,
             first_seen_unix_s=times.first_unix_s,
             last_seen_unix_s=times.last_unix_s,
+            granted_w=None if grant is None else grant.granted_w,
+            confirmed_w=None if grant is None else grant.confirmed_w,
+            observed_w=None if observed is None else observed.power_w,
+            granted_plan_id="" if grant is None else grant.plan_id,
+            left_out=self._fleet.agents.claims.exclusion_reason(record) or "",
+            trust=self._fleet.agents.claims.trust_of(record.device_id),
         )
 
     def _supply(self, device_id: str) -> str:

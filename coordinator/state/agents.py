@@ -8,19 +8,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from coordinator.errors import UnknownRecordError
+from coordinator.state.claims import Claims
 from coordinator.state.names import abbreviate, require_name
 from coordinator.state.placement import Placement
 from coordinator.state.records import LONGEST_TEXT, DeviceRecord
 from coordinator.state.rounds.ledger import RoundLedger
 from wattfleet.choosing import Front
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet.planning import Offer
 from wattfleet_proto.device_state import DeviceState
 
 _DIGEST = re.compile("([0-9a-f]{64})?")
-
-_IMPLAUSIBLE_W = 1_000.0
-"""No board draws as much; a Jetson draws a tenth at most. Believing such a value would use up the site's budget."""
 
 
 class Agents:
@@ -28,20 +26,28 @@ class Agents:
 
     Attributes:
         devices: every known device by its id.
+        claims: whether what they report is plausible.
     """
 
-    def __init__(self, devices: Sequence[DeviceRecord], placement: Placement, rounds: RoundLedger) -> None:
+    def __init__(
+        self, devices: Sequence[DeviceRecord], placement: Placement, rounds: RoundLedger, claims: Claims
+    ) -> None:
         """Start from what a store holds; no device is connected yet.
 
         Args:
             devices: known devices.
             placement: which supply each device is behind.
             rounds: all rounds, which devices report on.
+            claims: checks what devices report.
         """
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self._connected: set[str] = set()
         self._placement = placement
         self._rounds = rounds
+        self.claims = claims
+        for record in devices:  # an earlier version may have stored what this one refuses
+            if record.front is not None and record.idle_w is not None:
+                self._check(record, record.front, record.idle_w)
 
     def get(self, device_id: str) -> DeviceRecord:
         """One device.
@@ -62,7 +68,13 @@ class Agents:
         copied = copy.copy(self)
         copied.devices, copied._connected = self.devices.copy(), self._connected.copy()  # noqa: SLF001 - an instance of this class
         copied._rounds = rounds  # noqa: SLF001
+        copied.claims = self.claims.copy()
         return copied
+
+    def left_out(self) -> dict[str, str]:
+        """Why devices are left out of rounds because of their claims, by id."""
+        reasons = {each.device_id: self.claims.exclusion_reason(each) for each in self.devices.values()}
+        return {device_id: reason for device_id, reason in reasons.items() if reason is not None}
 
     # --- reports ------------------------------------------------------------------------------------------------
 
@@ -107,20 +119,17 @@ class Agents:
         """Take a device's predicted front and its idle power.
 
         Raises:
-            InvalidInputError: no board draws so many watts, or the digest is malformed.
+            ImplausibleError: no board of its kind draws so many watts.
+            InvalidInputError: the idle power is negative or not finite, or the digest is malformed.
         """
+        before = self.get(device_id)
         Offer(device_id, front, idle_w)  # checks the planner's own conditions before anything is stored
-        for name, watts in (("idle power", idle_w), ("largest planned power", float(front.planned_w[0]))):
-            if watts >= _IMPLAUSIBLE_W:
-                raise InvalidInputError(
-                    f"{device_id} reports {watts:,.0f} W as its {name}, more than any board draws. Does it report"
-                    " milliwatts as watts? Check its readings with `wattfleet agent doctor`, then profile it again"
-                )
+        self.claims.require_plausible_front(before, front, idle_w)
         if not _DIGEST.fullmatch(reference_digest):
             raise InvalidInputError(
                 f"{device_id}: a reference's digest must have 64 hexadecimal digits, not {abbreviate(reference_digest)}"
             )
-        before = self.get(device_id)
+        self.claims.front_accepted(device_id)
         if before.front is not None and before.front.equals(front):
             front = before.front
         after = replace(
@@ -135,6 +144,17 @@ class Agents:
         """Remove disconnected devices."""
         for device_id in device_ids:
             del self.devices[device_id]
+
+    def refuse_front(self, device_id: str, reason: str) -> DeviceRecord:
+        """Leave a device out of new rounds until it reports a plausible front; its older front and idle power stay."""
+        self.claims.front_refused(device_id, reason)
+        return self.get(device_id)
+
+    def _check(self, record: DeviceRecord, front: Front, idle_w: float) -> None:
+        try:
+            self.claims.require_plausible_front(record, front, idle_w)
+        except ImplausibleError as error:
+            self.claims.front_refused(record.device_id, str(error))
 
     def _put(self, record: DeviceRecord) -> DeviceRecord:
         self.devices[record.device_id] = record

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.errors import StillInUseError
-from coordinator.settings import GrantSettings
+from coordinator.settings import ClaimSettings, GrantSettings
 from coordinator.state.agents import Agents
+from coordinator.state.claims import Claims
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.placement import OnlySite, Placement
@@ -18,6 +18,8 @@ from coordinator.state.records import (
     DeviceOverrides,
     DeviceRecord,
     ForgottenDevice,
+    ObservedTraining,
+    RoundObservation,
     RoundRecord,
     RunRecord,
     run_of,
@@ -55,7 +57,8 @@ class Fleet:
         selection: Selection | None = None,
         overrides: Sequence[DeviceOverrides] = (),
         grants: GrantSettings = GrantSettings(),
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = lambda: 0.0,
+        claims: ClaimSettings = ClaimSettings(),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -71,13 +74,18 @@ class Fleet:
             selection: the operator's rules for client selection.
             overrides: what the operator set for single devices by command.
             grants: how long devices may draw more than their idle power without the coordinator.
-            now_s: the clock of the grants.
+            now_s: the clock of the grants; by default it stands still.
+            claims: limits of what devices may report.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
-        self.agents = Agents(devices, placement, self.rounds)
+        self.agents = Agents(devices, placement, self.rounds, Claims(claims))
+        for record in rounds:
+            for observed in record.observations.values():
+                if observed.device_id in self.agents.devices:
+                    self.agents.claims.observed(self.agents.get(observed.device_id), record, observed)
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
@@ -91,6 +99,32 @@ class Fleet:
         copied.draw = PowerDraw(copied.agents, copied.operator, copied.rounds.grants)
         copied.flower = self.flower.copy(copied.agents, copied.operator, copied.rounds, copied.draw)
         return copied
+
+    def observe(self, device_id: str, plan_id: str, epoch_s: float, power_w: float) -> RoundObservation:
+        """Add a device's observation of its training; a repeated report changes nothing.
+
+        Raises:
+            UnknownRecordError: no such plan, or the device is not part of it.
+            ImplausibleError: no device can observe this.
+        """
+        device = self.agents.get(device_id)
+        self.agents.claims.require_plausible_observation(device, epoch_s, power_w)
+        seen = ObservedTraining(device_id, epoch_s, power_w)
+        is_new = device_id not in self.rounds.get(plan_id).observations
+        observation = self.rounds.observe(plan_id, seen)
+        if is_new:
+            self.agents.claims.observed(device, self.rounds.get(plan_id), seen)
+        return observation
+
+    def undrain(self, device_ids: Collection[str]) -> list[DeviceOverrides]:
+        """Include devices again that the operator drained, or that are left out because of their contradictions.
+
+        Raises:
+            UnknownRecordError: a device never connected; none is changed.
+        """
+        changed = self.operator.drain(device_ids, is_drained=False)
+        self.agents.claims.trust_again(device_ids)
+        return changed
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.

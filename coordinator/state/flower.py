@@ -87,7 +87,10 @@ class FlowerRuns:
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
             text += ", but has not confirmed yet that its last training is over"
-        return f"{text}, and drained" if self._operator.overrides_of(device.device_id).drained else text
+        if self._operator.overrides_of(device.device_id).drained:
+            text += ", and drained"
+        left_out = self._agents.claims.exclusion_reason(device)
+        return text if left_out is None else f"{text}, and left out: {left_out}"
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
         """An independent copy beside copies of the other parts."""
@@ -224,7 +227,7 @@ class FlowerRuns:
             self.policy,
             replace(self._operator.allowance, elsewhere_w=elsewhere_w),
             self._rounds.cache.history(run_id),
-            self._operator.selection,
+            replace(self._operator.selection, left_out=self._agents.left_out()),
             self._rounds.trim_count,
         )
 

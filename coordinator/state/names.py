@@ -6,8 +6,9 @@ Everybody reads the lists of what one caller has named, so that the number of na
 from __future__ import annotations
 
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS
 
-LONGEST_NAME = 200
+LONGEST_NAME = MAX_ID_CHARACTERS
 
 MAX_METRICS = 100
 """Metrics of one round."""
@@ -16,18 +17,19 @@ MAX_TAGS = 20
 """Tags that the operator's commands may add to one device."""
 
 
-def require_name(what: str, name: str) -> None:
+def require_name(what: str, name: str, longest: int = LONGEST_NAME) -> None:
     """Make sure that a name is valid.
 
     Args:
         what: what it names, for the error's text.
         name: the name.
+        longest: its most characters.
 
     Raises:
         InvalidInputError: it is empty or too long, or has characters that are not printable.
     """
-    if not (name.strip() and len(name) <= LONGEST_NAME and name.isprintable()):
-        raise InvalidInputError(f"{what} must have 1 to {LONGEST_NAME} printable characters, not {abbreviate(name)}")
+    if not (name.strip() and len(name) <= longest and name.isprintable()):
+        raise InvalidInputError(f"{what} must have 1 to {longest} printable characters, not {abbreviate(name)}")
 
 
 def require_tag(word: str) -> None:

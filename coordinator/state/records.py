@@ -10,7 +10,7 @@ from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.planning import Participation, RoundPlan
+from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 
 LONGEST_TEXT = 2_000
@@ -110,6 +110,17 @@ class PublishedReference:
     digest: str
     manifest: bytes = field(repr=False)
     weights: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class RemovedReference:
+    """A published reference predictor that was removed.
+
+    Attributes:
+        digest: sha256 of its manifest, hexadecimal.
+    """
+
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -284,7 +295,9 @@ class ForgottenDevice:
     device_id: str
 
 
-OperatorRecord = DeviceOverrides | SupplyOverride | PublishedReference | PinnedReference | ForgottenDevice
+OperatorRecord = (
+    DeviceOverrides | SupplyOverride | PublishedReference | RemovedReference | PinnedReference | ForgottenDevice
+)
 """What the operator changes by command."""
 
 StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
@@ -293,7 +306,15 @@ StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObserv
 
 def parts_of(results: Iterable[DeviceResult]) -> dict[str, Participation]:
     """The devices' results in a round, in the form that policies need."""
-    return {each.device_id: Participation(bool(each.failure), each.num_examples, each.loss) for each in results}
+    return {
+        each.device_id: Participation(
+            # An earlier version may have stored values that are not plausible.
+            bool(each.failure),
+            plausible_examples(each.num_examples),
+            plausible_loss(each.loss),
+        )
+        for each in results
+    }
 
 
 def plan_id_of(run_id: str, number: int) -> str:

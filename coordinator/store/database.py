@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +15,14 @@ from sqlalchemy import URL, Connection, create_engine, event, make_url
 from sqlalchemy.engine import Engine
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 
-from coordinator.store.errors import StoreFullError, StoreUnavailableError, UnstorableRecordError
+from coordinator.store import checksums
+from coordinator.store.errors import (
+    DamagedStoreError,
+    StoreFullError,
+    StoreUnavailableError,
+    UnstorableRecordError,
+)
+from coordinator.store.integrity import damaged
 from wattfleet.errors import InvalidInputError, WattfleetError
 
 _DRIVERS = {
@@ -40,6 +48,10 @@ _POSTGRESQL_TIMEOUTS = {
 _DISK_FULL = "53100"
 _VALUE_ERRORS = ("22", "23", "54")
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_ROOM_BYTES = 256 * 1024
+"""Below this, SQLite cannot create the files beside a database."""
+# What SQLite says of the file's surroundings, rather than of its content.
+_OUTSIDE_THE_FILE = ("is locked", "disk is full", "disk I/O error", "unable to open", "readonly", "is not authorized")
 
 
 def database_url(location: str | Path) -> URL:
@@ -111,6 +123,7 @@ def _prepare_sqlite(lock_timeout_ms: int, connection: Any, _record: object) -> N
             cursor.execute(f"PRAGMA busy_timeout={lock_timeout_ms}")
             cursor.execute("PRAGMA journal_mode=WAL")
             cursor.execute("PRAGMA synchronous=FULL")  # acknowledged records survive a power cut
+        checksums.prepare(connection)
     except sqlite3.Error:
         connection.close()  # it is not in the pool yet
         raise
@@ -139,8 +152,8 @@ def typed_errors(name: str) -> Iterator[None]:
     except DBAPIError as error:
         if isinstance(error, (DataError, IntegrityError)) or _sqlstate(error).startswith(_VALUE_ERRORS):
             raise UnstorableRecordError(f"{name} cannot store a value: {reason(error)}") from None
-        kind = StoreFullError if _is_full(error) else StoreUnavailableError
-        raise kind(f"the coordinator's store is unavailable: {name}: {reason(error)}") from None
+        kind = StoreFullError if _is_full(error, name) else StoreUnavailableError
+        raise kind(f"the coordinator's store is unavailable: {name}: {_with_remedy(error, name)}") from None
 
 
 @contextmanager
@@ -153,35 +166,88 @@ def typed_opening_errors(name: str) -> Iterator[None]:
     Raises:
         StoreFullError: the disk is full.
         StoreUnavailableError: it is locked, or its server does not answer.
+        DamagedStoreError: SQLite cannot read its content.
         InvalidInputError: any other error.
     """
     try:
         yield
-    except (OSError, DBAPIError, InvalidInputError) as error:
-        why = reason(error) if isinstance(error, DBAPIError) else error
-        raise _kind_at_opening(error)(f"{name} cannot be used as the coordinator's store: {why}") from None
+    except DamagedStoreError:
+        raise
+    except (OSError, DBAPIError, sqlite3.Error, InvalidInputError) as error:
+        if _is_damage(error, name):
+            raise damaged(name, _first_line(_driver_error(error))) from None
+        why = _with_remedy(error, name) if isinstance(error, (DBAPIError, sqlite3.Error)) else error
+        raise _kind_at_opening(error, name)(f"{name} cannot be used as the coordinator's store: {why}") from None
 
 
-def _kind_at_opening(error: OSError | DBAPIError | InvalidInputError) -> type[WattfleetError]:
+def _kind_at_opening(
+    error: OSError | DBAPIError | sqlite3.Error | InvalidInputError, name: str
+) -> type[WattfleetError]:
     if isinstance(error, OSError):
         return StoreFullError if error.errno in _DISK_FULL_ERRNOS else InvalidInputError
-    if not isinstance(error, DBAPIError):
+    if isinstance(error, InvalidInputError):
         return InvalidInputError
-    if _is_full(error):
+    if _is_full(error, name):
         return StoreFullError
     # SQLite raises the same class for a locked file and for one that cannot be opened.
-    is_unavailable = not isinstance(error.orig, sqlite3.Error) or "is locked" in str(error.orig)
+    driver = _driver_error(error)
+    is_unavailable = not isinstance(driver, sqlite3.Error) or "is locked" in str(driver)
     return StoreUnavailableError if is_unavailable else InvalidInputError
+
+
+def _is_damage(error: Exception, name: str) -> bool:
+    """Whether SQLite cannot read the content of a file, rather than reach it."""
+    driver = _driver_error(error)
+    if not isinstance(driver, sqlite3.Error):
+        return False
+    # A file also says of itself whether it may be written to.
+    if "readonly" in str(driver):
+        return os.access(name, os.W_OK) and os.access(Path(name).parent, os.W_OK)
+    return not any(sign in str(driver) for sign in _OUTSIDE_THE_FILE)
+
+
+def _with_remedy(error: DBAPIError | sqlite3.Error, name: str) -> str:
+    """The first line of the driver's message, and what to do if that is known."""
+    if _is_full(error, name):
+        return "database or disk is full: free some space" if _is_sqlite(error) else _first_line(_driver_error(error))
+    if isinstance(error, DBAPIError) and "malformed" in str(error.orig):
+        return f"{reason(error)}: stop the coordinator and restore a backup with `wattfleet coordinator store restore`"
+    return _first_line(_driver_error(error))
 
 
 def _sqlstate(error: DBAPIError) -> str:
     return getattr(error.orig, "sqlstate", None) or ""
 
 
-def _is_full(error: DBAPIError) -> bool:
-    return _sqlstate(error) == _DISK_FULL or "disk is full" in str(error.orig)
+def _is_full(error: DBAPIError | sqlite3.Error, name: str) -> bool:
+    if isinstance(error, DBAPIError) and _sqlstate(error) == _DISK_FULL:
+        return True
+    said = str(_driver_error(error))
+    # SQLite has this error only, if no room is left for the file of its shared memory.
+    return "disk is full" in said or ("disk I/O error" in said and _has_no_room(Path(name).parent))
+
+
+def _has_no_room(folder: Path) -> bool:
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _LEAST_ROOM_BYTES
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    return error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+
+
+def _is_sqlite(error: BaseException) -> bool:
+    return isinstance(_driver_error(error), sqlite3.Error)
+
+
+def _first_line(error: BaseException) -> str:
+    """The first line of a driver's message: the others may contain whole rows."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def reason(error: DBAPIError) -> str:
-    """The first line of the driver's message: the others may contain whole rows."""
-    return next(iter(str(error.orig).splitlines()), type(error.orig).__name__)
+    """The first line of the driver's message."""
+    return _first_line(_driver_error(error))

@@ -17,6 +17,10 @@ class UnstorableRecordError(InvalidInputError):
     """The database cannot store a value; other records are not affected."""
 
 
+class DamagedStoreError(InvalidInputError):
+    """The store's file does not hold what was written to it: restore a backup."""
+
+
 class StoreInUseError(WattfleetError):
     """Another coordinator uses this store."""
 

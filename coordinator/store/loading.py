@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,10 @@ from coordinator.store.tables import (
     Run,
 )
 from wattfleet.budgets import Override
+from wattfleet.choosing import Front
+from wattfleet.errors import ImplausibleError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class StoredState:
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
+        is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
     devices: Sequence[DeviceRecord]
@@ -45,6 +51,7 @@ class StoredState:
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
+    is_clock_doubtful: bool
 
     @property
     def archived(self) -> frozenset[str]:
@@ -52,10 +59,15 @@ class StoredState:
         return frozenset(record.run_id for record in self.runs)
 
 
-def load(connection: Connection) -> StoredState:
-    """Load the state from a database."""
+def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
+    """Load the state from a database.
+
+    Args:
+        connection: in a transaction.
+        is_clock_doubtful: the date is implausible.
+    """
     points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
-    fronts = {device_id: rows.front_from_bytes(each) for device_id, each in points.items()}
+    fronts = {device_id: _front(device_id, each) for device_id, each in points.items()}
     devices = connection.execute(select(Device.__table__)).all()
     return StoredState(
         devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
@@ -73,4 +85,14 @@ def load(connection: Connection) -> StoredState:
             for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
+        is_clock_doubtful=is_clock_doubtful,
     )
+
+
+def _front(device_id: str, points: bytes) -> Front | None:
+    """A stored front; None if an earlier version has stored what no device can have."""
+    try:
+        return rows.front_from_bytes(points)
+    except ImplausibleError as error:
+        _log.warning("the stored front of %s is not used until the device reports another: %s", device_id, error)
+        return None

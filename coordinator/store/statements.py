@@ -23,8 +23,8 @@ from coordinator.store.tables import (
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
-# Columns that keep the value of the first insert.
-_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at"}
+# Columns that keep the value of the first insert, and the one that triggers maintain.
+_FIRST_STAYS = {"order", "first_seen_at", "started_at", "planned_at", "checksum"}
 
 
 class Statements:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
@@ -10,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, delete
 from sqlalchemy.engine import Engine
 
+from coordinator.clocks import BootClock
 from coordinator.settings import StoreSettings
 from coordinator.state.records import (
     DeviceOverrides,
@@ -18,13 +20,16 @@ from coordinator.state.records import (
     NodeRecord,
     PinnedReference,
     PublishedReference,
+    RemovedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
     StoredRecord,
     SupplyOverride,
 )
-from coordinator.store import rounds, rows
+from coordinator.store import checksums, rounds, rows
+from coordinator.store.backups import copy_file, has_tables
+from coordinator.store.clock_record import ClockRecord
 from coordinator.store.database import (
     READS,
     database_url,
@@ -34,14 +39,17 @@ from coordinator.store.database import (
     typed_opening_errors,
 )
 from coordinator.store.errors import StoreInUseError
+from coordinator.store.integrity import driver_connection, readable, require_undamaged
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
 from coordinator.store.statements import Statements
-from coordinator.store.tables import BudgetOverride, ReferencePin
+from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 from coordinator.store.times import Times, TimesOf
-from coordinator.store.upgrade import upgrade
+from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.choosing import Front
 from wattfleet.planning import History
+
+_log = logging.getLogger(__name__)
 
 
 def utc_now() -> datetime:
@@ -57,16 +65,22 @@ class Store:
     """
 
     def __init__(
-        self, location: Path | URL, now: Callable[[], datetime] = utc_now, settings: StoreSettings = StoreSettings()
+        self,
+        location: Path | URL,
+        now: Callable[[], datetime] = utc_now,
+        settings: StoreSettings = StoreSettings(),
+        clock: BootClock | None = None,
     ) -> None:
         """Open or create a database, take ownership of it, and upgrade its tables to this version.
 
         Args:
             location: path of an SQLite file, or a database's URL (see `database_url`).
             now: the date and time, with an offset.
-            settings: the time to wait for another program's lock.
+            settings: the time to wait for another program's lock, whether to check rows, and which dates are plausible.
+            clock: the time since the machine started; None if `now` cannot jump.
 
         Raises:
+            DamagedStoreError: an SQLite file does not hold what was written to it.
             InvalidInputError: it cannot be used as a store, or was written by a newer version.
             StoreInUseError: another coordinator uses it.
             StoreUnavailableError: the database does not answer, its file is locked, or the disk is full.
@@ -75,6 +89,7 @@ class Store:
         self.name = display_name(url)
         self._now = now
         self._fronts: dict[str, Front | None] = {}
+        self._clocks = None if clock is None else ClockRecord(clock, now, 86_400 * settings.max_absence_days)
         with ExitStack() as undone:
             self._engine = open_engine(url, settings.lock_timeout_s)
             undone.callback(self._engine.dispose)
@@ -88,8 +103,13 @@ class Store:
                     )
                 undone.callback(self._lock.release)
                 with self._engine.begin() as connection:
-                    upgrade(connection, now)
+                    if url.drivername == "sqlite":
+                        _open_file(connection, Path(self.name), now, settings.check_rows)
+                    else:
+                        upgrade(connection, now)
                     self._term = begin_term(connection)
+                    if self._clocks is not None:
+                        self._clocks.open(connection)
             undone.pop_all()
 
     def close(self) -> None:
@@ -163,6 +183,9 @@ class Store:
                     connection.execute(statement, values)
             _save_overrides(connection, self._statements, records)
             _save_pin(connection, self._statements, records)
+            removed = [record.digest for record in records if isinstance(record, RemovedReference)]
+            if removed:
+                connection.execute(delete(Reference).where(Reference.digest.in_(removed)))
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -174,8 +197,8 @@ class Store:
             NotOwnerError: another coordinator has taken the store over.
             StoreUnavailableError: the database does not answer.
         """
-        with self._transaction() as connection:
-            stored = load(connection)
+        with self._transaction() as connection, readable(self.name):
+            stored = load(connection, self._clocks is not None and self._clocks.is_doubtful)
         self._fronts = {record.device_id: record.front for record in stored.devices}
         return stored
 
@@ -225,6 +248,8 @@ class Store:
     def delete_old_runs(self, older_than: timedelta) -> list[str]:
         """Delete the runs that ended longer ago, or were not touched since, with their rounds.
 
+        After a jump of the date, no run is deleted before that time has passed again.
+
         Returns:
             Ids of the deleted runs.
 
@@ -252,6 +277,10 @@ class Store:
             StoreUnavailableError: the disk is full, the database is locked or does not answer.
         """
         with self._transaction() as connection:
+            until = None if self._clocks is None else self._clocks.keeps_until(older_than)
+            if until is not None:
+                _log.info("no runs are deleted before %s, since the clock has jumped", until.isoformat("T", "seconds"))
+                return None
             return rounds.delete_some(connection, self._now() - older_than, except_runs)
 
     def delete_some_of(self, run_id: str) -> bool:
@@ -285,6 +314,8 @@ class Store:
             self._lock.take()
             with self._engine.begin() as connection:
                 require_term(connection, self._term)
+                if self._clocks is not None:
+                    self._clocks.note(connection)
                 yield connection
 
     @contextmanager
@@ -292,7 +323,8 @@ class Store:
         """A transaction that only reads; it and writing transactions do not wait for each other."""
         with typed_errors(self.name), self._engine.execution_options(**READS).begin() as connection:
             require_term(connection, self._term, until_commit=False)
-            yield connection
+            with readable(self.name):
+                yield connection
 
 
 def _save_overrides(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
@@ -313,6 +345,28 @@ def _save_pin(connection: Connection, statements: Statements, records: Sequence[
             connection.execute(delete(ReferencePin))
         else:
             connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
+
+
+def _open_file(connection: Connection, path: Path, now: Callable[[], datetime], check_rows: bool) -> None:
+    """Check an SQLite file, and upgrade its tables; the file is copied before that.
+
+    Raises:
+        DamagedStoreError: it does not hold what was written to it.
+        InvalidInputError: it was written by a newer version.
+    """
+    file = driver_connection(connection)
+    require_undamaged(file, str(path), check_rows)
+    version = version_of(connection)
+    if version == newest_version() and checksums.is_sealed(file):
+        return
+    if has_tables(file):
+        backup = path.with_name(f"{path.name}.tables-{version or 'none'}.backup")
+        copy_file(path, backup)
+        _log.info("%s was copied to %s before its tables are upgraded", path, backup)
+    checksums.forget(file)
+    upgrade(connection, now)
+    checksums.prepare(file)
+    checksums.seal(file)
 
 
 def _lock(url: URL, engine: Engine) -> OwnerLock:

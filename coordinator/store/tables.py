@@ -59,7 +59,7 @@ Count = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Base of all tables."""
+    """Base of all tables. `checksum` is that of the row (see `checksums.py`); no code assigns it."""
 
     type_annotation_map = {str: AnyText, int: Count, datetime: UtcTime, bytes: LargeBinary}
 
@@ -79,6 +79,7 @@ class Device(Base):
     reference_digest: Mapped[str]
     first_seen_at: Mapped[datetime | None]
     last_seen_at: Mapped[datetime | None]
+    checksum: Mapped[int | None]
 
 
 class DeviceFront(Base):
@@ -87,6 +88,7 @@ class DeviceFront(Base):
     __tablename__ = "front"
     device_id: Mapped[str] = mapped_column(primary_key=True)
     points: Mapped[bytes]
+    checksum: Mapped[int | None]
 
 
 class Node(Base):
@@ -96,6 +98,7 @@ class Node(Base):
     # Flower's node ids use all 64 bits; the databases' integers are signed.
     node_id: Mapped[str] = mapped_column(primary_key=True)
     device_id: Mapped[str]
+    checksum: Mapped[int | None]
 
 
 class Run(Base):
@@ -112,6 +115,7 @@ class Run(Base):
     owner: Mapped[str]
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
+    checksum: Mapped[int | None]
 
 
 class Round(Base):
@@ -131,6 +135,7 @@ class Round(Base):
     wall_s: Mapped[float | None]
     planned_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None]
+    checksum: Mapped[int | None]
 
 
 class Observation(Base):
@@ -141,6 +146,7 @@ class Observation(Base):
     device_id: Mapped[str] = mapped_column(primary_key=True)
     epoch_s: Mapped[float]
     power_w: Mapped[float]
+    checksum: Mapped[int | None]
 
 
 class DeviceOverridesRow(Base):
@@ -150,6 +156,7 @@ class DeviceOverridesRow(Base):
     device_id: Mapped[str] = mapped_column(primary_key=True)
     tags: Mapped[list[str]] = mapped_column(JsonText)
     drained: Mapped[bool]
+    checksum: Mapped[int | None]
 
 
 class BudgetOverride(Base):
@@ -159,6 +166,7 @@ class BudgetOverride(Base):
     supply: Mapped[str] = mapped_column(primary_key=True)
     watts: Mapped[float]
     until: Mapped[datetime | None]
+    checksum: Mapped[int | None]
 
 
 class Reference(Base):
@@ -168,6 +176,7 @@ class Reference(Base):
     digest: Mapped[str] = mapped_column(primary_key=True)
     manifest: Mapped[bytes]
     weights: Mapped[bytes]
+    checksum: Mapped[int | None]
 
 
 class ReferencePin(Base):
@@ -176,6 +185,7 @@ class ReferencePin(Base):
     __tablename__ = "reference_pin"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
+    checksum: Mapped[int | None]
 
 
 class CoordinatorTerm(Base):
@@ -184,3 +194,16 @@ class CoordinatorTerm(Base):
     __tablename__ = "coordinator_term"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     term: Mapped[int]
+    checksum: Mapped[int | None]
+
+
+class CoordinatorClock(Base):
+    """One row: the clocks at the newest transaction, so that the next start notices a jump."""
+
+    __tablename__ = "coordinator_clock"
+    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    noted_at: Mapped[datetime]
+    boot_id: Mapped[str]
+    since_boot_s: Mapped[float]
+    jumped_at: Mapped[datetime | None]
+    checksum: Mapped[int | None]

@@ -11,8 +11,10 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
 from sqlalchemy import Connection
 
+from coordinator.store.integrity import UNREADABLE
 from wattfleet.errors import InvalidInputError
 
 _log = logging.getLogger(__name__)
@@ -26,6 +28,30 @@ def migration_config() -> Config:
     return config
 
 
+def version_of(connection: Connection) -> str | None:
+    """The version of a database's tables; None for a database without versions.
+
+    Raises:
+        InvalidInputError: the database was written by a newer version.
+    """
+    script = ScriptDirectory.from_config(migration_config())
+    try:
+        current = MigrationContext.configure(connection).get_current_revision()
+    except CommandError as error:
+        raise InvalidInputError(f"the version of its tables cannot be read: {error}") from None
+    if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
+        raise InvalidInputError(
+            f"it was written by a newer version of Wattfleet (tables {current}; this version knows up to"
+            f" {script.get_current_head()}): install the newer version"
+        )
+    return current
+
+
+def newest_version() -> str | None:
+    """The version of tables that this version of Wattfleet writes."""
+    return ScriptDirectory.from_config(migration_config()).get_current_head()
+
+
 def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head") -> None:
     """Upgrade the tables to a version within the connection's transaction.
 
@@ -37,19 +63,20 @@ def upgrade(connection: Connection, now: Callable[[], datetime], to: str = "head
         to: revision of `migrations/`.
 
     Raises:
-        InvalidInputError: the database was written by a newer version.
+        InvalidInputError: the database was written by a newer version, or a row cannot be read.
     """
-    config = migration_config()
-    script = ScriptDirectory.from_config(config)
-    current = MigrationContext.configure(connection).get_current_revision()
-    if current is not None and current == script.get_current_head():
+    current = version_of(connection)
+    if current is not None and current == newest_version():
         return
-    if current is not None and current not in {revision.revision for revision in script.walk_revisions()}:
-        raise InvalidInputError(
-            f"it was written by a newer version of Wattfleet (tables {current}; this version knows up to"
-            f" {script.get_current_head()}): install the newer version"
-        )
+    config = migration_config()
     _log.info("upgrading the store's tables from version %s to %s", current or "none", to)
     config.attributes["connection"] = connection
     config.attributes["now"] = now
-    command.upgrade(config, to)
+    try:
+        command.upgrade(config, to)
+    except UNREADABLE as error:
+        why = next(iter(str(error).splitlines()), "")[:200]
+        raise InvalidInputError(
+            f"its tables of version {current or 'none'} cannot be upgraded, since a row cannot be read"
+            f" ({type(error).__name__}: {why}): restore a backup"
+        ) from None

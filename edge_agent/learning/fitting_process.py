@@ -6,7 +6,6 @@ requests one after the other. It ends when its standard input is closed, so also
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -21,6 +20,7 @@ from wattfleet.choosing import SamplingSettings
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import ModeArray, Profile
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, ParentConnection, parent_connection
+from wattfleet_io.logs import start_logging
 
 ANSWERS_WITHIN_S = 600.0
 """Default limit on one answer. One core at its lowest clock needs about a minute."""
@@ -118,7 +118,7 @@ def give_way() -> None:
 def main() -> None:
     """Serve the agent that started this process."""
     give_way()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    start_logging()
     with parent_connection() as parent:
         _serve(parent)
 

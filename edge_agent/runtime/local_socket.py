@@ -40,17 +40,22 @@ from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_from_start
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.error_boundary import StatusTable
+from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS, MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc, session_pb2
 
 _log = logging.getLogger(__name__)
 
 # Limits on what an app may send: the agent runs as root and the app does not.
-_MAX_PLAN_ID = 200
+_MAX_MINIBATCHES = 10_000  # in one report; an app reports several times a second
 _REPORT_SLACK_S = 1.0
 
 
 class BusyError(WattfleetError):
     """The device cannot train now."""
+
+
+class StreamEndedError(WattfleetError):
+    """The app ended its stream during a training, without a Finish: the device is parked."""
 
 
 STATUS: StatusTable = {
@@ -59,6 +64,7 @@ STATUS: StatusTable = {
     PowerNotReadError: grpc.StatusCode.UNAVAILABLE,
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
+    StreamEndedError: grpc.StatusCode.ABORTED,
     JournalError: grpc.StatusCode.INTERNAL,
     FittingFailedError: grpc.StatusCode.INTERNAL,
 }
@@ -101,14 +107,19 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
     ) -> AsyncIterator[local_pb2.TrainResponse]:
         """Run one round's training, from its Start to its Finish or until the ClientApp disconnects."""
-        start = (await anext(request_iterator)).start
+        first = await anext(request_iterator, None)
+        if first is None:
+            raise InvalidInputError("the stream ended before its Start: send a Start first")
+        start = first.start
         if start.device_id != self._device_id:
             raise InvalidInputError(
-                f"the assignment is for {start.device_id}, but this is the agent of {self._device_id}:"
-                " give the SuperNode its own device-id and agent-socket"
+                f"the assignment is for {start.device_id[:MAX_ID_CHARACTERS]}, but this is the agent of"
+                f" {self._device_id}: give the SuperNode its own device-id and agent-socket"
             )
-        if len(start.plan_id) > _MAX_PLAN_ID:
-            raise InvalidInputError(f"plan_id must have at most {_MAX_PLAN_ID} characters, not {len(start.plan_id)}")
+        if len(start.plan_id) > MAX_PLAN_ID_CHARACTERS:
+            raise InvalidInputError(
+                f"plan_id must have at most {MAX_PLAN_ID_CHARACTERS} characters, not {len(start.plan_id):,}"
+            )
         if self._supervisor.state not in MAY_TRAIN | {DeviceState.TRAINING}:
             raise BusyError(f"{self._device_id} is being profiled and cannot train now; try again later")
         if self._supervisor.device_lock.locked():
@@ -189,7 +200,12 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     if isinstance(change, Grant):
                         changed = asyncio.ensure_future(self._session.grants.next_change())
                 if requested.done():
-                    request = requested.result()
+                    try:
+                        request = requested.result()
+                    except StopAsyncIteration:
+                        raise StreamEndedError(
+                            "the app's stream ended before its Finish: the device is parked"
+                        ) from None
                     yield request
                     if not request.HasField("minibatches"):
                         return
@@ -243,6 +259,11 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         Raises:
             InvalidInputError: the reported times are impossible.
         """
+        if len(report.minibatches) > _MAX_MINIBATCHES:
+            raise InvalidInputError(
+                f"a report has at most {_MAX_MINIBATCHES:,} minibatches, not {len(report.minibatches):,}: report them"
+                " while the training runs"
+            )
         times = [StepTimes(one.fetch_stall_ms, one.compute_ms) for one in report.minibatches]
         if not all(0 <= one.fetch_stall_ms < float("inf") and 0 < one.compute_ms < float("inf") for one in times):
             raise InvalidInputError("fetch_stall_ms must be 0 or more, and compute_ms above 0")

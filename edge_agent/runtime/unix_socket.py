@@ -14,6 +14,7 @@ import grpc
 from edge_agent.runtime.local_socket import STATUS, LocalAgentServicer
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.error_boundary import ErrorInterceptor
+from wattfleet_proto.message_sizes import MAX_STREAMED_BYTES
 from wattfleet_proto.v1 import local_pb2_grpc
 
 _GROUP_MAY_CONNECT = 0o660
@@ -53,7 +54,9 @@ async def serve_socket(path: Path, servicer: LocalAgentServicer) -> AsyncIterato
     Raises:
         InvalidInputError: the socket cannot be created.
     """
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(STATUS)])
+    server = grpc.aio.server(
+        interceptors=[ErrorInterceptor(STATUS)], options=[("grpc.max_receive_message_length", MAX_STREAMED_BYTES)]
+    )
     local_pb2_grpc.add_LocalAgentServiceServicer_to_server(servicer, server)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

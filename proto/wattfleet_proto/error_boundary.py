@@ -6,11 +6,14 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
-from wattfleet.errors import WattfleetError
+from wattfleet.errors import InvalidInputError, WattfleetError
 
 _log = logging.getLogger(__name__)
 
@@ -21,6 +24,17 @@ _MAX_DETAILS_BYTES = 2_000  # gRPC limits a status with its escaped metadata to 
 
 StatusTable = Mapping[type[WattfleetError], grpc.StatusCode]
 """The status of every error that a servicer may raise; an error's first listed base class counts."""
+
+
+class MalformedMessageError(InvalidInputError):
+    """The bytes of a message are not a message of its type: use the same protocol on both sides."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unreadable:
+    """Stands for a request that could not be read: gRPC would answer UNKNOWN, and log a traceback."""
+
+    error: WattfleetError
 
 
 def status_of(error: WattfleetError, table: StatusTable) -> grpc.StatusCode:
@@ -48,15 +62,28 @@ async def refuse(context: Any, code: grpc.StatusCode, details: str) -> NoReturn:
     raise AssertionError("abort never returns")
 
 
+Admission = Callable[[str, Any], AbstractContextManager[None]]
+
+
+def _admit_every_call(method: str, context: Any) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 Handler = Any  # grpc.RpcMethodHandler, which is generic in its stubs only
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in stubs only
     """Turns domain errors into their status; any other exception is logged and becomes INTERNAL."""
 
-    def __init__(self, table: StatusTable) -> None:
-        """Use a service's table."""
+    def __init__(self, table: StatusTable, admitted: Admission = _admit_every_call) -> None:
+        """Use a service's table.
+
+        Args:
+            table: the statuses.
+            admitted: a context around every call, by its method and gRPC context; it may refuse the call.
+        """
         self._table = table
+        self._admitted = admitted
         self._guarded: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -87,7 +114,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
         def guarded(inner: Callable[..., Any]) -> Callable[..., Any]:
             async def unary(request: Any, context: Any) -> Any:
                 try:
-                    return await inner(request, context)
+                    with self._admitted(method, context):
+                        if isinstance(request, _Unreadable):
+                            raise request.error
+                        return await inner(request, context)
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
@@ -95,8 +125,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
 
             async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
                 try:
-                    async for response in inner(request, context):
-                        yield response
+                    with self._admitted(method, context):
+                        if isinstance(request, _Unreadable):
+                            raise request.error
+                        async for response in inner(request, context):
+                            yield response
                 except grpc.aio.AbortError:
                     raise
                 except Exception as error:
@@ -113,4 +146,25 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             wrap, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
         else:
             wrap, inner = grpc.unary_unary_rpc_method_handler, handler.unary_unary
-        return wrap(guarded(inner), handler.request_deserializer, handler.response_serializer)
+        read = _readable(method, handler.request_deserializer, handler.request_streaming)
+        return wrap(guarded(inner), read, handler.response_serializer)
+
+
+def _readable(method: str, deserialize: Callable[[bytes], Any] | None, is_stream: bool) -> Callable[[bytes], Any]:
+    """Make a deserialiser's errors domain errors; a stream's handler reads messages itself, and so sees them raised."""
+
+    def read(message: bytes) -> Any:
+        try:
+            return message if deserialize is None else deserialize(message)
+        except DecodeError:
+            error: WattfleetError = MalformedMessageError(
+                f"{method}: the request is not a valid protobuf message of its type: use the same version of Wattfleet"
+                " on both sides"
+            )
+        except WattfleetError as refused:
+            error = refused
+        if is_stream:
+            raise error
+        return _Unreadable(error)
+
+    return read

@@ -42,6 +42,7 @@ class Agent:
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
         self.grants: list[session_pb2.Grant] = []
+        self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
         self.is_welcome = False
@@ -71,7 +72,10 @@ class Agent:
         """Send a message and see it acknowledged; grants that come before are noted."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
-        assert (await self.ack()).sequence == self._sequence
+        ack = await self.ack()
+        assert ack.sequence == self._sequence
+        if ack.refusal:
+            self.refusals.append(ack.refusal)
 
     async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
         """Say which grant is in force, none unless it is given, and how far its training is."""

@@ -34,6 +34,11 @@ class FlowerServer:
         self.run_id, self._number = f"{self._name}{self._runs}", 0
         self._world.coordinator.start_run(self.run_id, lambda: None)
 
+    @property
+    def next_plan_id(self) -> str:
+        """A plan that an app may make up: of the newest round, or of one that was never planned."""
+        return f"{self.run_id}/{self._number + self._world.rng.randrange(2)}"
+
     def restart(self, resumes: bool) -> None:
         """Forget the round in flight; resume the run, or begin another."""
         self._world.note(f"Flower's server of {self.run_id} restarts, {'resumes' if resumes else 'with a new run'}")

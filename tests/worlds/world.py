@@ -191,7 +191,7 @@ class World:
 
     def made_up_plan(self) -> None:
         plans = [plan for server in self.servers for _, plan in server.sent[-4:]]
-        plans += [f"{server.run_id}/{self.rng.randint(1, 9)}" for server in self.servers]
+        plans += [server.next_plan_id for server in self.servers]
         self._device().ask_to_train(self.rng.choice(plans), self.rng.random() * 50.0, False)
 
     def change_budget(self) -> None:
@@ -232,7 +232,12 @@ class World:
         device.hang_up()
 
     def restart_agent(self) -> None:
-        self._device().restart(self.rng.random() * 10.0)
+        device, down_s = self._device(), self.rng.random() * 10.0
+        device.restart(down_s)
+        sent = [(server, plan_id) for server in self.servers for to, plan_id in server.sent[-4:] if to == device.id]
+        if sent and self.rng.random() < 0.5:  # Flower's node restarts as well, and gets its message again
+            server, plan_id = self.rng.choice(sent)
+            self.timeline.after(down_s + self.rng.random() * 5.0, lambda: server.arrive(device.id, plan_id))
 
     def restart_coordinator(self) -> None:
         self.coordinator.crash(self.rng.random() * (3.0 if self.rng.random() < 0.7 else 30.0))
@@ -276,8 +281,8 @@ _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "stall a session": (4, World.stall),
     "drop a session": (3, World.drop),
     "restart an agent": (4, World.restart_agent),
-    "restart the coordinator": (2, World.restart_coordinator),
-    "fail the store": (1, World.fail_store),
+    "restart the coordinator": (4, World.restart_coordinator),
+    "fail the store": (3, World.fail_store),
     "restart a Flower server": (2, World.restart_server),
     "finish a run": (2, World.finish_run),
     "abandon a round": (1, World.abandon),

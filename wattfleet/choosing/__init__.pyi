@@ -4,7 +4,11 @@ from .choice import KnownModes as KnownModes
 from .choice import fastest_within_budget as fastest_within_budget
 from .choice import least_energy_by_deadline as least_energy_by_deadline
 from .choice import lowest_power_by_deadline as lowest_power_by_deadline
+from .front import MAX_EPOCH_S as MAX_EPOCH_S
 from .front import MAX_FRONT_POINTS as MAX_FRONT_POINTS
+from .front import MAX_LOG_SD as MAX_LOG_SD
+from .front import MAX_POWER_W as MAX_POWER_W
+from .front import MIN_EPOCH_S as MIN_EPOCH_S
 from .front import POWER_QUANTILE as POWER_QUANTILE
 from .front import Front as Front
 from .front import pareto_front as pareto_front

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.errors import InvalidInputError
+from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet.prediction import Prediction, normal_quantile, warmup_s
 
@@ -15,7 +17,17 @@ MAX_FRONT_POINTS = 64
 POWER_QUANTILE = 0.95
 """Quantile of the predicted power that a plan sets aside: a mode exceeds it with a probability of 5 %."""
 
+MIN_EPOCH_S, MAX_EPOCH_S = 1e-6, 1e7
+"""Plausible seconds of an epoch; a warm-up takes at most as long."""
+
+MAX_POWER_W = 1e5
+"""Plausible watts of any machine. The coordinator's limits by kind of board are far lower."""
+
+MAX_LOG_SD = 2.0
+"""Plausible standard deviation of a logarithm: with more, a prediction says nothing."""
+
 Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 
 def pareto_front(time: Values, power: Values) -> NDArray[np.intp]:
@@ -65,6 +77,7 @@ class Front:
         Raises:
             InvalidInputError: there are no or too many points, their order is wrong, or a value is not finite and
                 positive.
+            ImplausibleError: a value is outside of what any device can have.
         """
         k = len(modes)
         if not 1 <= k <= MAX_FRONT_POINTS:
@@ -76,6 +89,7 @@ class Front:
             raise InvalidInputError("a front's modes, times and watts must be finite and above zero")
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
             raise InvalidInputError("a front's standard deviations and warm-ups must be finite and not negative")
+        _require_plausible(*columns)
         self._columns = np.array(columns, dtype=np.float64)
         # A knob has few settings: each is stored once, and modes refer to them by one-byte indices.
         self._settings, indices = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
@@ -127,6 +141,11 @@ class Front:
         """`[k]` watts that a plan sets aside: the `POWER_QUANTILE` of the predicted power."""
         return np.asarray(self.power_w * np.exp(normal_quantile(POWER_QUANTILE) * self.power_log_sd))
 
+    @property
+    def max_planned_w(self) -> float:
+        """Watts that a plan sets aside in the fastest mode, which draws the most."""
+        return float(self._columns[1, 0] * math.exp(normal_quantile(POWER_QUANTILE) * self._columns[3, 0]))
+
     def _column(self, number: int) -> Values:
         column: Values = self._columns[number]
         return column
@@ -140,6 +159,35 @@ class Front:
         return array_to_modes(self._settings[self._setting_indices[index]][None])[0]
 
 
+def _plausible(
+    epoch_s: Values, power_w: Values, epoch_log_sd: Values, power_log_sd: Values, warmup_s: Values
+) -> list[tuple[str, Mask]]:
+    """For each range, its text and whether each point is within it. A value that is not a number never is."""
+    return [
+        (
+            f"an epoch takes {MIN_EPOCH_S:g} to {MAX_EPOCH_S:,.0f} s",
+            (epoch_s >= MIN_EPOCH_S) & (epoch_s <= MAX_EPOCH_S),
+        ),
+        (f"a training draws up to {MAX_POWER_W:,.0f} W", power_w <= MAX_POWER_W),
+        (
+            f"the standard deviation of a logarithm is at most {MAX_LOG_SD:g}",
+            (epoch_log_sd <= MAX_LOG_SD) & (power_log_sd <= MAX_LOG_SD),
+        ),
+        (f"a warm-up takes up to {MAX_EPOCH_S:,.0f} s", warmup_s <= MAX_EPOCH_S),
+    ]
+
+
+def _require_plausible(*columns: Values) -> None:
+    """Check a front's columns.
+
+    Raises:
+        ImplausibleError: a value is outside of its range; the text gives the range.
+    """
+    for text, is_plausible in _plausible(*columns):
+        if not is_plausible.all():
+            raise ImplausibleError(f"a front has values that no device can have: {text}")
+
+
 def predicted_front(
     modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
 ) -> Front:
@@ -148,14 +196,25 @@ def predicted_front(
     Modes are compared by the quantities that a round plan trades: planned watts, and the median time of one epoch
     including warm-up.
 
+    Modes whose prediction is not plausible are left out.
+
     Args:
         modes: `[n, 4]` modes.
         prediction: the prediction for each of them.
         minibatches_per_epoch: minibatches in an epoch on the device.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+
+    Raises:
+        ImplausibleError: the prediction is not plausible for any mode.
     """
     warm_s = warmup_s(modes, prediction.minibatch_ms, first_gcycles)
     epoch_s = prediction.minibatch_ms * minibatches_per_epoch / 1e3
+    columns = (epoch_s, prediction.power_mw / 1e3, prediction.time_log_sd, prediction.power_log_sd, warm_s)
+    kept = np.logical_and.reduce([is_ for _, is_ in _plausible(*columns)])
+    if not kept.all():
+        if not kept.any():
+            _require_plausible(*columns)
+        return predicted_front(modes[kept], prediction.among(kept), minibatches_per_epoch, first_gcycles)
     planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
     front = pareto_front(warm_s + epoch_s, planned_mw)
     if len(front) > MAX_FRONT_POINTS:

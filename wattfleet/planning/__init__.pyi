@@ -10,6 +10,11 @@ from .makespan import min_makespan as min_makespan
 from .offers import SITE as SITE
 from .offers import Offer as Offer
 from .plan import plan_round as plan_round
+from .plausibility import PowerRange as PowerRange
+from .plausibility import plausible_examples as plausible_examples
+from .plausibility import plausible_loss as plausible_loss
+from .plausibility import require_plausible_observation as require_plausible_observation
+from .plausibility import require_plausible_power as require_plausible_power
 from .round_plan import Assignment as Assignment
 from .round_plan import Decision as Decision
 from .round_plan import RoundPlan as RoundPlan
@@ -18,5 +23,8 @@ from .selection import Selection as Selection
 from .trimming import InFlight as InFlight
 from .trimming import TrimmedPlan as TrimmedPlan
 from .trimming import trim_rounds as trim_rounds
+from .trust import Contradiction as Contradiction
+from .trust import Trust as Trust
+from .trust import contradiction_of as contradiction_of
 from .utility import DeviceSet as DeviceSet
 from .utility import max_utility as max_utility

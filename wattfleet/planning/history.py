@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 from wattfleet.errors import InvalidInputError
 
+_MAX_UTILITY = 1e24
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -86,7 +88,7 @@ class History:
             count, failed = failures.get(device_id, (0, 0))
             if not participation.failed:
                 times_completed[device_id] = times_completed.get(device_id, 0) + 1
-                utility += (participation.loss or 0.0) * (participation.num_examples or 0.0)
+                utility += _bounded((participation.loss or 0.0) * (participation.num_examples or 0.0))
                 if number > done:
                     latest[device_id] = number, participation
                 if number > failed:
@@ -111,4 +113,9 @@ class History:
         participation = self.latest[device_id][1]
         if participation.loss is None or participation.num_examples is None:
             return None
-        return max(participation.loss, 0.0) * participation.num_examples
+        return _bounded(max(participation.loss, 0.0) * participation.num_examples)
+
+
+def _bounded(utility: float) -> float:
+    """A device's utility within what can be summed and squared."""
+    return min(max(utility, -_MAX_UTILITY), _MAX_UTILITY)

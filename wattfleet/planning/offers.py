@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from wattfleet.choosing import Front
-from wattfleet.errors import InvalidInputError
+from wattfleet.choosing import MAX_POWER_W, Front
+from wattfleet.errors import ImplausibleError, InvalidInputError
 
 SITE = "site"
 """Name of the supply in a fleet that has only one."""
@@ -35,5 +35,9 @@ class Offer:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.idle_w) and self.idle_w >= 0):
             raise InvalidInputError(f"{self.device_id}: idle watts must be finite and 0 or more, not {self.idle_w}")
+        if self.idle_w > MAX_POWER_W:
+            raise ImplausibleError(
+                f"{self.device_id}: idle watts must not be more than {MAX_POWER_W:,.0f} W, not {self.idle_w:g} W"
+            )
         if self.limit_w is not None and not (math.isfinite(self.limit_w) and self.limit_w > 0):
             raise InvalidInputError(f"{self.device_id}: a device's limit must be above 0 W, not {self.limit_w}")

@@ -7,7 +7,7 @@ get their idle power, since the same supplies feed them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -19,9 +19,13 @@ from wattfleet.planning.history import History
 from wattfleet.planning.makespan import min_makespan
 from wattfleet.planning.offers import Offer
 from wattfleet.planning.policies.policy import PlanningContext, Policy, SelectionRequest
+from wattfleet.planning.policy_failures import requested
 from wattfleet.planning.reasons import decisions
 from wattfleet.planning.round_plan import Assignment, RoundPlan
 from wattfleet.planning.selection import Selection, backing_off
+
+_MAX_EPOCHS = 1e6
+"""Plausible local epochs of a round; the least are one over this number."""
 
 
 def plan_round(
@@ -58,20 +62,26 @@ def plan_round(
     _require_usable(offers, epochs)
     headroom = allowance.headroom(offers)
     excluded = _excluded(offers, allowance, headroom, selection, history, server_round)
-    candidates = [offer for offer in offers if offer.device_id not in excluded]
-    if not candidates:
+
+    def context_without(left_out: Collection[str]) -> PlanningContext:
+        """What the policy knows of the devices that are not left out; one or more."""
+        is_candidate = np.array([offer.device_id not in left_out for offer in offers], dtype=np.bool_)
+        candidates = [offer for offer in offers if offer.device_id not in left_out]
+        return PlanningContext(
+            server_round,
+            candidates,
+            curves_of(candidates, epochs),
+            headroom.of(is_candidate),
+            history,
+            selection.over_selection,
+        )
+
+    if len(excluded) == len(offers):
         reasons = first_few([f"{device_id}: {reason}" for device_id, reason in excluded.items()], "; ")
         raise NoCandidatesError(f"no device can be selected: {reasons}")
-    is_candidate = np.array([offer.device_id not in excluded for offer in offers], dtype=np.bool_)
-    context = PlanningContext(
-        server_round,
-        candidates,
-        curves_of(candidates, epochs),
-        headroom.of(is_candidate),
-        history,
-        selection.over_selection,
-    )
-    request = policy.request(context)
+    context, request, failed = requested(policy, context_without, excluded)
+    excluded |= failed
+    candidates = list(context.offers)
     allocation = min_makespan(context.curves, context.headroom, request.count, request.eligible, request.priority)
     if allocation is None:
         raise _infeasible(context, request, allowance, offers)
@@ -98,8 +108,10 @@ def _require_usable(offers: Sequence[Offer], epochs: float) -> None:
     ids = [offer.device_id for offer in offers]
     if not offers or len(set(ids)) != len(ids):
         raise InvalidInputError("a round needs 1 or more devices, each listed once")
-    if not (math.isfinite(epochs) and epochs > 0):
-        raise InvalidInputError(f"a round needs a number of epochs above 0, not {epochs}")
+    if not 0 < epochs <= _MAX_EPOCHS or epochs < 1 / _MAX_EPOCHS:
+        raise InvalidInputError(
+            f"a round needs a number of epochs above 0 and at most {_MAX_EPOCHS:,.0f}, not {epochs:g}"
+        )
 
 
 def _excluded(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from wattfleet.modes import PowerMode
@@ -75,6 +76,13 @@ class RoundPlan:
     supplies: tuple[SupplyUse, ...] = ()
     deadline_s: float | None = None
     first_planned: RoundPlan | None = None
+
+    def assignment_of(self, device_id: str) -> Assignment | None:
+        """The assignment of a device; None if the plan has none for it."""
+        found = bisect_left(self.assignments, device_id, key=lambda each: each.device_id)
+        if found == len(self.assignments) or self.assignments[found].device_id != device_id:
+            return None
+        return self.assignments[found]
 
     @property
     def original(self) -> RoundPlan:

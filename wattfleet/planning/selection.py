@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from wattfleet.budgets import Supplies
@@ -29,6 +29,7 @@ class Selection:
         exclude: patterns of devices that are never selected.
         over_selection: share of devices to select beyond the policy's number, so that some may fail.
         drained: ids of devices that are excluded from new rounds.
+        left_out: reasons why devices are left out because of what they reported, by id.
 
     Raises:
         InvalidInputError: a pattern has another form, or the share is not 0 to 10.
@@ -38,6 +39,7 @@ class Selection:
     exclude: tuple[str, ...] = ()
     over_selection: float = 0.0
     drained: frozenset[str] = frozenset()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for pattern in (*self.include, *self.exclude):
@@ -53,6 +55,8 @@ class Selection:
         """Why a device must not be selected; None if it may be."""
         if offer.device_id in self.drained:
             return DRAINED
+        if offer.device_id in self.left_out:
+            return f"left out: {self.left_out[offer.device_id]}"
         if not self.include and not self.exclude:
             return None
         names = {

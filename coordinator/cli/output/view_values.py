@@ -37,9 +37,15 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "site_tags": list(view.site_tags),
         "operator_tags": list(view.operator_tags),
         "drained": view.drained,
+        "left_out": view.left_out or None,
+        "trust": known(view, "trust"),
         "reference_digest": view.reference_digest or None,
         "first_seen_unix_s": known(view, "first_seen_unix_s"),
         "last_seen_unix_s": known(view, "last_seen_unix_s"),
+        "granted_plan_id": view.granted_plan_id or None,
+        "granted_w": known(view, "granted_w"),
+        "confirmed_w": known(view, "confirmed_w"),
+        "observed_w": known(view, "observed_w"),
     }
 
 

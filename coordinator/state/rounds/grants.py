@@ -54,6 +54,7 @@ class DeviceGrant:
         was_sent: the device may have received the grant.
         is_confirmed: the device has put the grant in force.
         is_in_session: the grant was sent in the device's current session.
+        is_on_its_way: this grant or one before it was sent in the current session and may arrive yet.
         sent_s: when it was sent first.
         is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
         is_rogue: the device acts on a grant that is not known, until it confirms this one.
@@ -65,6 +66,7 @@ class DeviceGrant:
     was_sent: bool = False
     is_confirmed: bool = False
     is_in_session: bool = False
+    is_on_its_way: bool = False
     sent_s: float = 0.0
     is_given_up: bool = False
     is_rogue: bool = False
@@ -131,6 +133,7 @@ class Grants:
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
         self._unreviewed: set[str] = set()
+        self._held_back: set[str] = set()
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -141,7 +144,7 @@ class Grants:
                 before_w = max(original.get(device_id, 0.0), known.grant.limit_w)
                 self._grants[device_id] = replace(known, superseded_w=before_w)
             for device_id in record.observations:
-                self.training_ended(device_id, record.plan_id)
+                self.observed(device_id, record.plan_id)
             if record.wall_s is not None or (runs or {})[record.run_id].finished:
                 for device_id in record.nodes:
                     self._give_up(device_id, record.plan_id)
@@ -215,6 +218,14 @@ class Grants:
         for device_id in record.nodes:
             self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
 
+    def hold_back(self, plan_id: str) -> None:
+        """Send no grant of a plan until `let_go`: a coordinator that restarts must know of what it has granted."""
+        self._held_back.add(plan_id)
+
+    def let_go(self, plan_id: str) -> None:
+        """Send the grants of a plan, since it is stored."""
+        self._held_back.discard(plan_id)
+
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
@@ -262,7 +273,7 @@ class Grants:
         self.renew(device_id, now_s)
         known = self._grants.get(device_id)
         if known is not None:
-            self._grants[device_id] = replace(known, is_in_session=False)
+            self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
                 self._unreviewed.add(device_id)
 
@@ -303,6 +314,7 @@ class Grants:
                 phase=GrantPhase.OVER if is_stopped else phase,
                 was_sent=True,
                 is_confirmed=True,
+                is_on_its_way=False,
                 is_rogue=False,
             )
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
@@ -318,7 +330,7 @@ class Grants:
         if phase is not GrantPhase.OVER:
             is_begun = is_of_plan and phase is GrantPhase.TRAINING
             known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
-        elif not known.is_in_session:
+        elif not known.is_on_its_way:
             # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
             is_ended = is_of_plan or known.is_given_up
             known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
@@ -326,11 +338,13 @@ class Grants:
         if not known.is_in_session and not known.is_over:
             self._due[device_id] = None
 
-    def training_ended(self, device_id: str, plan_id: str) -> None:
-        """Take note that a device has trained for a plan and is parked; a grant serves one training."""
-        known = self._grants.get(device_id)
-        if known is not None and known.plan_id == plan_id and not known.is_rogue:
-            self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+    def observed(self, device_id: str, plan_id: str) -> None:
+        """Wait no more for a device that has reported its observation of a plan.
+
+        The observation frees no watts: an agent that restarts repeats it, and may have received the grant once more by
+        then. The device's leases say whether its training is over.
+        """
+        self._give_up(device_id, plan_id)
 
     def check(self, now_s: float) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
@@ -352,16 +366,21 @@ class Grants:
     def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
-        A grant from before a session is reviewed before it is sent.
+        A grant from before a session is reviewed before it is sent, and one of a plan that is held back waits, unless
+        it is a stop.
         """
         orders = []
-        for device_id in [each for each in self._due if is_reachable(each) and each not in self._unreviewed]:
-            del self._due[device_id]
+        for device_id in [each for each in self._due if is_reachable(each)]:
             known = self._grants[device_id]
+            if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
+                continue
+            del self._due[device_id]
             if known.is_over:
                 continue
             sent_s = known.sent_s if known.was_sent else now_s
-            self._grants[device_id] = replace(known, was_sent=True, is_in_session=True, sent_s=sent_s)
+            self._grants[device_id] = replace(
+                known, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s
+            )
             orders.append((device_id, known.grant))
         return orders
 
@@ -383,6 +402,7 @@ class Grants:
             Grant(self._next_id, plan_id, assignment, longest_s),
             superseded_w,
             phase,
+            is_on_its_way=known is not None and known.is_on_its_way,
             is_given_up=is_given_up,
             is_rogue=is_rogue,
         )

@@ -19,19 +19,18 @@ class RunCommand(SettingsCommand):
 
 def run(ctx: typer.Context) -> None:
     """Run the agent: profile the device, report its front, and serve training until stopped."""
-    import logging
-
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.profiling.profiled_workload import profiled_workload
     from edge_agent.runtime.agent import run_agent
     from edge_agent.settings import AgentSettings
     from wattfleet_io.addresses import split_address
+    from wattfleet_io.logs import start_logging
     from wattfleet_io.memory import give_memory_back_early
     from wattfleet_io.stop_signals import handled_signals
 
     settings: AgentSettings = effective(ctx)
     give_memory_back_early()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    start_logging()
     split_address(settings.session.coordinator)
     spec, state_dir = settings.device.spec, settings.device.state_dir
     board = open_named(spec, state_dir, settings.device.seed)

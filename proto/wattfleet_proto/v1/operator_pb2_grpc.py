@@ -84,6 +84,11 @@ class OperatorServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.FromString,
                 _registered_method=True)
+        self.RemoveReference = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/RemoveReference',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.FromString,
+                _registered_method=True)
         self.PinReference = channel.unary_unary(
                 '/wattfleet.v1.OperatorService/PinReference',
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PinReferenceRequest.SerializeToString,
@@ -161,6 +166,13 @@ class OperatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RemoveReference(self, request, context):
+        """Removes a published reference that is neither pinned nor from the start.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PinReference(self, request, context):
         """Makes agents transfer from this reference; connected agents reconnect to learn of it.
         """
@@ -220,6 +232,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.PublishReference,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.SerializeToString,
+            ),
+            'RemoveReference': grpc.unary_unary_rpc_method_handler(
+                    servicer.RemoveReference,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.SerializeToString,
             ),
             'PinReference': grpc.unary_unary_rpc_method_handler(
                     servicer.PinReference,
@@ -497,6 +514,33 @@ class OperatorService:
             '/wattfleet.v1.OperatorService/PublishReference',
             wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_operator__pb2.PublishReferenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RemoveReference(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/RemoveReference',
+            wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.RemoveReferenceResponse.FromString,
             options,
             channel_credentials,
             insecure,

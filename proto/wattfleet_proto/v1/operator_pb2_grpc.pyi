@@ -48,6 +48,8 @@ class OperatorServiceStub:
     ListReferences: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]
     PublishReference: _grpc.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+    RemoveReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RemoveReferenceRequest, _operator_pb2.RemoveReferenceResponse]
+    """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _grpc.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
 
@@ -71,6 +73,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     ListReferences: _aio.UnaryUnaryMultiCallable[_operator_pb2.ListReferencesRequest, _operator_pb2.ListReferencesResponse]  # type: ignore[assignment]
     PublishReference: _aio.StreamUnaryMultiCallable[_operator_pb2.PublishReferenceRequest, _operator_pb2.PublishReferenceResponse]  # type: ignore[assignment]
     """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+    RemoveReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.RemoveReferenceRequest, _operator_pb2.RemoveReferenceResponse]  # type: ignore[assignment]
+    """Removes a published reference that is neither pinned nor from the start."""
     PinReference: _aio.UnaryUnaryMultiCallable[_operator_pb2.PinReferenceRequest, _operator_pb2.PinReferenceResponse]  # type: ignore[assignment]
     """Makes agents transfer from this reference; connected agents reconnect to learn of it."""
 
@@ -151,6 +155,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.PublishReferenceResponse, _abc.Awaitable[_operator_pb2.PublishReferenceResponse]]:
         """The first message holds the manifest, the following ones the weights in chunks. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def RemoveReference(
+        self,
+        request: _operator_pb2.RemoveReferenceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.RemoveReferenceResponse, _abc.Awaitable[_operator_pb2.RemoveReferenceResponse]]:
+        """Removes a published reference that is neither pinned nor from the start."""
 
     @_abc_1.abstractmethod
     def PinReference(

@@ -343,6 +343,7 @@ class Ack(_message.Message):
     LEASE_NUMBER_FIELD_NUMBER: _builtins.int
     GRANT_LIFETIME_S_FIELD_NUMBER: _builtins.int
     IS_RENEWED_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     lease_s: _builtins.float
     """new lease as the fleet grows; 0: unchanged"""
@@ -354,6 +355,8 @@ class Ack(_message.Message):
     """as in the Welcome; 0: unchanged"""
     is_renewed: _builtins.bool
     """the lease named the newest grant, which is renewed"""
+    refusal: _builtins.str
+    """why the report was refused, and will be if it is repeated; empty: it was taken"""
     def __init__(
         self,
         *,
@@ -363,10 +366,11 @@ class Ack(_message.Message):
         lease_number: _builtins.int = ...,
         grant_lifetime_s: _builtins.float = ...,
         is_renewed: _builtins.bool = ...,
+        refusal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "is_renewed", b"is_renewed", "lease_number", b"lease_number", "lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["grant_lifetime_s", b"grant_lifetime_s", "is_renewed", b"is_renewed", "lease_number", b"lease_number", "lease_s", b"lease_s", "reconnect_s", b"reconnect_s", "refusal", b"refusal", "sequence", b"sequence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -474,20 +478,24 @@ class FetchReferenceResponse(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     WEIGHTS_CHUNK_FIELD_NUMBER: _builtins.int
     WEIGHTS_OFFSET_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     weights_chunk: _builtins.bytes
     weights_offset: _builtins.int
     """sent with the manifest: offset of the first chunk"""
+    weights_bytes: _builtins.int
+    """sent with the manifest: length of all weights; the agent takes no more"""
     def __init__(
         self,
         *,
         manifest: _builtins.bytes = ...,
         weights_chunk: _builtins.bytes = ...,
         weights_offset: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_chunk", b"weights_chunk", "weights_offset", b"weights_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_bytes", b"weights_bytes", "weights_chunk", b"weights_chunk", "weights_offset", b"weights_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

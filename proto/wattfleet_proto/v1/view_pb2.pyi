@@ -43,6 +43,12 @@ class DeviceView(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     FIRST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
+    GRANTED_W_FIELD_NUMBER: _builtins.int
+    CONFIRMED_W_FIELD_NUMBER: _builtins.int
+    OBSERVED_W_FIELD_NUMBER: _builtins.int
+    GRANTED_PLAN_ID_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
     board: _builtins.str
     provenance: _power_pb2.Provenance.ValueType
@@ -65,6 +71,18 @@ class DeviceView(_message.Message):
     """its first report; times are present if requested and known"""
     last_seen_unix_s: _builtins.float
     """the latest report that changed anything"""
+    granted_w: _builtins.float
+    """watts that its newest grant allows; absent: it may only idle"""
+    confirmed_w: _builtins.float
+    """watts that it has confirmed to keep to; absent: unknown, or it may only idle"""
+    observed_w: _builtins.float
+    """watts of its last observed training; absent: none was observed"""
+    granted_plan_id: _builtins.str
+    """the plan of its grant; empty: it may only idle"""
+    left_out: _builtins.str
+    """why its own reports keep it out of rounds; empty: they do not"""
+    trust: _builtins.float
+    """1: no recent prediction was contradicted, 0: all; absent: no observed training"""
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
     @_builtins.property
@@ -96,31 +114,53 @@ class DeviceView(_message.Message):
         drained: _builtins.bool = ...,
         first_seen_unix_s: _builtins.float | None = ...,
         last_seen_unix_s: _builtins.float | None = ...,
+        granted_w: _builtins.float | None = ...,
+        confirmed_w: _builtins.float | None = ...,
+        observed_w: _builtins.float | None = ...,
+        granted_plan_id: _builtins.str = ...,
+        left_out: _builtins.str = ...,
+        trust: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
+    _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
     _WhichOneofReturnType__first_seen_unix_s: _TypeAlias = _typing.Literal["first_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__first_seen_unix_s: _TypeAlias = _typing.Literal["_first_seen_unix_s", b"_first_seen_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__granted_w: _TypeAlias = _typing.Literal["granted_w"]  # noqa: Y015
+    _WhichOneofArgType__granted_w: _TypeAlias = _typing.Literal["_granted_w", b"_granted_w"]  # noqa: Y015
     _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
     _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
     _WhichOneofReturnType__last_seen_unix_s: _TypeAlias = _typing.Literal["last_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__observed_w: _TypeAlias = _typing.Literal["observed_w"]  # noqa: Y015
+    _WhichOneofArgType__observed_w: _TypeAlias = _typing.Literal["_observed_w", b"_observed_w"]  # noqa: Y015
+    _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
+    _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed_w) -> _WhichOneofReturnType__confirmed_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_seen_unix_s) -> _WhichOneofReturnType__first_seen_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__granted_w) -> _WhichOneofReturnType__granted_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_seen_unix_s) -> _WhichOneofReturnType__last_seen_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_w) -> _WhichOneofReturnType__observed_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
 

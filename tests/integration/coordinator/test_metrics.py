@@ -27,6 +27,8 @@ DOCUMENTED = {
     "wattfleet_devices": {"state"},
     "wattfleet_device_profiled_modes": {"device"},
     "wattfleet_device_idle_watts": {"device"},
+    "wattfleet_device_trust": {"device"},
+    "wattfleet_device_left_out": {"device"},
     "wattfleet_device_budget_watts": {"device"},
     "wattfleet_device_predicted_epoch_seconds": {"device"},
     "wattfleet_device_observed_epoch_seconds": {"device"},
@@ -71,8 +73,9 @@ def trained_fleet() -> Fleet:
     fleet = small_fleet(site_budget_w=90.0, policy=FastestK(2))
     make_ready(fleet, "slow", front((90, 12)), 2.5, 3)
     plan_id = fleet.flower.plan(RUN, 1, [*NODES, 3], 2.0).plan_id
-    fleet.rounds.observe(plan_id, ObservedTraining("orin", 21.0, 31.0))
-    fleet.rounds.observe(plan_id, ObservedTraining("nano", 34.0, 14.5))
+    fleet.observe("orin", plan_id, 21.0, 31.0)
+    fleet.observe("nano", plan_id, 34.0, 14.5)
+    fleet.agents.refuse_front("slow", "its watts are not plausible")
     fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.75})
     fleet.set_budget("site", InForce(90.0, "query", True, "the meter is gone"))
     return fleet
@@ -97,6 +100,8 @@ def test_the_figures_of_a_round_are_those_of_the_plan_and_the_reports() -> None:
     assert of(samples, "wattfleet_device_observed_epoch_seconds") == {("orin",): 21, ("nano",): 34}
     assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
     assert of(samples, "wattfleet_device_idle_watts") == {("orin",): 5, ("nano",): 3, ("slow",): 2.5}
+    assert of(samples, "wattfleet_device_trust") == {("orin",): 1, ("nano",): 1}
+    assert of(samples, "wattfleet_device_left_out") == {("slow",): 1}
     assert of(samples, "wattfleet_device_profiled_modes") == {("orin",): 50, ("nano",): 50, ("slow",): 50}
     assert of(samples, "wattfleet_round_number") == {(): 1}
     assert of(samples, "wattfleet_round_accuracy") == {(): 0.75}

@@ -13,9 +13,10 @@ from coordinator.cli.budget import seconds
 from coordinator.cli.client import RequestRefusedError
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.shell import a_round, asked, rack_and_roof, served_with_shell
-from tests.fakes.small_fleet import RUN
+from tests.fakes.small_fleet import NANO_FRONT, RUN
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, write_artefact
+from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 
@@ -51,6 +52,18 @@ async def test_devices_are_shown_and_can_be_picked_out(site: CoordinatorSettings
         assert [each["device_id"] for each in await asked(shell, "devices", "--state", "offline")] == ["nano"]
 
 
+async def test_a_device_that_is_left_out_is_shown_with_the_reason(site: CoordinatorSettings) -> None:
+    async with served_with_shell(site) as (client, shell):
+        _, nano = await client.two_ready()
+        await nano.send(front=session_pb2.FrontReport(front=front_to_message(NANO_FRONT), idle_w=999.0))
+        [shown] = [each for each in await asked(shell, "devices") if each["device_id"] == "nano"]
+        assert "999 W as its idle power" in shown["left_out"]
+        assert (shown["state"], shown["idle_w"], shown["trust"]) == ("ready", 3.0, None)
+        text = (await shell("devices")).stdout
+        assert "left out" in text and "2 devices: 2 ready; 1 left out because of their reports" in text
+        assert "left out: nano reports 999 W" in " ".join((await shell("device", "nano")).stdout.split())
+
+
 async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> None:
 
     async with served_with_shell(site) as (client, shell):
@@ -64,7 +77,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 10 + 2 + 4
+        assert shown.count("\n") == 13 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
@@ -263,6 +276,9 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         }
         assert start == f"{artefact.digest[:12]} comes from `serve --reference`"
         assert (await asked(shell, "reference", "unpin"))["digest"] == artefact.digest
+        removed = await shell("reference", "remove", another.digest[:12])
+        assert removed.stdout == f"{another.digest} is removed\n"
+        assert [each["digest"] for each in await asked(shell, "reference", "list")] == [artefact.digest]
         weights = bytearray(another.weights)
         weights[-1] ^= 1
         (tmp_path / "new" / "weights.safetensors").write_bytes(weights)
@@ -277,5 +293,5 @@ async def test_a_reference_is_published_pinned_and_unpinned(
         content["provenance"]["note"] = "x" * 1_500_000
         (tmp_path / "new" / "weights.safetensors").write_bytes(another.weights)
         (tmp_path / "new" / "manifest.json").write_text(json.dumps(content))
-        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 1,024,000"):
+        with pytest.raises(InvalidInputError, match=r"manifest.json has 1,50\d,\d{3} bytes; the limit is 102,400"):
             await shell("reference", "publish", str(tmp_path / "new"))

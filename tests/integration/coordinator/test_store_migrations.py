@@ -16,7 +16,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Engine, event, text
 
 from coordinator.state.records import DeviceResult, ObservedTraining, RunRecord
+from coordinator.store import checksums
 from coordinator.store.database import database_url, open_engine
+from coordinator.store.integrity import driver_connection
 from coordinator.store.loading import StoredState
 from coordinator.store.store import Store
 from coordinator.store.tables import Base
@@ -147,10 +149,14 @@ def test_a_database_of_a_newer_version_is_refused(location: Path | URL) -> None:
     Store(location).close()
     with engine_of(location) as engine, engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '0999'"))
+        if engine.dialect.name == "sqlite":  # as the newer version does
+            checksums.seal(driver_connection(connection))
     with pytest.raises(InvalidInputError, match=r"written by a newer version of Wattfleet \(tables 0999"):
         Store(location)
     with engine_of(location) as engine, engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = :it"), {"it": VERSIONS[0]})
+        if engine.dialect.name == "sqlite":
+            checksums.seal(driver_connection(connection))
     Store(location).close()  # and nothing of it is held
 
 

@@ -31,6 +31,8 @@ SERVED = {
     "wattfleet_device_observed_power_watts": {"device"},
     "wattfleet_device_profiled_modes": {"device"},
     "wattfleet_device_idle_watts": {"device"},
+    "wattfleet_device_trust": {"device"},
+    "wattfleet_device_left_out": {"device"},
     "wattfleet_round_duration_seconds": {"kind"},
     "wattfleet_round_number": set(),
     "wattfleet_site_power_watts": {"kind"},

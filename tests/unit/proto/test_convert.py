@@ -30,7 +30,8 @@ from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
 
 hertz = st.integers(1, 10**12 - 1)
 modes = st.builds(PowerMode, st.integers(1, 2**32 - 1), st.integers(1, 2**32 - 1), hertz, hertz)
-positive = st.floats(1e-6, 1e9)
+seconds = st.floats(1e-4, 1e7)
+watts = st.floats(0.1, 1e4)
 spread = st.floats(0, 2)
 
 
@@ -38,15 +39,15 @@ spread = st.floats(0, 2)
 def any_front(draw: st.DrawFn) -> Front:
     """A front of any modes and any numbers that are in order."""
     k = draw(st.integers(1, 12))
-    one_epoch_s = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)))
-    watts = sorted(draw(st.lists(positive, min_size=k, max_size=k, unique=True)), reverse=True)
+    one_epoch_s = sorted(draw(st.lists(seconds, min_size=k, max_size=k, unique=True)))
+    power_w = sorted(draw(st.lists(watts, min_size=k, max_size=k, unique=True)), reverse=True)
     epoch_s = np.array(one_epoch_s) * [draw(st.floats(0.1, 1)) for _ in range(k)]
     warmup_s = np.array(one_epoch_s) - epoch_s
     assume((np.diff(warmup_s + epoch_s) > 0).all())  # rounding may make two equal
     return Front(
         modes=np.array([draw(modes) for _ in range(k)], dtype=np.float64),
         epoch_s=epoch_s,
-        power_w=np.array(watts),
+        power_w=np.array(power_w),
         epoch_log_sd=np.array([draw(spread) for _ in range(k)]),
         power_log_sd=np.zeros(k),  # any spread could turn the order of the planned watts round
         warmup_s=warmup_s,
@@ -161,8 +162,7 @@ def test_a_front_with_an_unset_mode_is_refused() -> None:
         front_from_message(message)
 
 
-watts = st.floats(0.1, 1e4)
-assignments = st.builds(Assignment, st.text(min_size=1), modes, positive, watts, watts, st.floats(0, 1e9))
+assignments = st.builds(Assignment, st.text(min_size=1), modes, seconds, watts, watts, st.floats(0, 1e9))
 decisions = st.builds(Decision, st.text(), st.booleans(), st.text())
 
 
@@ -171,7 +171,7 @@ decisions = st.builds(Decision, st.text(), st.booleans(), st.text())
         RoundPlan,
         st.lists(assignments, max_size=4, unique_by=lambda a: a.device_id).map(tuple),
         st.lists(decisions, max_size=4).map(tuple),
-        positive,
+        seconds,
         watts,
         watts,
     ),

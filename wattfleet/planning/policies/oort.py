@@ -90,7 +90,7 @@ class Oort:
         bonus = np.sqrt(_CONFIDENCE * math.log(max(2, context.server_round)) / waited)
         preferred_s = float(np.quantile(context.curves.fastest_s[devices], self._pace(history)))
         slowdown = np.maximum(1.0, context.curves.fastest_s[devices] / preferred_s)
-        return np.asarray((np.minimum(statistical / scale, 1.0) + bonus) / slowdown**_PENALTY)
+        return np.asarray((np.minimum(statistical, scale) / scale + bonus) / slowdown**_PENALTY)
 
     def _pace(self, history: History) -> float:
         """The quantile of the preferred duration: one step higher for each window with less utility than the last."""

@@ -22,6 +22,9 @@ from wattfleet.planning.utility import greedy_by_utility, greedy_by_utility_per_
 
 _LIMITS = 32
 
+_MAX_RELATIVE_SAMPLES = 100.0
+"""Samples of a device that count, in multiples of the fleet's median."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -88,9 +91,11 @@ def _worth(context: PlanningContext) -> Values:
     latest = [history.latest.get(offer.device_id) for offer in context.offers]
     # Failed rounds count too. Otherwise the weight of a device that always fails would grow.
     last_selected = [history.last_selected.get(offer.device_id, 0) for offer in context.offers]
-    rounds = context.server_round - np.array(last_selected, dtype=float)
+    rounds = np.maximum(context.server_round - np.array(last_selected, dtype=float), 1.0)
     samples = np.array([np.nan if each is None else each[1].num_examples or np.nan for each in latest], dtype=float)
     known = np.isfinite(samples)
+    if known.any():  # no device may claim so many samples that the others count for nothing
+        samples = np.minimum(samples, _MAX_RELATIVE_SAMPLES * np.median(samples[known]))
     samples = np.where(known, samples, samples[known].mean() if known.any() else 1.0)
     worth = rounds / rounds.mean() * samples / samples.mean()
     return np.asarray(worth, dtype=np.float64)

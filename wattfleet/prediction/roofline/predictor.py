@@ -41,12 +41,19 @@ from wattfleet.prediction.roofline.priors import (
     transfer_power_prior,
     transfer_time_prior,
 )
-from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface, both_at, expected_process
+from wattfleet.prediction.roofline.residual import (
+    MAX_INDUCING,
+    Correction,
+    Process,
+    Remainder,
+    Surface,
+    both_at,
+    expected_process,
+)
 from wattfleet.prediction.roofline.serialization import read_remainder, remainder_tensors
 from wattfleet.prediction.tensors import Tensors, read_parameters, read_tensors, write_tensors
 
 Values = NDArray[np.float64]
-_INDUCING = 400
 # Prior of the share of a reference's residual that another workload or board shows: mean and standard deviation.
 _SHARE = (0.5, 0.3)
 # Log residuals of time and power beyond which a row is rather wrong than typical of the workload.
@@ -240,7 +247,7 @@ def _fit_corpus(
     order = np.lexsort(modes.T)
     parameters = robust_fit(physics, observed, prior, 0.02, "cauchy", starts=3)
     residuals = observed - physics(parameters)
-    inducing = order[np.random.default_rng(0).permutation(len(modes))[:_INDUCING]]
+    inducing = order[np.random.default_rng(0).permutation(len(modes))[:MAX_INDUCING]]
     surface = Surface.fit(modes, residuals, residual_weights(residuals, width), inducing)
     remaining = np.abs(residuals - surface.at(modes))
     # The standard deviation whose 90 % interval holds 90 % of the plausible rows; wrong rows do not widen it.

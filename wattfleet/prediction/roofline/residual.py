@@ -18,6 +18,9 @@ from wattfleet.modes import ModeArray
 
 Values = NDArray[np.float64]
 
+MAX_INDUCING = 400
+"""Inducing modes of a surface at most."""
+
 MEASUREMENT_SD = 0.01
 """Log standard deviation of repeated measurements of one mode."""
 

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface
+from wattfleet.prediction.predictor import MIN_CORPUS_MODES
+from wattfleet.prediction.roofline.residual import MAX_INDUCING, Correction, Process, Remainder, Surface
 from wattfleet.prediction.tensors import LARGEST_LOG, Tensors, corrupt_weights, read_array, tensor_size
+
+_MAX_CORRECTIONS = MIN_CORPUS_MODES - 1
+"""A fit to more modes has a surface instead of a correction."""
 
 
 def remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
@@ -42,6 +46,11 @@ def read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder:
     # The share of the surface is one more parameter.
     k = parameters + 1
     m, n = tensor_size(tensors, f"{prefix}.surface.weights"), tensor_size(tensors, f"{prefix}.weights")
+    if m > MAX_INDUCING or n > _MAX_CORRECTIONS:  # a prediction takes memory for the square of both
+        raise corrupt_weights(
+            f"hold {m:,} inducing and {n:,} correcting modes in {prefix!r}; at most {MAX_INDUCING} inducing and"
+            f" {_MAX_CORRECTIONS} correcting modes are allowed"
+        )
     process = read_array(tensors, f"{prefix}.process", 2)
     parameter_sd = read_array(tensors, f"{prefix}.parameter_sd", k)
     share, heights = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.surface.weights", m)

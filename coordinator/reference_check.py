@@ -1,0 +1,111 @@
+"""Checks a published reference predictor in a process of its own, with limits on its memory and its time.
+
+A reference is data, but loading it and predicting with it may take any amount of memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+
+from coordinator.errors import UncheckedReferenceError
+from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
+from wattfleet.prediction import Artefact, Predictor, RooflinePredictor, predictor_class, restore_predictor
+from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
+
+CHECK_BYTES = 256 * 1024 * 1024
+"""Memory that a check may take beyond the interpreter with its packages."""
+
+CHECK_S = 60.0
+"""Limit on a check; a busy machine takes some seconds to start the process."""
+
+MAX_CORRECTIONS = 200
+"""Limit of a reference's modes that correct the fitted model. Those of `wattfleet reference train` have none."""
+
+
+def check_in_child(artefact: Artefact, memory_bytes: int = CHECK_BYTES, within_s: float = CHECK_S) -> None:
+    """Check that a reference can be loaded and predicts; this blocks for some seconds.
+
+    Args:
+        artefact: the reference.
+        memory_bytes: memory that the check may take.
+        within_s: seconds that it may take.
+
+    Raises:
+        CorruptReferenceError: it cannot predict, or needs too much memory.
+        InvalidInputError: it needs a package that is not installed.
+        UncheckedReferenceError: it could not be checked, or not in time.
+    """
+    give_up_s = time.monotonic() + within_s
+
+    def require_time() -> None:
+        if time.monotonic() > give_up_s:
+            raise UncheckedReferenceError(f"the reference could not be checked within {within_s:g} s: try again later")
+
+    try:
+        with ChildProcess(__name__) as child:
+            child.ask((artefact.manifest, artefact.weights, memory_bytes), require_time)
+    except ChildEndedError as ended:
+        raise CorruptReferenceError(
+            f"the process that checks the reference {ended}, probably because the reference needs more than"
+            f" {memory_bytes // 2**20} MiB of memory: train a smaller one with `wattfleet reference train`"
+        ) from None
+    except OSError as error:
+        raise UncheckedReferenceError(
+            f"cannot start a process to check the reference: {error.strerror}; try again later"
+        ) from None
+
+
+def _check(artefact: Artefact) -> None:
+    predictor = restore_predictor(artefact)
+    corrections = _corrections(predictor)
+    if corrections > MAX_CORRECTIONS:
+        raise CorruptReferenceError(
+            f"the reference is corrected by {corrections:,} measured modes; at most {MAX_CORRECTIONS} are allowed:"
+            " train it with `wattfleet reference train`"
+        )
+
+
+def _corrections(predictor: Predictor) -> int:
+    if not isinstance(predictor, RooflinePredictor):
+        return 0
+    return max(len(part.correction.modes) for part in (predictor.time_remainder, predictor.power_remainder))
+
+
+def _limit_memory(beyond: int) -> None:
+    """Limit this process to the memory that it has now, and so many bytes beyond."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + beyond, now + beyond))
+
+
+def _answer(manifest: bytes, weights: bytes, memory_bytes: int) -> WattfleetError | None:
+    try:
+        artefact = Artefact(manifest, weights)
+        predictor_class(artefact.details.predictor)  # imports its packages, which may map gigabytes
+        _limit_memory(memory_bytes)
+        _check(artefact)
+    except WattfleetError as error:
+        return error
+    except ModuleNotFoundError as error:
+        return InvalidInputError(
+            f"cannot check a predictor of kind {artefact.details.predictor!r} without {error.name}: install it on the"
+            " coordinator's machine"
+        )
+    except MemoryError:
+        return CorruptReferenceError(
+            f"the reference needs more than {memory_bytes // 2**20} MiB of memory: train a smaller one with"
+            " `wattfleet reference train`"
+        )
+    return None
+
+
+def main() -> None:
+    """Serve the coordinator that started this process."""
+    with parent_connection() as parent:
+        for request in parent.requests():
+            parent.answer(_answer(*request))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""Limits what one peer may ask for, so that it leaves room for the others.
+
+A peer is a connection or a host. A fleet behind one address is one host with a connection for each device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from coordinator.errors import QuotaExceededError
+from coordinator.settings import PeerSettings
+from wattfleet_io.token_bucket import TokenBucket
+
+_SESSION_SERVICE = "/wattfleet.v1.SessionService/"
+_BURST_S = 2.0
+_MAX_HOSTS = 10_000
+"""Hosts whose rate is remembered; beyond it the oldest is forgotten."""
+
+
+def host_of(peer: str) -> str:
+    """The host of a peer as gRPC names it, such as `ipv4:10.0.0.7:41234`; connections of one host have one name."""
+    return peer.rpartition(":")[0] if peer.startswith(("ipv4:", "ipv6:")) else peer
+
+
+class PeerQuotas:
+    """The calls in progress and the requests of every peer."""
+
+    def __init__(self, settings: PeerSettings = PeerSettings(), now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start without any call.
+
+        Args:
+            settings: the limits.
+            now_s: a clock, in seconds.
+        """
+        self._settings = settings
+        self._now_s = now_s
+        self._of_connection: Counter[str] = Counter()
+        self._of_host: Counter[str] = Counter()
+        self._requests: dict[str, TokenBucket] = {}
+
+    @contextmanager
+    def admitted(self, method: str, context: Any) -> Iterator[None]:
+        """Count a call while it lasts.
+
+        Raises:
+            QuotaExceededError: the peer has too many calls in progress, or sends too many requests.
+        """
+        connection: str = context.peer()
+        host = host_of(connection)
+        for calls, name, limit, what in (
+            (self._of_connection, connection, self._settings.calls_per_connection, "one connection"),
+            (self._of_host, host, self._settings.calls_per_host, "one host"),
+        ):
+            if calls[name] >= limit:
+                raise QuotaExceededError(
+                    f"{limit:,} calls of {what} are in progress: end some, or raise the coordinator's setting"
+                    f" peers.calls_per_{what.split()[1]}"
+                )
+        # Agents spread their reconnections, and a session limits its own messages.
+        if not method.startswith(_SESSION_SERVICE) and not self._bucket(host).take(self._now_s()):
+            raise QuotaExceededError(
+                f"one host may send {self._settings.requests_per_s:g} requests each second: send fewer, or raise the"
+                " coordinator's setting peers.requests_per_s"
+            )
+        self._of_connection[connection] += 1
+        self._of_host[host] += 1
+        try:
+            yield
+        finally:
+            _count_down(self._of_connection, connection)
+            _count_down(self._of_host, host)
+
+    def _bucket(self, host: str) -> TokenBucket:
+        if host not in self._requests:
+            rate = self._settings.requests_per_s
+            if len(self._requests) >= _MAX_HOSTS:
+                del self._requests[next(iter(self._requests))]
+            self._requests[host] = TokenBucket.full(rate, max(1.0, _BURST_S * rate), self._now_s())
+        return self._requests[host]
+
+
+def _count_down(calls: Counter[str], name: str) -> None:
+    calls[name] -= 1
+    if not calls[name]:
+        del calls[name]

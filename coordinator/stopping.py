@@ -1,0 +1,52 @@
+"""Stops the coordinator's process on SIGINT and SIGTERM, at the latest after a time limit."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+_log = logging.getLogger(__name__)
+
+_EXIT_FAILED = 1
+
+
+def stop_on_signals(stop: asyncio.Event, limit_s: float) -> None:
+    """Set `stop` on a signal; if the process has not ended `limit_s` later, end it.
+
+    Threads cannot be cancelled: without the limit, one that hangs in a query of the store or in a plan would keep the
+    process alive. Ending it then loses nothing that was acknowledged, as after a power cut.
+
+    Args:
+        stop: ends the coordinator; an event of the running loop.
+        limit_s: time from the first signal to the end of the process.
+    """
+    loop = asyncio.get_running_loop()
+    limit = threading.Timer(limit_s, _end, (limit_s,))
+    limit.daemon = True
+
+    # Not `loop.add_signal_handler`: the time counts even if the loop is blocked.
+    def handle(number: int, frame: FrameType | None) -> None:
+        if limit.ident is None:
+            limit.start()
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+
+
+def _end(limit_s: float) -> None:
+    busy = sorted({thread.name for thread in threading.enumerate() if not thread.daemon})
+    _log.error(
+        "the coordinator did not stop within %g s: it ends now (threads: %s); acknowledged data is on disk",
+        limit_s,
+        ", ".join(busy),
+    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(_EXIT_FAILED)

@@ -1,0 +1,162 @@
+"""Copies, checks and restores a store's SQLite file; PostgreSQL has tools of its own for that."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+from coordinator.store import checksums
+from coordinator.store.errors import StoreFullError, StoreInUseError
+from coordinator.store.integrity import damaged, require_undamaged
+from coordinator.store.ownership import FileLock
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import sync_folder
+
+_PAGES_AT_ONCE = 1_000
+"""Pages per step of a copy: between steps, a running coordinator can write."""
+_SIDECARS = ("-wal", "-shm")
+
+
+def has_tables(connection: sqlite3.Connection) -> bool:
+    """Whether a file has any table."""
+    (count,) = connection.execute("SELECT count(*) FROM main.sqlite_master").fetchone()
+    return bool(count)
+
+
+def check_file(path: Path, name: Path | None = None) -> dict[str, int]:
+    """Check a file, which a coordinator may be using, without changing it.
+
+    Args:
+        path: the file.
+        name: the file's name for messages; None for its own.
+
+    Returns:
+        The number of rows by table; tables from before there were checksums are left out.
+
+    Raises:
+        InvalidInputError: it has no tables.
+        DamagedStoreError: it does not hold what was written to it.
+    """
+    with _reading(path) as connection:
+        connection.create_function(checksums.FUNCTION, -1, checksums.row_checksum, deterministic=True)
+        # One transaction, so that rows that a coordinator writes meanwhile do not matter.
+        connection.execute("BEGIN")
+        try:
+            require_undamaged(connection, str(name or path))
+            if not has_tables(connection):
+                raise InvalidInputError(f"{name or path} has no tables: name the file of a store")
+            return checksums.row_counts(connection)
+        except sqlite3.Error as error:
+            raise damaged(str(name or path), str(error)) from None
+
+
+def back_up(path: Path, target: Path) -> None:
+    """Copy a store's file, which a coordinator may be using, and check the copy.
+
+    Raises:
+        DamagedStoreError: the store is damaged; there is no copy then.
+        StoreFullError: there is no room for the copy.
+        OSError: the copy cannot be written.
+        sqlite3.Error: the store cannot be read.
+    """
+    draft = target.with_name(f".{target.name}.unchecked")
+    try:
+        copy_file(path, draft)
+        check_file(draft, path)
+        os.replace(draft, target)
+        sync_folder(target.parent)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, which a coordinator may be using; an existing copy is replaced only by a complete one.
+
+    Raises:
+        StoreFullError: there is no room for the copy.
+        OSError: the copy cannot be written.
+        sqlite3.Error: the source cannot be read.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    try:
+        draft.unlink(missing_ok=True)
+        # Not readable by others than the source.
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, os.stat(source).st_mode & 0o777))
+        with _reading(source) as connection, closing(sqlite3.connect(draft)) as copy:
+            connection.backup(copy, pages=_PAGES_AT_ONCE)
+            copy.execute("PRAGMA journal_mode=DELETE")  # the copy is one file
+        _sync(draft)
+        os.replace(draft, target)
+        sync_folder(target.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
+        if is_full or (isinstance(error, sqlite3.Error) and "is full" in str(error)):
+            raise StoreFullError(f"no room for {target}: free some space on its disk") from None
+        raise
+
+
+def restore_file(backup: Path, path: Path) -> Path | None:
+    """Put a checked backup in a store's place; the file that was there is kept beside it.
+
+    Returns:
+        Where the replaced file is now; None if there was none.
+
+    Raises:
+        StoreInUseError: a coordinator uses the store.
+        InvalidInputError: the backup has no tables.
+        DamagedStoreError: the backup is damaged.
+        StoreFullError: there is no room for the copy.
+        OSError: a file cannot be written.
+    """
+    lock = FileLock(path)
+    if not lock.take():
+        raise StoreInUseError(f"a coordinator uses {path}: stop it before a backup is restored")
+    try:
+        check_file(backup)
+        draft = path.with_name(f".{path.name}.restored")
+        copy_file(backup, draft)
+        replaced = _free_name(path) if path.exists() else None
+        for sidecar in _SIDECARS:  # they would be taken for the new file's
+            with suppress(FileNotFoundError):
+                beside = path.with_name(path.name + sidecar)
+                if replaced is None:
+                    beside.unlink()
+                else:
+                    os.replace(beside, replaced.with_name(replaced.name + sidecar))
+        if replaced is not None:
+            os.link(path, replaced)
+        os.replace(draft, path)
+        sync_folder(path.parent)
+        return replaced
+    finally:
+        lock.release()
+
+
+def _free_name(path: Path) -> Path:
+    """A name beside a file that no file has yet."""
+    number = 1
+    while (free := path.with_name(f"{path.name}.replaced-{number}")).exists():
+        number += 1
+    return free
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that cannot write."""
+    with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as connection:
+        yield connection
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

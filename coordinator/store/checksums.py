@@ -1,0 +1,130 @@
+"""Checksums of the rows of an SQLite file, which has none itself: a disk that returns other bytes is noticed.
+
+Each table has a column `checksum`. Triggers of the coordinator's own connections keep it; they are not in the file, so
+that other programs can open it. PostgreSQL has checksums of its pages, and leaves the column empty.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterator
+
+CHECKED_TABLES = (
+    "device",
+    "front",
+    "node",
+    "run",
+    "round",
+    "observation",
+    "device_overrides",
+    "budget_override",
+    "reference",
+    "reference_pin",
+    "coordinator_term",
+    "coordinator_clock",
+)
+_COLUMN = "checksum"
+FUNCTION = "row_checksum"
+
+
+def row_checksum(*values: object) -> int:
+    """The checksum of a row's values, in the order of its columns."""
+    for value in values:
+        if isinstance(value, bytes):
+            values = tuple(("bytes", zlib.crc32(each)) if isinstance(each, bytes) else each for each in values)
+            break
+    # Escaped to ASCII, since later versions of Unicode may print other characters.
+    return zlib.crc32(ascii(values).encode())
+
+
+def prepare(connection: sqlite3.Connection) -> None:
+    """Keep the checksums of all rows that this connection writes, in the tables that have them."""
+    connection.create_function(FUNCTION, -1, row_checksum, deterministic=True)
+    # Otherwise triggers would need a temporary file.
+    connection.execute("PRAGMA temp_store=MEMORY")
+    for table in _tables(connection):
+        columns = _columns(connection, table)
+        new = ", ".join(f'NEW."{column}"' for column in columns)
+        named = ", ".join(f'"{column}"' for column in columns)
+        for name, event in (("inserted", "INSERT"), ("updated", f"UPDATE OF {named}")):
+            connection.execute(
+                f"CREATE TEMP TRIGGER IF NOT EXISTS {table}_{name} AFTER {event} ON main.{table} BEGIN"
+                f" UPDATE {table} SET {_COLUMN} = {FUNCTION}({new}) WHERE rowid = NEW.rowid; END"
+            )
+
+
+def forget(connection: sqlite3.Connection) -> None:
+    """Drop the triggers, before tables are changed."""
+    for (name,) in connection.execute("SELECT name FROM sqlite_temp_master WHERE type = 'trigger'").fetchall():
+        connection.execute(f"DROP TRIGGER temp.{name}")
+
+
+def seal(connection: sqlite3.Connection) -> None:
+    """Write the checksums of all rows and of the tables' definitions, after tables were created or changed."""
+    for table in _tables(connection):
+        connection.execute(f"UPDATE {table} SET {_COLUMN} = {_call(connection, table)}")
+    connection.execute(f"PRAGMA user_version={_schema_checksum(connection)}")
+
+
+def is_sealed(connection: sqlite3.Connection) -> bool:
+    """Whether the file has checksums; one that another program wrote from a dump has none."""
+    (kept,) = connection.execute("PRAGMA user_version").fetchone()
+    return bool(kept)
+
+
+def damaged(connection: sqlite3.Connection, rows: bool = True) -> str | None:
+    """What differs from what the coordinator wrote: tables' definitions, and rows.
+
+    Args:
+        connection: to the file.
+        rows: whether to check all rows.
+
+    Returns:
+        The first difference, for a message; None if there is none, or the file is older than the checksums.
+    """
+    (kept,) = connection.execute("PRAGMA user_version").fetchone()
+    if kept == 0:
+        return None
+    if kept != _schema_checksum(connection):
+        return "the definitions of its tables have changed"
+    if not rows:
+        return None
+    for table in _tables(connection):
+        wrong = f"{_COLUMN} IS NOT {_call(connection, table)}"
+        (count,) = connection.execute(f"SELECT count(*) FROM {table} WHERE {wrong}").fetchone()
+        if count:
+            return f"the content of {count} {'row' if count == 1 else 'rows'} of the table {table} has changed"
+    return None
+
+
+def row_counts(connection: sqlite3.Connection) -> dict[str, int]:
+    """The number of rows of each table that has checksums."""
+    return {
+        table: connection.execute(f"SELECT count(*) FROM main.{table}").fetchone()[0] for table in _tables(connection)
+    }
+
+
+def _tables(connection: sqlite3.Connection) -> Iterator[str]:
+    """The tables of the file that have checksums."""
+    for table in CHECKED_TABLES:
+        if any(row[1] == _COLUMN for row in connection.execute(f"PRAGMA main.table_info({table})").fetchall()):
+            yield table
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> list[str]:
+    rows = connection.execute(f"PRAGMA main.table_info({table})").fetchall()
+    return [row[1] for row in rows if row[1] != _COLUMN]
+
+
+def _call(connection: sqlite3.Connection, table: str) -> str:
+    return f"{FUNCTION}({', '.join(f'{chr(34)}{column}{chr(34)}' for column in _columns(connection, table))})"
+
+
+def _schema_checksum(connection: sqlite3.Connection) -> int:
+    """A checksum of the tables' definitions and their version, from 1 to 2^31 - 1."""
+    definitions = connection.execute(
+        "SELECT name, sql FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name"
+    ).fetchall()
+    versions = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+    return zlib.crc32(ascii((definitions, versions)).encode()) % (2**31 - 1) + 1

@@ -1,0 +1,75 @@
+"""Asks a policy for its request, and finds the device that it fails with, so that the others are planned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from wattfleet.errors import WattfleetError
+from wattfleet.planning.policies.policy import PlanningContext, Policy, SelectionRequest, any_devices
+
+_MAX_LEFT_OUT = 3
+"""Devices to leave out at most; if the policy still fails, the round is planned without it."""
+
+_LONGEST_PROBLEM = 200
+
+ContextWithout = Callable[[Collection[str]], PlanningContext]
+"""The policy's context without some devices, by id; one or more devices must remain."""
+
+
+def requested(
+    policy: Policy, context_without: ContextWithout, excluded: Collection[str]
+) -> tuple[PlanningContext, SelectionRequest, Mapping[str, str]]:
+    """Ask a policy for its request, if necessary without the devices that it fails with.
+
+    If it fails without them too, half of all devices are requested, for the least makespan.
+
+    Args:
+        policy: the client-selection policy.
+        context_without: the policy's context without some devices.
+        excluded: devices that are no candidates.
+
+    Returns:
+        The context of the request, the request, and why devices were left out, by id.
+
+    Raises:
+        WattfleetError: the policy refuses the round, for example because no device can meet its deadline.
+    """
+    whole = context = context_without(excluded)
+    left_out: dict[str, str] = {}
+    while True:
+        request = _attempt(policy, context)
+        if isinstance(request, SelectionRequest):
+            return context, request, left_out
+        if len(context.offers) == 1 or len(left_out) == _MAX_LEFT_OUT:
+            anybody = any_devices(whole, None)
+            reason = f"among the devices with the least makespan, since the policy {policy.name} fails ({request})"
+            return whole, replace(anybody, selection_reasons=dict.fromkeys(range(len(whole.offers)), reason)), {}
+        ids = [offer.device_id for offer in context.offers]
+        culprit = _culprit(policy, context_without, {*excluded, *left_out}, ids)
+        left_out[culprit] = f"left out: the policy {policy.name} fails with its values ({request})"
+        context = context_without({*excluded, *left_out})
+
+
+def _attempt(policy: Policy, context: PlanningContext) -> SelectionRequest | str:
+    """A policy's request, or what went wrong in words."""
+    try:
+        request = policy.request(context)
+    except WattfleetError:
+        raise
+    except Exception as error:  # a boundary: the defect of a policy must not end the planning of all runs
+        return f"{type(error).__name__}: {error}"[:_LONGEST_PROBLEM]
+    return request if request.count >= 1 and request.eligible.any() else "it requests no device"
+
+
+def _culprit(policy: Policy, context_without: ContextWithout, excluded: set[str], ids: Sequence[str]) -> str:
+    """The last of the fewest first devices that the policy fails with, by bisection."""
+    works, fails = 0, len(ids)
+    while fails - works > 1:
+        middle = (works + fails) // 2
+        try:
+            is_failing = isinstance(_attempt(policy, context_without({*excluded, *ids[middle:]})), str)
+        except WattfleetError:
+            is_failing = False  # it refuses so few devices
+        works, fails = (works, middle) if is_failing else (middle, fails)
+    return ids[fails - 1]

@@ -1,0 +1,136 @@
+"""Trust in a device: how well the observations of its latest trainings agree with its own predictions."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from wattfleet.choosing import Front
+from wattfleet.modes import PowerMode
+from wattfleet.planning.round_plan import Assignment
+
+WINDOW = 8
+"""Latest observed trainings of a device that its trust is computed from; the coordinator's settings name it, too."""
+
+_TIME_FACTOR = 3.0
+_TIME_SDS = 3.0
+_POWER_FACTOR = 1.5
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """An observation far outside of what the device had predicted.
+
+    Attributes:
+        mode: the mode that the device trained in.
+        epoch_s: observed seconds per epoch.
+        power_w: observed mean watts.
+        text: what was observed and what was predicted.
+    """
+
+    mode: PowerMode
+    epoch_s: float
+    power_w: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Trust:
+    """The latest observed trainings of one device.
+
+    Attributes:
+        contradicted: for each of up to `WINDOW` trainings, oldest first, whether its prediction was contradicted.
+        latest: the latest contradiction; None if there was none.
+    """
+
+    contradicted: tuple[bool, ...] = ()
+    latest: Contradiction | None = None
+
+    @property
+    def contradictions(self) -> int:
+        """The number of contradicted predictions among the latest trainings."""
+        return sum(self.contradicted)
+
+    @property
+    def share(self) -> float:
+        """From 1, if no prediction was contradicted, to 0, if all of the last `WINDOW` were."""
+        return 1.0 - self.contradictions / WINDOW
+
+    def after(self, contradiction: Contradiction | None) -> Trust:
+        """The trust after one more training, whose prediction may have been contradicted."""
+        contradicted = (*self.contradicted, contradiction is not None)[-WINDOW:]
+        return Trust(contradicted, contradiction or self.latest)
+
+    def exclusion_reason(self, front: Front, max_contradictions: int) -> str | None:
+        """Why the device is left out of rounds; None if it may be selected.
+
+        A device with too many contradictions may be selected again once its front agrees with the latest contradicting
+        observation: an agent learns from each training. If all of its last trainings contradict its predictions, only
+        the operator can include it again.
+
+        Args:
+            front: its current front.
+            max_contradictions: number of contradictions from which it is left out.
+        """
+        if self.latest is None or self.contradictions < max_contradictions:
+            return None
+        remedy = "it may train again once its front agrees"
+        if self.contradictions == WINDOW:
+            remedy = "include it again with `wattfleet coordinator drain ID --undo`"
+        elif _contradiction_of_front(front, self.latest) is None:
+            return None
+        return (
+            f"its predictions were contradicted in {self.contradictions} of its last {len(self.contradicted)} observed"
+            f" rounds; the latest: {self.latest.text}; {remedy}"
+        )
+
+
+def contradiction_of(assignment: Assignment, front: Front, epoch_s: float, power_w: float) -> Contradiction | None:
+    """How an observation contradicts a device's prediction; None if it is close enough.
+
+    Seconds contradict if they differ by a factor of 3, or of 3 standard deviations of the prediction if that is more.
+    Watts contradict if they exceed what was set aside by half. Fewer watts harm nobody.
+
+    Args:
+        assignment: what was predicted for the round, and the watts that were set aside.
+        front: the device's current front, for the standard deviation.
+        epoch_s: observed seconds per epoch.
+        power_w: observed mean watts.
+    """
+    log_sd = 0.0
+    if not _is_within(assignment.epoch_s, _TIME_FACTOR, epoch_s):  # rare, so the front is seldom searched
+        point = _point_of(front, assignment.mode)
+        log_sd = 0.0 if point is None else float(front.epoch_log_sd[point])
+    text = _compared(assignment.epoch_s, log_sd, assignment.power_limit_w, epoch_s, power_w)
+    return None if text is None else Contradiction(assignment.mode, epoch_s, power_w, text)
+
+
+def _contradiction_of_front(front: Front, observed: Contradiction) -> str | None:
+    """How a front contradicts an earlier observation; None if it agrees, or no longer has the mode."""
+    point = _point_of(front, observed.mode)
+    if point is None:
+        return None
+    epoch_s, log_sd = float(front.epoch_s[point]), float(front.epoch_log_sd[point])
+    return _compared(epoch_s, log_sd, float(front.planned_w[point]), observed.epoch_s, observed.power_w)
+
+
+def _point_of(front: Front, mode: PowerMode) -> int | None:
+    """The index of a mode on a front; None if the front does not have it."""
+    found = np.flatnonzero((front.modes == np.array(mode)).all(axis=1))
+    return int(found[0]) if len(found) else None
+
+
+def _is_within(predicted: float, factor: float, observed: float) -> bool:
+    return predicted / factor <= observed <= predicted * factor
+
+
+def _compared(predicted_s: float, log_sd: float, planned_w: float, epoch_s: float, power_w: float) -> str | None:
+    """How an observation contradicts a prediction, in words; None if it does not."""
+    factor = max(_TIME_FACTOR, math.exp(_TIME_SDS * log_sd))
+    if not _is_within(predicted_s, factor, epoch_s):
+        return f"{epoch_s:.4g} s per epoch, predicted {predicted_s:.4g} s"
+    if power_w > _POWER_FACTOR * planned_w:
+        return f"{power_w:.1f} W, at most {planned_w:.1f} W planned"
+    return None

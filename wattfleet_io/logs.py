@@ -1,0 +1,108 @@
+"""The log of a service on standard error: plain text, limited in length, and in rate at each place in the code.
+
+What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+
+from wattfleet_io.console import plain_text
+from wattfleet_io.token_bucket import TokenBucket
+
+MAX_LINE_BYTES = 10_000
+"""Limit of a line, or of a record with its traceback."""
+
+LINES_AT_ONCE = 20
+"""Lines that one place in the code may write at once."""
+
+LINES_PER_S = 1.0
+"""Lines that one place may write each second in the long run."""
+
+_FORMAT = "%(asctime)s %(name)s: %(message)s"
+
+_ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def start_logging() -> None:
+    """Log to standard error from now on, within the limits."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(BoundedPlainText(_FORMAT))
+    handler.addFilter(RateLimit())
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class BoundedPlainText(logging.Formatter):
+    """Leaves out control characters, and cuts long records in their middle: a traceback ends with its error."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by logging
+        """The record's line, without its traceback."""
+        return plain_text(super().formatMessage(record))
+
+    def formatException(self, ei: _ErrorInfo) -> str:  # noqa: N802 - named by logging
+        """The record's traceback."""
+        return plain_text(super().formatException(ei), keep_newlines=True)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record's text, within the limit."""
+        text = super().format(record)
+        if len(text) * 4 <= MAX_LINE_BYTES:  # a character has up to four bytes
+            return text
+        whole = text.encode(errors="backslashreplace")
+        if len(whole) <= MAX_LINE_BYTES:
+            return text
+        end = f" ... (cut: {len(whole):,} bytes in all)"
+        half = (MAX_LINE_BYTES - len(end) - len(" ... ")) // 2
+        head, tail = (part.decode(errors="ignore") for part in (whole[:half], whole[-half:]))
+        return f"{head} ... {tail}{end}"
+
+
+@dataclass(slots=True)
+class _Place:
+    """The lines of one place in the code.
+
+    Attributes:
+        allowed: the lines that it may write.
+        left_out: how many were left out since the last one that was written.
+    """
+
+    allowed: TokenBucket
+    left_out: int = 0
+
+
+class RateLimit(logging.Filter):
+    """Limits the lines that one place in the code writes; the next line tells how many were left out."""
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Start without any line written.
+
+        Args:
+            now_s: a clock, in seconds.
+        """
+        super().__init__()
+        self._now_s = now_s
+        self._places: dict[tuple[str, int], _Place] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether to write a record; its text is extended where lines are left out."""
+        now_s = self._now_s()
+        key = record.pathname, record.lineno
+        place = self._places.get(key)
+        if place is None:
+            place = self._places[key] = _Place(TokenBucket.full(LINES_PER_S, LINES_AT_ONCE, now_s))
+        if not place.allowed.take(now_s):
+            place.left_out += 1
+            return False
+        notes = []
+        if place.left_out:
+            notes.append(f"{place.left_out:,} lines like this one were left out before it")
+            place.left_out = 0
+        if place.allowed.left < 1:
+            notes.append("further lines like this one are left out for a while")
+        if notes:
+            record.msg, record.args = f"{record.getMessage()} ({'; '.join(notes)})", ()
+        return True
