@@ -98,12 +98,19 @@ class Oracle:
         newest = ledger.newest
         self._require("granted", newest is not None and newest.HasField("mode"), f"{device.id} trains without a grant")
         assert newest is not None
-        self._require("granted", newest.plan_id == grant.plan_id, f"{device.id} trains {grant.plan_id}, granted is {newest.plan_id}"
+        self._require(
+            "granted",
+            newest.plan_id == grant.plan_id,
+            f"{device.id} trains {grant.plan_id}, granted is {newest.plan_id}",
         )
-        self._require("granted", newest.power_limit_w == grant.power_limit_w, f"{device.id} trains at another limit than granted")
+        self._require(
+            "granted", newest.power_limit_w == grant.power_limit_w, f"{device.id} trains at another limit than granted"
+        )
         self._require("granted", device.clock_s() < ledger.lapses_s, f"{device.id} begins under a lapsed grant")
         self._require("once", newest.id not in ledger.trained_grants, f"{device.id} trains twice for grant {newest.id}")
-        self._require("once", grant.plan_id not in ledger.trained_plans, f"{device.id} trains twice for plan {grant.plan_id}")
+        self._require(
+            "once", grant.plan_id not in ledger.trained_plans, f"{device.id} trains twice for plan {grant.plan_id}"
+        )
         ledger.trained_grants.add(newest.id)
         ledger.trained_plans.add(grant.plan_id)
 
@@ -139,7 +146,8 @@ class Oracle:
             sent = self._sent_w[device.id, plan_id]
             before_w = max((watts for at_s, watts in sent if at_s <= self._cut_s), default=0.0)
             if device.drawn_w > max(before_w, device.idle_w):
-                raise self._broken("cut", f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
+                raise self._broken(
+                    "cut", f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
                 )
         since_s = now_s - self._cut_s
         if since_s > world.lifetime_s * (1 + _DRIFT) + world.margin_s:

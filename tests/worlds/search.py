@@ -1,7 +1,7 @@
 """Search random worlds for a broken promise, and shrink the world that breaks it.
 
-    python -m tests.worlds.search --worlds 30000 --first 0
-    python -m tests.worlds.search --worlds 1 --first 4711   # one world again, with all that happens in it
+python -m tests.worlds.search --worlds 30000 --first 0
+python -m tests.worlds.search --worlds 1 --first 4711   # one world again, with all that happens in it
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from tests.worlds.world import BrokenPromiseError, Step, run, steps_of
+from tests.worlds.oracle import BrokenPromiseError
+from tests.worlds.world import NOTHING, Step, run, steps_of
 
 
 class Broken(AssertionError):
@@ -49,20 +51,34 @@ def search(first: int, count: int, profiling: bool = False) -> None:
 
 
 def shrink(seed: int, steps: Sequence[Step], error: BrokenPromiseError) -> list[Step]:
-    """Remove steps while the same promise is still broken (delta debugging)."""
-    kept, size = list(steps), max(1, len(steps) // 2)
-    while True:
-        begin, is_smaller = 0, False
-        while begin < len(kept):
-            fewer = kept[:begin] + kept[begin + size :]
-            broken = run(seed, fewer)
-            if broken is not None and broken.promise == error.promise:
-                kept, is_smaller = fewer, True
-            else:
-                begin += size
-        if size == 1 and not is_smaller:
-            return kept
-        size = max(1, size // 2)
+    """Let steps pass without anything, then remove them, while the same promise is still broken (delta debugging)."""
+
+    def is_broken(fewer: Sequence[Step]) -> bool:
+        broken = run(seed, fewer)
+        return broken is not None and broken.promise == error.promise
+
+    def idle(some: Sequence[Step]) -> list[Step]:
+        return [replace(step, rule=NOTHING) for step in some]
+
+    def none(some: Sequence[Step]) -> list[Step]:
+        return []
+
+    kept = list(steps)
+    for instead in (idle, none):
+        size = max(1, len(kept) // 2)
+        while True:
+            begin = 0
+            while begin < len(kept):
+                fewer = kept[:begin] + instead(kept[begin : begin + size]) + kept[begin + size :]
+                if fewer != kept and is_broken(fewer):
+                    kept = fewer
+                    begin += size if instead is idle else 0
+                else:
+                    begin += size
+            if size == 1:
+                break
+            size //= 2
+    return kept
 
 
 def main() -> int:

@@ -172,6 +172,8 @@ MUTANTS = [
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutate", MUTANTS)
-def test_the_worlds_find_a_mistake(mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worlds_find_a_mistake(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mutate(monkeypatch)
     assert any(run(seed, steps_of(seed)) is not None for seed in range(MOST_WORLDS))

@@ -191,6 +191,8 @@ class World:
         server.plan()
         plan_id = f"{server.run_id}/{server.number}"
         down_s = 1.0 + self.rng.random() * 5.0
+        if self.rng.random() < 0.5:
+            self.coordinator.store_fails_until_s = self.timeline.now_s + 3.0
         self.timeline.after(self.rng.random(), lambda: self.coordinator.crash(down_s))
         if self.rng.random() < 0.5:
             self.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
@@ -337,6 +339,8 @@ _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "profile": (3, World.profile),
     "wait": (4, World.wait),
 }
+
+NOTHING = "wait"
 
 PROFILING = "profile"
 """A rule that is off by default: profiling is not granted."""
