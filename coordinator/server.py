@@ -146,6 +146,7 @@ async def serve(
             site,
             selection,
             kept.overrides,
+            kept.unplanned,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from coordinator.state.agents import Agents
@@ -19,6 +19,7 @@ from coordinator.state.records import (
     RunRecord,
 )
 from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.rounds.unplanned import UnplannedRounds
 from wattfleet.budgets import InForce
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
@@ -32,7 +33,8 @@ class Fleet:
         agents: devices, their sessions, states and fronts.
         operator: budgets, tags, drained devices and rules for client selection.
         flower: Flower's nodes and runs, and requests for plans.
-        rounds: all rounds, with their commitments and results.
+        rounds: all planned rounds, with their commitments and results.
+        unplanned: the rounds without a plan.
         draw: the watts of every device.
     """
 
@@ -48,6 +50,7 @@ class Fleet:
         placement: Placement | None = None,
         selection: Selection | None = None,
         overrides: Sequence[DeviceOverrides] = (),
+        unplanned: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -62,9 +65,11 @@ class Fleet:
             placement: which supply each device is behind, and its rules; None where all are behind the only site.
             selection: the operator's rules for client selection.
             overrides: what the operator set for single devices by command.
+            unplanned: run and number of each round without a plan.
         """
         placement = placement or OnlySite(allowance.supplies)
         self.rounds = RoundLedger(rounds, {record.run_id: record for record in runs}, archived)
+        self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds)
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.commitments)

@@ -35,6 +35,7 @@ class StoredState:
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
+        unplanned: run and number of each round without a plan.
     """
 
     devices: Sequence[DeviceRecord]
@@ -45,6 +46,7 @@ class StoredState:
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
+    unplanned: Sequence[tuple[str, int]]
 
     @property
     def archived(self) -> frozenset[str]:
@@ -73,4 +75,5 @@ def load(connection: Connection) -> StoredState:
             for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
+        unplanned=rounds.unplanned(connection),
     )
