@@ -184,7 +184,7 @@ def compare(data: Path) -> dict[str, Any]:
 
 
 def _noise(device: SimulatedDevice, profile: Profile) -> dict[str, float]:
-    """Median percent by which a measurement misses the truth."""
+    """Median deviation of a measurement from the true value, percent."""
     minibatch_ms, training_mw = device.truth(profile.modes)
     return {
         "time": float(100 * np.median(np.abs(profile.minibatch_ms / minibatch_ms - 1))),

@@ -145,10 +145,10 @@ def _times(devices: int, points: int, repeats: int) -> tuple[float, float, float
     chance = np.random.default_rng(devices)
     fleet = random_fleet(chance, devices, points)
     offers, allowance = fleet.offers, fleet.allowance
-    half, everyone, nobody = (devices + 1) // 2, np.ones(devices, dtype=np.bool_), np.zeros(devices, dtype=np.bool_)
+    half, all_devices, none = (devices + 1) // 2, np.ones(devices, dtype=np.bool_), np.zeros(devices, dtype=np.bool_)
     curves, curves_ms = _least(lambda: curves_of(offers, 1.0), repeats)
     headroom = allowance.headroom(offers)
-    found, ms = _least(lambda: min_makespan(curves, headroom, half, everyone, nobody), repeats)
+    found, ms = _least(lambda: min_makespan(curves, headroom, half, all_devices, none), repeats)
     _, plan_ms = _least(lambda: plan_round(offers, FastestK(half), allowance, 1.0, 1), max(1, repeats // 2))
     if devices > _MOST_USEFUL_OF:
         return curves_ms, ms, plan_ms, None
@@ -185,8 +185,8 @@ def _gaps(seed: int) -> tuple[float, float]:
     fleet = random_fleet(chance, devices, int(chance.integers(2, 9)), _SMALL_RACK)
     curves, headroom = curves_of(fleet.offers, 1.0), fleet.allowance.headroom(fleet.offers)
     feeds = (headroom.supply_at[None] == np.arange(len(headroom.spare_w))[:, None, None]).any(axis=1)
-    everyone = np.ones(devices, dtype=np.bool_)
-    found = min_makespan(curves, headroom, int(chance.integers(1, devices + 1)), everyone, ~everyone)
+    all_devices = np.ones(devices, dtype=np.bool_)
+    found = min_makespan(curves, headroom, int(chance.integers(1, devices + 1)), all_devices, ~all_devices)
     if found is None:
         raise RuntimeError(f"instance {seed}: no device can be carried")
     count = int((found.step >= 0).sum())

@@ -18,7 +18,7 @@ _SHAPES = {"AGX Orin": (12.0, 48.0), "Orin NX": (24.0, 26.0), "Xavier NX": (34.0
 
 
 def _offer(name: str, fastest_s: float, most_w: float) -> Offer:
-    """A device whose time falls with the watts above idling, less and less."""
+    """A device whose time falls with the watts above idle power, more slowly at higher watts."""
     share = np.linspace(1.0, 0.25, 9)
     return Offer(
         name,

@@ -126,8 +126,8 @@ class PolicySettings(Group):
     )
     half_devices: float | None = setting(
         None,
-        "Devices at which a round makes half of the possible progress, for the policy progress. Lower it if the"
-        " devices' data are alike.",
+        "Number of devices with which a round makes half of the possible progress, for the policy progress. Lower it if"
+        " the devices' data are alike.",
         option="--half-devices",
         unset="3",
     )
@@ -173,7 +173,7 @@ class ProfilingSettings(Group):
 class SessionSettings(Group):
     """Sessions: leases, reconnections and reports of the agents."""
 
-    lease_s: float = setting(5.0, "Longest time between two messages of an agent, in a small fleet.", unit="s", gt=0)
+    lease_s: float = setting(5.0, "Time between two messages of an agent, at most, in a small fleet.", unit="s", gt=0)
     renewals_per_s: float = setting(
         250.0,
         "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",

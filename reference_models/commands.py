@@ -28,7 +28,9 @@ def train(
     out: Annotated[Path, typer.Option(help="Write the reference to this directory. A reference in it is replaced.")],
     board: Annotated[
         str,
-        typer.Option(help="Name the board of the corpus. Use a name of your own if no known board offers its modes."),
+        typer.Option(
+            help="Name the board of the corpus. If no known board offers the corpus's modes, use a name of your own."
+        ),
     ],
     workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
     minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
@@ -87,7 +89,7 @@ def audit(
     reference: Annotated[
         str | None,
         typer.Option(
-            help="Fit with this shipped reference if fewer than 400 modes were measured. By default, use none."
+            help="Fit with this shipped reference. Use it if fewer than 400 modes were measured. By default, use none."
         ),
     ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,

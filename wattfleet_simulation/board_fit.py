@@ -3,8 +3,8 @@
     python -m wattfleet_simulation.board_fit --data ../shared/data
     python -m wattfleet_simulation.board_fit --data ../shared/data --check
 
-Boards that were measured (AGX Orin, Orin Nano) are fitted; the others are derived from them by what their silicon
-counts, and held against published figures. `docs/simulated-board.md` tells the same in prose.
+Boards that were measured (AGX Orin, Orin Nano) are fitted. The others are derived from them by the numbers of their
+cores and memory lanes, and compared with published figures. `docs/simulated-board.md` describes this in prose.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STRETCH_TIME, STRETCH_POWER = 1.8, 1.4
 _TIME_SD, _POWER_SD = 2.0, 1.0
 _TIME_SCALE, _POWER_SCALE = 0.02, 0.015
 _STARTS = 4
-# Beyond the outermost levels lie the rows that are not the mode they say (see `reference_models`' audit).
+# Beyond the outermost levels lie the false rows (see `wattfleet reference audit`).
 _LEVELS = np.array([0.5, 1, 2, 3, 5, 7.5, *range(10, 91, 5), 92.5, 95, 97, 98, 99, 99.5]) / 100
 # A fit repeated with another linear algebra library may end a little elsewhere.
 _CHECK_LOG_TOLERANCE = 0.02
@@ -144,8 +144,8 @@ def orin_nx(agx: BoardFit, nano: BoardFit, nano_profile: Profile) -> tuple[TimeP
 
     All three carry the same chip. NX and Nano have 1,024 of its 2,048 CUDA cores and 128 of its 256 memory lanes
     in use, so a step costs the same cycles. The Nano's clocks end where voltages begin to rise, so its own curves
-    say nothing of the NX's: power is the Nano's floor plus half of the AGX Orin's GPU and memory power and its
-    power per core, times what the Nano's measurements show that to be too low.
+    do not cover those of the NX. Power is the Nano's floor plus half of the AGX Orin's GPU and memory power and its
+    power per core. All but the floor is multiplied by the factor by which it is too low for the Nano's measurements.
     """
     half = _scaled(agx.power, (*_GPU_MW, *_MEM_MW), 0.5)
     floor_mw = nano.power.floor_mw

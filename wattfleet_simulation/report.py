@@ -39,7 +39,7 @@ def build_report(
     Args:
         settings: what was simulated.
         last: the run's final snapshot.
-        boards: each device's board, to ask for its truth.
+        boards: each device's board, for its true values.
         state_directories: each agent's state, for its fitted predictor.
     """
     offers = {

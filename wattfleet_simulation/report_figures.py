@@ -27,7 +27,7 @@ _LABEL_DECADES = 0.22
 
 
 class Style(NamedTuple):
-    """How a device looks wherever it appears: told by shape as well as by colour, which not everyone sees."""
+    """How a device looks in every figure. Shapes differ, too, for readers who cannot tell the colours."""
 
     colour: str
     symbol: str

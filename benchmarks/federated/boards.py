@@ -1,4 +1,4 @@
-"""The fleet's boards: profiled by the agent's own code, and asked for their truth.
+"""The fleet's boards: their profiles, measured by the agent's own code, and their true values.
 
 Profiling a board takes seconds, so that what is found is kept in a folder, one file per board.
 """
@@ -133,7 +133,7 @@ def _file(unit: Unit, folder: Path) -> Path:
 
 
 def profiled(unit: Unit) -> BoardFacts:
-    """What the agent finds when it profiles a board, and the board's truth."""
+    """The results of the agent's profile of a board, and the board's true values."""
     device = open_board(unit)
     with tempfile.TemporaryDirectory() as state:
         settings = AgentSettings(
@@ -145,13 +145,13 @@ def profiled(unit: Unit) -> BoardFacts:
         workload, never = built_in_workload(device.step), threading.Event()
         ready = make_ready(settings, device, workload, load(REFERENCE), unit.modes, lambda progress: None, never)
         ready.learner.close()
-        fitted = read_fitted(Path(state), device)  # a simulated board bears all of its modes
+        fitted = read_fitted(Path(state), device)  # a simulated board is overloaded by none of its modes
     predicted = Candidates.of(device.modes, fitted.prediction, fitted.measured.first_gcycles)
     return with_truth(device, ready.idle_w, ready.learner.profiled_modes, predicted)
 
 
 def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, predicted: Candidates) -> BoardFacts:
-    """What was found of a board beside its truth."""
+    """The predictions for a board, together with its true values."""
     known = board_named(device.board_kind)
     return BoardFacts(
         idle_w=idle_w,
@@ -164,7 +164,7 @@ def with_truth(device: SimulatedDevice, idle_w: float, profiled_modes: int, pred
 
 
 def truth(device: SimulatedDevice, modes: ModeArray) -> Candidates:
-    """What is true of `[n, 4]` modes."""
+    """The true values of `[n, 4]` modes."""
     none = np.zeros(len(modes))
     prediction = Prediction(device.mean_minibatch_ms(modes), device.truth(modes)[1], none, none)
     return Candidates.of(modes, prediction, device.mean_first_gcycles)

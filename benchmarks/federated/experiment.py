@@ -21,20 +21,20 @@ from wattfleet.errors import InfeasibleBudgetError
 from wattfleet.planning import Offer
 
 FLEET: Mapping[str, int] = {"agx-orin": 16, "orin-nano": 16, "orin-nx": 9, "xavier-agx": 9}
-"""50 boards in the shares of the fleet that `wattfleet simulate` has unless told otherwise."""
+"""50 boards, in the default shares of `wattfleet simulate`."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is run.
+    """The settings of the experiment.
 
     Attributes:
         fleet: number of boards by kind; the same boards for every seed.
-        modes: modes that each agent measures at most.
-        budgets_w: watts of the site.
-        methods: of `METHODS`.
-        count: devices wanted in a round.
-        rounds: of every run.
+        modes: maximum number of modes that each agent measures.
+        budgets_w: the site's budgets, W.
+        methods: names from `METHODS`.
+        count: number of devices wanted in a round.
+        rounds: number of rounds in every run.
         boards: folder where profiled boards are kept.
     """
 

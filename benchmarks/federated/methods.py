@@ -22,7 +22,7 @@ OVERHEAD_S = 10.0
 
 
 def training_s(front: Front, epochs: float) -> Values:
-    """`[k]` median seconds of a training in each mode of a front, its start included."""
+    """`[k]` median seconds of a training in each mode of a front, including the warm-up."""
     return front.warmup_s + epochs * front.epoch_s
 
 
@@ -30,21 +30,21 @@ class Method(Protocol):
     """A way to fill rounds."""
 
     def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
-        """Who trains, and how.
+        """The devices that train, each with its mode and watts.
 
         Raises:
-            InfeasibleBudgetError: the site's watts carry nobody.
+            InfeasibleBudgetError: the site's budget is too small for any device.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Wattfleet's planner: the least duration under the site's watts for those whom the policy wants.
+    """Wattfleet's planner: the shortest round within the site's budget for the devices that the policy selects.
 
     Attributes:
         offers: fronts that are planned with.
-        policy: who should train.
+        policy: the client-selection policy.
         site_budget_w: watts of the site.
     """
 
@@ -60,14 +60,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class EqualShares:
-    """A uniform draw, each of whom gets the same watts above idling and takes its fastest mode within them.
+    """A uniform draw. Each drawn device gets an equal share of the watts above idle power, and its fastest mode in it.
 
-    Who has no mode within its share is left idle.
+    A device without a mode within its share stays idle.
 
     Attributes:
         offers: fronts that modes are chosen from.
-        count: devices that are drawn.
-        seed: of the draw, which is that of the policy `random`.
+        count: number of devices to draw.
+        seed: seed of the draw. The draw is that of the policy `random`.
         site_budget_w: watts of the site.
     """
 
@@ -77,14 +77,14 @@ class EqualShares:
     site_budget_w: float
 
     def plan(self, server_round: int, epochs: float, history: History) -> Sequence[Assignment]:
-        """The drawn devices, in modes that keep their shares."""
+        """The drawn devices, in modes within their shares."""
         number = range(len(self.offers))
         drawn = sorted(random.Random(f"{self.seed}/{server_round}").sample(number, min(self.count, len(number))))
         share_w = (self.site_budget_w - sum(offer.idle_w for offer in self.offers)) / len(drawn)
         found = []
         for offer in (self.offers[k] for k in drawn):
             front = offer.front
-            # Parked as soon as it is done, so that no mode takes fewer watts than idling.
+            # A device parks as soon as it is done, so every mode takes at least the idle watts.
             within = np.maximum(front.planned_w - offer.idle_w, 0.0) <= share_w
             if within.any():
                 point = int(np.where(within, training_s(front, epochs), np.inf).argmin())
@@ -94,7 +94,7 @@ class EqualShares:
                 found.append(Assignment(offer.device_id, front.mode(point), *expected, limit_w, warmup_s))
         if not found:
             raise InfeasibleBudgetError(
-                f"{self.site_budget_w:g} W leave {share_w:.1f} W above idling for each, in which none trains"
+                f"{self.site_budget_w:g} W leave {share_w:.1f} W above idle power per device, too little for any mode"
             )
         return found
 
@@ -105,7 +105,7 @@ class FleetOffers:
 
     Attributes:
         predicted: fronts that agents report.
-        true: fronts of the boards' truth.
+        true: fronts of the boards' true values.
         presets: NVIDIA's presets, with their true times and watts.
         maxn: the highest modes, with their true times and watts.
     """
@@ -117,22 +117,22 @@ class FleetOffers:
 
 
 METHODS: Mapping[str, str] = {
-    "progress": "Wattfleet, policy `progress` (its default): whom and how many, by progress per second",
+    "progress": "Wattfleet, policy `progress` (the default): selects the devices with the most progress per second",
     "fastest-k": "Wattfleet, policy `fastest-k`",
     "fair": "Wattfleet, policy `fair`",
-    "random": "Wattfleet, policy `random`: the modes are planned, the devices drawn",
-    "tiers": "Wattfleet, policy `tiers`: devices of like speed train together",
+    "random": "Wattfleet, policy `random`: devices are drawn, modes are planned",
+    "tiers": "Wattfleet, policy `tiers`: devices of similar speed train together",
     "oort": "Wattfleet, policy `oort` (Oort's selection)",
     "fedcs": "Wattfleet, policy `deadline` (FedCS's selection)",
-    "presets": "FedAvg, the best assignment of NVIDIA's presets to the devices drawn",
-    "presets-equal": "FedAvg, each drawn device its fastest preset within an equal share",
-    "uniform": "FedAvg, each drawn device its fastest predicted mode within an equal share",
-    "maxn": "FedAvg at MAXN, as many of those drawn as fit",
-    "oracle-progress": "`progress` that knows every device's truth",
-    "oracle-fastest-k": "`fastest-k` that knows every device's truth",
-    "oracle-fair": "`fair` that knows every device's truth",
-    "oracle-random": "`random` that knows every device's truth",
-    "oracle-tiers": "`tiers` that knows every device's truth",
+    "presets": "FedAvg, the best assignment of NVIDIA's presets to the drawn devices",
+    "presets-equal": "FedAvg, each drawn device in its fastest preset within an equal share",
+    "uniform": "FedAvg, each drawn device in its fastest predicted mode within an equal share",
+    "maxn": "FedAvg at MAXN, as many drawn devices as fit",
+    "oracle-progress": "`progress` that knows the true values of every device",
+    "oracle-fastest-k": "`fastest-k` that knows the true values of every device",
+    "oracle-fair": "`fair` that knows the true values of every device",
+    "oracle-random": "`random` that knows the true values of every device",
+    "oracle-tiers": "`tiers` that knows the true values of every device",
 }
 """The compared methods by name."""
 
@@ -143,13 +143,13 @@ def method(
     """One of `METHODS`.
 
     Args:
-        name: of the method.
+        name: name of the method.
         offers: the fleet.
         count: devices wanted in a round.
         epochs: local epochs.
         deadline_s: seconds of training in a round, for FedCS.
         site_budget_w: watts of the site.
-        seed: of draws; the same for all, so that those who draw uniformly draw the same devices.
+        seed: seed of the draws. It is the same for all methods, so all uniform draws select the same devices.
     """
     equal = {"presets-equal": offers.presets, "uniform": offers.predicted}
     if name in equal:

@@ -47,7 +47,7 @@ class Round:
         chosen: devices that trained, by number.
         training_s: seconds until the slowest was done.
         steady_s: the same, had every minibatch taken as long as those after the first.
-        training_kj: what the chosen devices drew above idling; a first minibatch draws little more than that.
+        training_kj: energy of the selected devices above idle power; a first minibatch adds little to it.
         planned_w: watts of the site that the method set aside.
         true_w: watts of the site while all chosen devices train, without noise.
         observed_w: the same as their agents report them.

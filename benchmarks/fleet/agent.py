@@ -25,7 +25,7 @@ _LEASE_SHARES = (0.5, 0.8)
 
 
 class Observer(Protocol):
-    """What is told of agents."""
+    """Receives the events of agents."""
 
     def leased(self, agent: Agent, latency_s: float) -> None:
         """A lease was acknowledged."""
@@ -35,13 +35,13 @@ class Observer(Protocol):
 
 
 class Agent:
-    """One agent with a connection of its own; it comes back with the real agent's backoff until it is stopped.
+    """One agent with its own connection. It reconnects with the real agent's backoff until it is stopped.
 
     Args:
         number: which one.
         address: host and port of the server.
-        pace: the server's; None where it tells.
-        observer: what is told.
+        pace: the server's lease and reconnection times; None if the server states them.
+        observer: receives the agent's events.
 
     Attributes:
         settled: whether this session has been welcomed and a lease of it acknowledged; kept by the observer.
@@ -75,7 +75,7 @@ class Agent:
         self._attempt = self._loop.create_task(self._open())
 
     def stop(self) -> None:
-        """Leave without a word, and stay away."""
+        """Disconnect without a message, and do not reconnect."""
         if self._timer is not None:
             self._timer.cancel()
         if self._attempt is not None:
@@ -87,7 +87,7 @@ class Agent:
         self._welcomed = self.settled = False
 
     def come_back(self) -> None:
-        """Lose the connection now, and come back after a backoff."""
+        """Drop the connection now, and reconnect after a backoff."""
         self.stop()
         # Full jitter, as the agent's.
         self._timer = self._loop.call_later(random.uniform(0, self._backoff_s), self.start)
@@ -106,13 +106,13 @@ class Agent:
 
     def _take(self, response: bytes) -> None:
         self._heard_s = self._loop.time()
-        # What the bare server sends back says nothing of a pace.
+        # An echo of the bare server states no pace.
         self._pace = self._stated_pace or requests.pace_of(response)
         if not self._welcomed:
             self._welcomed = True
             self._say(_STATE)
             self._say(_FRONT)
-            # At once, where the real agent takes its time: how long a server needs to settle all is not to be that.
+            # The real agent waits before its first lease. Without that wait, the time to settle is the server's alone.
             self._say(requests.LEASE, is_lease=True)
             self._next_lease()
             return

@@ -34,7 +34,7 @@ _encoder, _decoder = Encoder(), Decoder()
 _encoder.header_table_size = 0
 _encoder.encode([])
 _decoder.max_allowed_table_size = 0
-_decoder.decode(_NO_TABLE)  # a server whose own table is empty need not say so
+_decoder.decode(_NO_TABLE)  # a server with an empty table does not have to announce it
 
 _PREFACE = (
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -152,9 +152,9 @@ class Connection(asyncio.Protocol):
         if flags & frames.END_STREAM:
             self._end(stream, int(headers.get(b"grpc-status", UNAVAILABLE)), headers.get(b"grpc-message", b"").decode())
 
-    def _settings(self, told: dict[int, int]) -> None:
-        if frames.INITIAL_WINDOW_SIZE in told:
-            more = told[frames.INITIAL_WINDOW_SIZE] - self.initial_window
+    def _settings(self, received: dict[int, int]) -> None:
+        if frames.INITIAL_WINDOW_SIZE in received:
+            more = received[frames.INITIAL_WINDOW_SIZE] - self.initial_window
             self.initial_window += more
             for call in self._calls.values():
                 call.window += more

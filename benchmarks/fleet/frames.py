@@ -17,7 +17,7 @@ DEFAULT_WINDOW = 65_535
 """Bytes that may be sent before the other side allows more."""
 
 MAX_PAYLOAD = 16_384
-"""Bytes that a frame may hold unless the other side says otherwise."""
+"""Maximum bytes of a frame, unless the other side sets another maximum."""
 
 HEAD_BYTES = 9
 

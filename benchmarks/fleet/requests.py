@@ -46,7 +46,7 @@ def device_id(number: int) -> str:
 
 
 def hello(number: int) -> bytes:
-    """Who one agent is."""
+    """The first message of an agent, which identifies it."""
     return session_pb2.SessionRequest(
         hello=session_pb2.Hello(
             device_id=device_id(number),

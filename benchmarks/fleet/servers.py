@@ -136,7 +136,7 @@ def bare(parts: Parts, folder: Path, reference_bytes: int) -> Server:
 
 
 def reference_of_size(size: int) -> Artefact:
-    """A reference of so many bytes: the shipped one's manifest over weights that nobody restores."""
+    """A reference of this many bytes: the shipped manifest, with weights that are never restored."""
     manifest = json.loads(reference_models.load(_REFERENCE).manifest)
     weights = np.random.default_rng(0).bytes(size)
     manifest["files"][WEIGHTS_FILE] = {"sha256": hashlib.sha256(weights).hexdigest(), "size": size}

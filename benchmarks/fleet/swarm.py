@@ -19,7 +19,7 @@ class Swarm:
     Args:
         count: how many.
         address: host and port of the server.
-        pace: the server's; None where it tells.
+        pace: the server's lease and reconnection times; None if the server states them.
 
     Attributes:
         latencies_s: of leases, send to acknowledgement, since `measure_anew`.

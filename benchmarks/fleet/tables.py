@@ -63,5 +63,5 @@ def _goals(result: Result) -> Iterator[list[str]]:
 
 
 def _verdict(value: float | None, met: bool) -> str:
-    told = "never" if value is None else f"{value:.3g}"
-    return f"[green]{told} met[/green]" if met else f"[red]{told} NOT met[/red]"
+    text = "never" if value is None else f"{value:.3g}"
+    return f"[green]{text} met[/green]" if met else f"[red]{text} NOT met[/red]"

@@ -62,7 +62,7 @@ def device(
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show the device ID: state, supply, limit, tags, measurements and Pareto front."""
+    """Show one device: its state, supply, limit, tags, measurements and Pareto front."""
     with connected(coordinator) as client:
         (view,) = client.devices(device, with_fronts=True, with_times=True)
     content = {**_content(view), "front": _front_content(view)}

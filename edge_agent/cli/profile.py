@@ -34,7 +34,7 @@ _DEFAULT_REFERENCE = "agx_orin_resnet18"
 def profile(
     device: DeviceOption = "auto",
     modes: Annotated[
-        int, typer.Option(min=1, help="Set the most modes to measure, including those measured by earlier runs.")
+        int, typer.Option(min=1, help="Set the maximum number of modes to measure, including those of earlier runs.")
     ] = 50,
     tolerance: ToleranceOption = DEFAULT_TOLERANCE,
     workload: WorkloadOption = None,

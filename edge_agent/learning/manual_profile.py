@@ -29,8 +29,8 @@ class ManualProfileSettings:
     Attributes:
         device_id: the device's name in its fleet.
         minibatches_per_epoch: minibatches of one pass over the device's data; None uses the reference's.
-        modes: the most modes to measure, including earlier runs.
-        tolerance: measuring stops once no choice would get faster by more than this share.
+        modes: maximum number of modes to measure, including those of earlier runs.
+        tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         seed: random seed for choosing modes.
 
     Raises:
@@ -63,7 +63,7 @@ class ManualProfile:
         records: the measured modes, including earlier runs.
         discarded: the disturbed measurements.
         seconds: time spent measuring, device-clock seconds.
-        limit: the most modes that would have been measured.
+        limit: maximum number of modes that would have been measured.
         artefact: the fitted predictor as stored.
     """
 

@@ -48,7 +48,7 @@ class OnlineLearner:
         seed: for the choice of modes.
         keep: called after every fit, and first with `fitted`.
         rule: when to profile again, and how many modes.
-        tolerance: measuring stops once no choice would become faster by more than this share.
+        tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
     """
 
     def __init__(

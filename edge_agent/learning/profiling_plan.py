@@ -49,17 +49,18 @@ def profile_device(
 
     A few modes are spread over the mode space. The rest are those that would be chosen under budgets along the
     predicted front, in batches with a fit before each. The best of thousands of predictions tends to be too optimistic
-    until it is measured (see `docs/choosing.md`). Measuring stops early once more modes would not improve any choice.
+    until it is measured (see `docs/choosing.md`). Measuring stops early if no further measurement is expected
+    to help.
 
     Args:
         device: the board.
         open_steps: starts the workload; not called if nothing is left to measure.
         journal: earlier measurements; new ones are appended, so a restart continues where it stopped.
         fitting: fits the device's predictor.
-        limit: the most modes to measure.
+        limit: maximum number of modes to measure.
         seed: random seed of the spread modes.
         report: receives the progress after every mode.
-        tolerance: stop once no choice would get faster by more than this share.
+        tolerance: stop once no measurement is expected to shorten a step by more than this share.
 
     Returns:
         The final fit, to all modes in the journal.

@@ -126,7 +126,7 @@ class Renewal:
 
     Attributes:
         reason: what showed it.
-        modes: the most modes to measure again.
+        modes: maximum number of modes to measure again.
     """
 
     reason: str

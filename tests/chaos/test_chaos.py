@@ -83,9 +83,9 @@ class Bench:
     def _check(self, done, held, was_kept):
         assert done[0][0] == "find"
         if was_kept:
-            assert done[1] == ("restore", OWNERS), "what the killed agent left is put back before anything else"
+            assert done[1] == ("restore", OWNERS), "the settings are restored before anything else"
         assert json.loads(self.kept.read_text())["knobs"] == {"mode": json.dumps(OWNERS)}
-        assert self.journalled()[: len(held)] == held, "what was on disk stays"
+        assert self.journalled()[: len(held)] == held, "the file on disk is unchanged"
         records = [json.loads(line) for line in self.journalled()[1:]]
         measured = [record["mode"] for record in records]
         assert len(set(map(tuple, measured))) == len(measured) <= MODES, "none is measured twice"

@@ -254,7 +254,7 @@ class Ticks(threading.Event):
         if self._left == 0:
             self.spent.set()
             return super().wait()
-        assert timeout is not None, "a tick has a length"
+        assert timeout is not None, "a tick takes time"
         self._left -= 1
         self._clock.sleep_s(timeout)
         return self.is_set()

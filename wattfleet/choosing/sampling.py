@@ -44,10 +44,10 @@ class SamplingSettings:
     """Settings for selecting the modes to measure.
 
     Attributes:
-        limit: most modes to measure in all.
+        limit: maximum number of modes to measure in all.
         spread: modes to spread over the space before predictions are used; the highest mode is the first.
             Every kind of predictor can be fitted to five; one that transfers a reference may need fewer.
-        batch: most modes to select between two fits; 1 selects best, more modes need fewer fits.
+        batch: maximum number of modes to select between two fits; 1 selects best, more modes need fewer fits.
         tolerance: stop when no measurement is expected to shorten the chosen step by more than this share under any
             budget; 0 continues to the limit.
         seed: seed of the spread modes.

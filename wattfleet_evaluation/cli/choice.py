@@ -51,7 +51,7 @@ def choice(
     ] = "wattfleet",
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Compare a choice method's modes under power budgets with the best measured modes.
+    """For each power budget, compare the mode that a choice method chooses with the best mode in the file.
 
     The time penalty is how much longer a step takes than in the best mode within the budget. A mode over the budget
     may be faster; its penalty is then 0. The over-budget figures show such cases. If the method finds no mode within

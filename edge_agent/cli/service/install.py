@@ -48,7 +48,7 @@ def install(
     ] = False,
     json_: JsonOption = False,
 ) -> None:
-    """Install the agent as a systemd service, after showing every file and command and asking."""
+    """Show every file and command, ask for confirmation, and install the agent as a systemd service."""
     import platform
 
     from edge_agent.devices.jetson.programs import run_program

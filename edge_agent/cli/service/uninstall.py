@@ -18,7 +18,7 @@ def uninstall(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the planned steps without doing them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Skip the confirmation prompt.")] = False,
     root: Annotated[
-        Path, typer.Option(help="Remove the files below this folder and run no commands, as in a disk image.")
+        Path, typer.Option(help="Remove the files below this folder and run no commands, to clean a disk image.")
     ] = _THIS_MACHINE,
     json_: JsonOption = False,
 ) -> None:

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.device import Conditions, Knobs, Provenance
 from edge_agent.devices.virtual.power_timeline import PowerTimeline
-from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from edge_agent.devices.virtual.virtual_app_training import VirtualTraining
+from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet_io.clock import VirtualClock

@@ -98,7 +98,7 @@ def test_too_few_watts_are_told_in_words(experiment: Experiment) -> None:
     run = run_seed(replace(experiment, methods=("fastest-k", "uniform"), budgets_w=(20.0,)), 0)["runs"]
 
     assert "is not enough to train one device" in run["fastest-k"]["20"]["infeasible"]
-    assert "none trains" in run["uniform"]["20"]["infeasible"]
+    assert "too little for any mode" in run["uniform"]["20"]["infeasible"]
 
 
 def test_a_board_is_profiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ async def test_what_is_listed_is_what_is_at_hand_where_the_store_is_behind(tmp_p
     writer.save_soon(fleet.flower.report_metrics(RUN, 2, {"accuracy": 0.5}), finish(fleet, 3))
     listed = [record async for record in repository.rounds_of(RUN)]
     assert [(record.number, record.metrics) for record in listed] == [(1, {}), (2, {"accuracy": 0.5}), (3, {})]
-    assert f"{RUN}/1" not in fleet.rounds.records, "it was only looked at"
+    assert f"{RUN}/1" not in fleet.rounds.records, "the round was only read"
     store.is_locked = False
     await writer.close()
     store.close()
@@ -124,7 +124,7 @@ async def test_a_burst_of_late_reports_of_one_round_reads_it_once(tmp_path: Path
     assert store.read == 1
     assert set(fleet.rounds.records[f"{RUN}/1"].observations) == {"orin", "nano"}
     await repository.load_round("unknown/1")
-    assert store.read == 1, "of a run that nobody knows nothing is read"
+    assert store.read == 1, "nothing is read for an unknown run"
     await writer.close()
     store.close()
 

@@ -51,7 +51,7 @@ def parsed(text: str) -> Samples:
         assert family.documentation, family.name
         for sample in family.samples:
             key = (sample.name, *(value for _, value in sorted(sample.labels.items())))
-            assert key not in samples, "no series twice"
+            assert key not in samples, "a series appears twice"
             samples[key] = sample.value
     return samples
 

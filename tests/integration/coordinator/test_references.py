@@ -143,7 +143,7 @@ async def test_agents_come_back_to_a_pinned_reference_and_a_restart_keeps_it(
         await back.send(front=report)
         listed = await references(client)
         assert (listed[another.digest].device_count, listed[artefact.digest].device_count) == (1, 0)
-        assert (await pin(client, another.digest)).ended_sessions == 0, "it counted already"
+        assert (await pin(client, another.digest)).ended_sessions == 0, "it was already counted"
         await back.send(lease=session_pb2.Lease())
 
     async def second(client: Client) -> None:

@@ -129,7 +129,7 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
         await orin.goodbye()
         sky.watts = 30.0
         stop = (await nano.call.read()).reassign
-        assert not stop.HasField("mode"), "the Orin, which cannot be told anything, has all of the watts"
+        assert not stop.HasField("mode"), "the Orin cannot be reached and keeps its watts"
         orin = client.agent()
         await orin.hello("orin")
         # What it is known to do may be told first, then what it is to do with the watts that there are.
@@ -204,7 +204,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
     async with serving_client(config) as client:
         assert await client.rounds() == before["rounds"]
         assert await client.states() == {"nano": "offline", "orin": "offline"}
-        assert await client.plan(1) == before["plan"], "a plan that was asked for stays"
+        assert await client.plan(1) == before["plan"], "a requested plan stays"
         resolved = await client.planning.ResolveNodes(planning_pb2.ResolveNodesRequest(node_ids=NODES))
         assert not resolved.unknown_node_ids
         agent = client.agent()
@@ -244,7 +244,7 @@ async def test_a_session_that_is_open_at_the_end_is_closed_and_stored(config: Co
         store = Store(Path(config.store.location))
         assert [record.state for record in store.load().devices] == [DeviceState.READY], "it is expected back"
         store.close()
-        assert await agent.call.code() is not grpc.StatusCode.OK, "the agent knows that it was cut off"
+        assert await agent.call.code() is not grpc.StatusCode.OK, "the agent notices the lost session"
 
 
 def test_where_it_listens_is_announced_as_json(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ async def test_a_second_coordinator_does_not_share_the_first_ones_port(
 async def test_what_is_no_address_is_refused(config: CoordinatorSettings, which: str, address: str) -> None:
     refused = await start_fails(config.with_values(server={which: address}))
     assert f"{address!r} is not an address: write host:port" in refused
-    assert not Path(config.store.location).exists(), "nothing was begun"
+    assert not Path(config.store.location).exists(), "nothing was started"
 
 
 async def test_a_store_or_a_reference_that_cannot_be_used_is_refused(
@@ -305,7 +305,7 @@ async def test_a_store_or_a_reference_that_cannot_be_used_is_refused(
 ) -> None:
     absent = str(tmp_path / "absent")
     assert "no such directory" in await start_fails(config.with_values(profiling={"reference": absent}))
-    assert not Path(config.store.location).exists(), "nothing was begun"
+    assert not Path(config.store.location).exists(), "nothing was started"
     Path(config.store.location).write_bytes(b"no database" * 100)
     assert "cannot be used as the coordinator's store" in await start_fails(config)
 

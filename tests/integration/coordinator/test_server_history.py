@@ -261,5 +261,5 @@ async def test_what_cannot_be_forgotten_today_is_tomorrow(tmp_path: Path, caplog
     await keeper.close()
     full.close()
     assert full.asked == 4
-    assert set(fleet.flower.runs) == {"old 2"}, "what is gone from the store is gone"
+    assert set(fleet.flower.runs) == {"old 2"}, "a run deleted from the store is removed from memory, too"
     assert "deleting old runs stopped until tomorrow: the disk is full" in caplog.text

@@ -54,7 +54,7 @@ async def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: Co
         await start_run(channel, "1")
         second = Running(config.with_values(store={"standby": True}))
         await asyncio.sleep(0.1)
-        assert not second.bound.done(), "it listens only when it may plan"
+        assert not second.bound.done(), "it listens only once it owns the store"
     await first.end()
     async with second.channel() as channel:
         view: Any = view_pb2_grpc.ViewServiceStub(channel)

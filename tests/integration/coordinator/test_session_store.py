@@ -97,7 +97,7 @@ async def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged
         assert await client.states() == {"nano": "ready", "orin": "ready"}
         with pytest.raises(grpc.aio.AioRpcError, match="the disk is full") as refused:
             await client.plan()
-        assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "who asks for a plan is told"
+        assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "a request for a plan gets the error"
         disk.is_full = False
         assert await acknowledged(orin, 3) == [1_000, 1_001, 1_001]
         await orin.send(state=READY)

@@ -101,7 +101,7 @@ async def test_after_a_restart_a_round_waits_for_the_devices_that_were_there(
         await client.running
     async with serving_client(config) as client:
         orin, nano = client.agent(), client.agent()
-        assert (await client.plan(1)).assignments, "a plan that was made is handed out again"
+        assert (await client.plan(1)).assignments, "an existing plan is returned again"
         await orin.become_ready("orin", ORIN_FRONT, 5.0)
         with pytest.raises(grpc.aio.AioRpcError, match="waiting for devices to reconnect: 1 still missing") as refused:
             await client.plan(2)
@@ -198,7 +198,7 @@ async def test_a_slow_reader_is_not_read_from_either_and_holds_up_nobody_else(co
             await other.send(lease=session_pb2.Lease())
             reading = asyncio.create_task(read_all(slow))
             await flooding
-            assert await reading == list(range(1, FLOOD + 1)), "nothing of it was lost"
+            assert await reading == list(range(1, FLOOD + 1)), "no part of it was lost"
         await other.goodbye()
 
 

@@ -162,7 +162,7 @@ async def test_what_an_agent_may_not_say_ends_its_session_and_nobody_elses(confi
             await other.send(lease=session_pb2.Lease())
             assert await client.states() == {"orin": "offline", "other": "ready"}
             kept = (await client.devices())["orin"]
-            assert (kept.front, kept.idle_w) == (good_front, 5.0), "nothing of it was taken"
+            assert (kept.front, kept.idle_w) == (good_front, 5.0), "no part of it was accepted"
         await other.goodbye()
 
 

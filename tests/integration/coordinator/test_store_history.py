@@ -155,7 +155,7 @@ def test_a_long_run_is_forgotten_in_several_transactions(store: Store, clock: St
     while (some := store.delete_some(timedelta(days=1))) is not None:
         left.append(len(store.plan_ids_of("long")))
         assert some == (["long"] if left[-1] == 0 else [])
-        assert bool(store.load().runs) == (left[-1] > 0), "the run goes with the last of its rounds"
+        assert bool(store.load().runs) == (left[-1] > 0), "the run is deleted with its last round"
     assert len(left) > 2 and left == sorted(left, reverse=True)
 
 

@@ -186,7 +186,7 @@ def test_a_failed_power_sensor_degrades_the_device_until_it_works_again(tmp_path
         with pytest.raises(AgentUnreachableError, match="UNAVAILABLE: power was read only 0 of 1 times"):
             running.round("7/1", array_to_modes(board.modes)[1234])
         until(lambda: len(listened) > 3)
-        assert coordinator.states[-1] == DEGRADED, "that it can be parked is not enough"
+        assert coordinator.states[-1] == DEGRADED, "parking alone does not end the degraded state"
         assert coordinator.observed == []
         board.start_meter = start_meter
         until(coordinator.is_ready)

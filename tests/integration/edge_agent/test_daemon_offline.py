@@ -54,7 +54,7 @@ def test_rounds_without_the_coordinator_are_reported_when_it_is_back(tmp_path, c
             until(lambda: coordinator.is_ready() and coordinator.observed)
             assert coordinator.observed == ["7/1"]
             assert coordinator.fronts[-1].profiled_modes == MODES
-            assert PROFILING not in coordinator.states, "it asks for nothing else, so nothing is profiled again"
+            assert PROFILING not in coordinator.states, "its request is unchanged, so nothing is profiled again"
     assert running.error is None
 
 
@@ -86,7 +86,7 @@ def test_with_a_damaged_welcome_the_agent_waits_for_the_coordinator(tmp_path, co
     assert running.error is None
     with agent(coordinator, tmp_path, new_board()) as running:
         until(lambda: serves(running))
-    assert running.error is None, "the file is sound again"
+    assert running.error is None, "the file is valid again"
 
 
 def test_a_reference_that_was_lost_is_waited_for(tmp_path, coordinator, caplog):
@@ -109,7 +109,7 @@ def test_a_changed_request_of_a_returning_coordinator_is_met_and_stored(tmp_path
             until(lambda: coordinator.fronts and coordinator.fronts[-1].profiled_modes > MODES or running.has_ended)
             until(coordinator.is_ready)
             assert coordinator.fronts[-1].reference_digest == coordinator.reference.digest
-            assert PROFILING in coordinator.states, "while it is prepared again, no round is planned with it"
+            assert PROFILING in coordinator.states, "no round includes it while it is prepared again"
             assert running.round("7/1", array_to_modes(board.modes)[1234])
     assert running.error is None
     with agent(coordinator, tmp_path, new_board()) as running:

@@ -83,7 +83,7 @@ def test_a_repeated_order_changes_nothing(board: VirtualBoard, watch: TrainingWa
     assert observed is not None and observed.mode == MODE
     watch.start(MODE, epochs=2, power_limit_w=60)
     watch.reassign(MODE, 50)
-    assert watch.finish() is None, "other watts"
+    assert watch.finish() is None, "the watts have changed"
 
 
 def test_a_new_training_replaces_an_unfinished_one(board: VirtualBoard, watch: TrainingWatch) -> None:

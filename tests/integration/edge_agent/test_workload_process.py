@@ -96,7 +96,7 @@ def test_a_workload_that_dies_does_not_take_the_agent_with_it():
             step()
 
 
-def test_hardware_needs_a_workload_and_a_soft_device_takes_none():
+def test_hardware_needs_a_workload_and_a_virtual_device_takes_none():
     with pytest.raises(InvalidInputError, match="pass --workload resnet18, .*module:function"):
         profiled_workload(RealTimeBoard(), None, 16, "cuda")
     with pytest.raises(InvalidInputError, match="unknown workload 'resnet'; use one of resnet18"):
@@ -109,8 +109,8 @@ def test_the_workload_names_the_profile_and_virtual_devices_use_the_references()
     reference = Workload("resnet18-imagenet", 16, 5000)
     own = profiled_workload(RealTimeBoard(), "own_process_workload:train", 8, "cpu")
     assert own.described(reference, 100) == Workload("own_process_workload:train", 8, 100)
-    soft = profiled_workload(SimulatedDevice("orin-nano", 1), None, 16, "cpu")
-    assert soft.described(reference, 100) == Workload("resnet18-imagenet", 16, 100)
+    virtual = profiled_workload(SimulatedDevice("orin-nano", 1), None, 16, "cpu")
+    assert virtual.described(reference, 100) == Workload("resnet18-imagenet", 16, 100)
 
 
 def test_a_profile_that_is_to_stop_trains_no_further_minibatch():

@@ -75,7 +75,7 @@ def name_of(error: type[WattfleetError]) -> str:
 def test_every_error_that_a_service_can_raise_has_a_status(package: ModuleType, table: StatusTable, needs: str) -> None:
     pytest.importorskip(needs, reason=f"without {needs}, not all of {package.__name__} can be imported")
     own = errors_of(package)
-    assert own, "the walk found something"
+    assert own, "the search found at least one"
     unmapped = {name_of(error) for error in own if status_of(error("why"), table) is grpc.StatusCode.UNKNOWN}
     assert unmapped == {name for name in NOT_RAISED_BY_A_SERVICER if name.startswith(package.__name__)}
 

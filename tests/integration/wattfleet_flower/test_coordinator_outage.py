@@ -67,7 +67,7 @@ def test_a_coordinator_lost_during_a_round_gets_its_results_later() -> None:
     grid.nodes[B].train = train
     strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned")
     strategy.start(grid, ARRAYS, num_rounds=3)
-    assert [request.round for request in planner.asked("PlanRound")] == [1, 3], "the second is plain"
+    assert [request.round for request in planner.asked("PlanRound")] == [1, 3], "the second round is not planned"
     told = [request.plan_id.split("/")[1] for request in planner.asked("FinishRound")]
     assert told == ["1", "3"]
 

@@ -121,7 +121,7 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
         assert NODES[message.metadata.dst_node_id].device_id == assignment.device_id
         assert assignment.device_id in CHOSEN
         assert assignment.plan_id.split("/")[1] == str(1 + number * ROUNDS // len(trainings))
-    assert grid.clock.slept == [], "nothing was waited for"
+    assert grid.clock.slept == [], "there was no waiting"
 
     # Exactly the bare strategy's: it drew the same nodes in the same order.
     assert list(result.arrays) == list(bare.arrays)
@@ -135,4 +135,4 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
 def test_the_strategies_are_found() -> None:
     assert {"FedAvg", "FedAdam", "FedMedian", "Bulyan", "FedXgbCyclic"} < set(STRATEGIES)
     assert len(STRATEGIES) >= 16
-    assert set(NOT_WRAPPABLE) <= set(STRATEGIES), "what is gone needs no excuse"
+    assert set(NOT_WRAPPABLE) <= set(STRATEGIES), "an exception names no existing strategy"

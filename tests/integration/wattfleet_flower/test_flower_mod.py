@@ -112,7 +112,7 @@ def test_the_agent_refuses_assignments_of_another_device(agent: Agent, request_:
     with pytest.raises(AgentUnreachableError, match=reason):
         power_mode_mod(request_(), context(**{"agent-socket": str(agent.socket)}), answered)
     assert agent.board.current_mode() == parked_mode(agent.board)
-    assert agent.reports.states == [], "the device itself is well"
+    assert agent.reports.states == [], "the device itself works"
 
 
 def test_a_mode_that_does_not_apply_degrades_the_device(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_a_client_that_is_killed_leaves_the_device_parked_and_ready(
         never_ends.set()
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
     assert agent.reports.observations == []
-    assert all(name.startswith("asyncio_") for name in on), "parking takes its time, and the loop has more to do"
+    assert all(name.startswith("asyncio_") for name in on), "parking does not block the event loop"
     # The next round finds it well.
     assert not power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), answered).has_error()
 

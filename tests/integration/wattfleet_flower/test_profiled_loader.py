@@ -70,7 +70,7 @@ def test_no_mode_that_may_exceed_the_rounds_power_limit_is_measured(
     train = trains_on(range(10), [], modes, agent)
     power_mode_mod(request, context(**{"agent-socket": str(agent.socket)}), train)
     assert set(modes) == {MODE}
-    assert len(agent.reports.observations) == 1, "such a round is observed as any other"
+    assert len(agent.reports.observations) == 1, "such a round is observed like any other"
 
 
 def test_outside_a_planned_training_a_profiled_loader_only_passes_batches() -> None:

@@ -215,5 +215,5 @@ def test_devices_getting_ready_after_a_night_are_waited_for(warnings: WarningLog
 
     with pytest.raises(PlanningError, match="no device is ready"):
         strategy.start(grid, ARRAYS, num_rounds=3, evaluate_fn=night)
-    assert len(grid.trainings()) == 8, "the second night leaves devices away for longer than is waited"
+    assert len(grid.trainings()) == 8, "in the second night devices are away for longer than the wait"
     assert sum(grid.clock.slept) == 2 * 3600 + 59 + 60

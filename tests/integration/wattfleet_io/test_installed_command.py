@@ -29,7 +29,7 @@ def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
         == "wattfleet: --policy must be 'fastest-k', 'all', 'random', 'deadline', 'tiers', 'oort', 'fair' or"
         " 'progress', not 'luck'\n"
     )
-    assert not list(tmp_path.iterdir()), "nothing was begun"
+    assert not list(tmp_path.iterdir()), "nothing was started"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ class Watched:
         self.watch = BudgetWatch(budgets, self.tell, self.clock.now, self.clock.sleep, self.meter)
 
     def tell(self, supply: str, state: InForce) -> None:
-        assert self.watch.in_force[supply] == state, "what is told is in force"
+        assert self.watch.in_force[supply] == state, "the announced value is in force"
         self.told.append((supply, state.watts))
 
     def watts(self, supply: str = "rack") -> float:

@@ -192,7 +192,7 @@ def test_a_look_at_the_next_plan_shows_it_and_changes_nothing() -> None:
     looked = look(fleet, RUN)
     assert plain(vars(fleet)) == before
     planned = fleet.flower.plan(RUN, 2, NODES, 2.0)
-    assert looked == planned, "and it comes as it was shown"
+    assert looked == planned, "the plan equals its preview"
 
 
 def test_a_look_before_any_run_takes_all_devices_that_are_ready() -> None:

@@ -82,7 +82,7 @@ def test_with_nobody_ready_every_device_is_said_to_be_what_it_is() -> None:
         fleet.flower.plan(RUN, 1, NODES, 1.0)
     assert not fleet.rounds.records
     fleet.agents.report_state("orin", DeviceState.READY, 50, "")
-    assert chosen(fleet.flower.plan(RUN, 1, NODES, 1.0)) == {"orin"}, "the same round can be planned once somebody is"
+    assert chosen(fleet.flower.plan(RUN, 1, NODES, 1.0)) == {"orin"}, "it can be planned once a device is ready"
 
 
 def test_of_a_large_fleet_the_states_are_counted_and_a_few_devices_named() -> None:

@@ -225,7 +225,7 @@ class FleetMachine(RuleBasedStateMachine):
             assert sent.plan_id == each.plan_id in {record.plan_id for record in changed}
             sent.is_ended = each.assignment is None
             sent.watts = 0.0 if each.assignment is None else each.assignment.power_limit_w
-        assert self.site_w() <= max(self.budget_w, least_w), "what can be told to keep the watts is"
+        assert self.site_w() <= max(self.budget_w, least_w), "reachable devices keep within the budget"
         assert all(record.plan.planned_w == self.site_w() for record in changed)
 
     @rule()

@@ -32,7 +32,7 @@ def test_what_outlives_a_collection_is_left_out_of_the_next_and_new_garbage_goes
     serve_many()
     session = Ring()
     gc.collect()
-    assert not any(each is session for each in gc.get_objects()), "it would be looked through each time"
+    assert not any(each is session for each in gc.get_objects()), "otherwise each collection would visit it"
     garbage = weakref.ref(Ring())
     gc.collect()
     assert garbage() is None

@@ -89,7 +89,7 @@ def test_after_the_grace_nobody_is_waited_for_and_who_is_missing_is_told_once() 
     assert leases.expected_back({"gone", "back"}, 100.0 + SETTINGS.return_grace_s) == (0, 0.0)
     assert leases.take_missing(100.0 + SETTINGS.return_grace_s) == ["gone", "lost"]
     assert leases.take_missing(100.0 + SETTINGS.return_grace_s) == []
-    assert leases.pace == pace_of(1), "nobody else is to be given time for"
+    assert leases.pace == pace_of(1), "no other device is waited for"
 
 
 def test_devices_that_are_called_back_are_waited_for_from_the_end_of_their_sessions() -> None:

@@ -106,7 +106,7 @@ class SlowPolicy:
 
     def request(self, context: PlanningContext) -> SelectionRequest:
         self.asked.set()
-        assert self.go_on.wait(10), "nobody lets it go on"
+        assert self.go_on.wait(10), "the test did not let it continue"
         return AllDevices().request(context)
 
 
@@ -151,7 +151,7 @@ async def test_watts_that_fall_while_a_round_is_planned_trim_it_as_soon_as_it_is
         assert not fleet.rounds.is_trim_due
 
     record = await planning(fleet, policy, story)
-    assert record.plan.planned_w > 40.0, "it was asked for with more"
+    assert record.plan.planned_w > 40.0, "it was planned with more watts"
     assert fleet.rounds.is_trim_due
     [trimmed], _told = fleet.trim()
     assert trimmed.plan.planned_w <= 40.0

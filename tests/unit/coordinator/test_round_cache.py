@@ -118,7 +118,7 @@ def test_a_history_that_is_recalled_is_brought_up_to_what_is_at_hand() -> None:
     assert [past.number for past in fleet.rounds.cache.history(RUN).rounds] == [1, 2, 3]
     assert fleet.rounds.cache.history(RUN).latest == {"orin": whole.latest["orin"], "nano": whole.latest["nano"]}
     fleet.rounds.cache.restore_history(RUN, History())
-    assert len(fleet.rounds.cache.history(RUN).rounds) == 3, "what is at hand stays"
+    assert len(fleet.rounds.cache.history(RUN).rounds) == 3, "cached rounds stay"
 
 
 def test_a_restored_round_is_not_the_newest_and_keeps_later_changes() -> None:
@@ -129,7 +129,7 @@ def test_a_restored_round_is_not_the_newest_and_keeps_later_changes() -> None:
     assert not fleet.rounds.cache.is_missing("never begun/1")
     fleet.rounds.cache.restore(first)
     assert (list(fleet.rounds.records)[0], list(fleet.rounds.records)[-1]) == (first.plan_id, newest.plan_id)
-    assert fleet.flower.plan(RUN, 1, NODES, 1.0) == first, "a plan that was asked for stays"
+    assert fleet.flower.plan(RUN, 1, NODES, 1.0) == first, "a requested plan stays"
     fleet.flower.report_metrics(RUN, 1, {"accuracy": 0.5})
     fleet.rounds.cache.restore(first)
     assert fleet.rounds.records[first.plan_id].metrics == {"accuracy": 0.5}

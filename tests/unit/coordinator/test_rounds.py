@@ -109,7 +109,7 @@ def test_a_finished_round_knows_who_failed_and_how_long_it_took() -> None:
         fleet.rounds.finish("4711/2", [], 1.0)
     with pytest.raises(UnknownRecordError, match="ghost is not part of plan"):
         fleet.rounds.finish(plan_id, [DeviceResult("ghost")], 1.0)
-    assert fleet.rounds.records[plan_id].results == tuple(results), "nothing of it was taken"
+    assert fleet.rounds.records[plan_id].results == tuple(results), "no part of it was accepted"
 
 
 @pytest.mark.parametrize("wall_s", [-1.0, math.nan, math.inf])
@@ -199,6 +199,6 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
         after.flower.plan(RUN, 2, NODES, 1.0)
     after.agents.connect("orin", "agx-orin", "simulated", 18_096)
     after.agents.report_state("orin", DeviceState.READY, 50, "parked")
-    assert after.flower.plan(RUN, 2, NODES, 1.0).nodes == {"orin": ORIN_NODE}, "front and node are known still"
+    assert after.flower.plan(RUN, 2, NODES, 1.0).nodes == {"orin": ORIN_NODE}, "front and node are still known"
     after.rounds.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
     assert after.rounds.records[planned.plan_id].observed_site_w == 31 + 14

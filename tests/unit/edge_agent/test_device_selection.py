@@ -84,7 +84,7 @@ def test_what_is_never_set_keeps_its_lock_with_its_state(tmp_path):
         assert folder_of_device(spec, tmp_path, root=tmp_path) == tmp_path / "device"
 
 
-def test_only_soft_boards_where_a_board_has_to_be_told_that_work_is_done(tmp_path):
+def test_only_virtual_boards_have_to_be_told_that_work_is_done(tmp_path):
     with pytest.raises(InvalidInputError, match="unknown device 'sysfs'; choose one of simulated:agx-orin"):
         open_virtual_board("sysfs", seed=1)
 

@@ -49,7 +49,7 @@ def test_what_was_not_acknowledged_waits_for_the_next_process_exactly_as_it_was(
         outbox.add(request)
     again = opened(path)
     bodies = [request.WhichOneof("body") for request in again.after(0)]
-    assert bodies == ["front", "observation", "observation"], "what was being done then is not true now"
+    assert bodies == ["front", "observation", "observation"], "an old state is not sent again"
     assert [request.sequence for request in again.after(0)] == [1, 2, 3]
     assert again.after(0)[0].front == front_of(3.1).front
     assert again.after(0)[1].observation.epoch_s == 1 / 3
@@ -159,7 +159,7 @@ def test_on_a_full_disk_the_agent_goes_on_in_memory_and_says_so_once(path, caplo
     outbox.add(observation(2))
     outbox.add(observation(3))
     assert waiting(outbox) == ["1", "2", "3"]
-    assert waiting(opened(path)) == ["1"], "what was there is whole"
+    assert waiting(opened(path)) == ["1"], "the earlier content is intact"
     assert caplog.text.count("No space left on device; reports are kept in memory") == 1
     full = False
     outbox.add(observation(4))

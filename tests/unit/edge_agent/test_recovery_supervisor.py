@@ -105,7 +105,7 @@ async def test_a_training_is_not_reported_before_the_readiness_that_it_follows(b
     supervisor = supervisor_of(board, reports, slow_front)
     beginning = asyncio.create_task(supervisor.start())
     await asyncio.to_thread(computing.wait, 10)
-    assert supervisor.device_lock.locked(), "an app that asks now is told so"
+    assert supervisor.device_lock.locked(), "a training cannot begin yet"
     train.set()
     await beginning
     async with supervisor.device_lock:

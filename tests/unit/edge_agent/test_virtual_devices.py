@@ -1,4 +1,4 @@
-"""The contract of soft devices, over every kind of them."""
+"""The contract of virtual devices, for every kind."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes, modes_to_array
 
 
-class SoftDeviceContract(ABC):
+class VirtualDeviceContract(ABC):
     provenance: str
 
     @abstractmethod
@@ -170,14 +170,14 @@ class SoftDeviceContract(ABC):
         assert device.clock.now_s() == 0
 
 
-class TestSimulatedDevice(SoftDeviceContract):
+class TestSimulatedDevice(VirtualDeviceContract):
     provenance = "simulated"
 
     def open(self, seed):
         return SimulatedDevice("orin-nano", seed)
 
 
-class TestReplayDevice(SoftDeviceContract):
+class TestReplayDevice(VirtualDeviceContract):
     provenance = "replayed"
 
     def open(self, seed):
@@ -190,4 +190,4 @@ class TestReplayDevice(SoftDeviceContract):
         return ReplayDevice(path, seed)
 
 
-del SoftDeviceContract
+del VirtualDeviceContract

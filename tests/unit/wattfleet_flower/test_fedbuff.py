@@ -119,7 +119,7 @@ def test_a_device_ten_times_slower_does_not_hold_the_steps_back() -> None:
     assert watched.at_s[-1] <= 130.0
     waiting = fleet()
     FedAvg(fraction_evaluate=0.0).start(waiting, ZERO, num_rounds=12)
-    assert waiting.clock.now_s() - 1000.0 == 1200.0, "where rounds wait for all"
+    assert waiting.clock.now_s() - 1000.0 == 1200.0, "each round waits for the slow node"
 
 
 def test_a_buffer_larger_than_the_fleet_fills_from_its_quick_devices() -> None:
@@ -205,7 +205,7 @@ def test_free_nodes_wait_while_trainings_in_flight_hold_all_watts() -> None:
     PowerAware(FedBuff(1, clock=grid.clock), planner, clock=grid.clock).start(
         grid, ZERO, num_rounds=2, evaluate_fn=evaluated
     )
-    assert watched.at_s == [0, 10, 40], "no watts for a until b is done"
+    assert watched.at_s == [0, 10, 40], "a has no watts until b is done"
 
 
 def test_a_node_that_may_not_be_chosen_is_always_free_and_ends_nothing() -> None:
