@@ -86,6 +86,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             while unplanned and unplanned[0] < record.number:
                 async for view in self._unplanned_view(unplanned.popleft(), request):
                     yield view
+            if record.wall_s is None and self._fleet.unplanned.is_known(run_id, record.number):
+                continue  # its plan never reached the Flower server
             yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
         for number in unplanned:
             async for view in self._unplanned_view(number, request):

@@ -258,12 +258,10 @@ class _Loop:
             for node_id in self._grid.get_node_ids()
             if node_id not in busy and self._not_before_s.get(node_id, now_s) <= now_s
         ]
-        if not free:
+        if not free or now_s < self._no_plan_before_s:
             return
         sent = None
         if self._rounds is not None:
-            if now_s < self._no_plan_before_s:
-                return
             try:
                 sent = self._rounds.plan(self._grid, self._dispatches + 1, free, waits=not self._in_flight)
             except CoordinatorUnreachableError:  # trainings in flight go on, and send their updates meanwhile

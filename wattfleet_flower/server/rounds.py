@@ -37,6 +37,9 @@ _FINAL_REPORTS_WITHIN_S = 30.0
 _RESULTS_BYTES = MAX_MESSAGE_BYTES - 4096
 # What a result in a round without a plan adds to a device's result: its node's id, and the frame around both.
 _NODE_BYTES = 20
+# Results of rounds without a plan that are kept for their reports, about 100 bytes each; later rounds are reported
+# without results.
+_MAX_KEPT_RESULTS = 200_000
 
 
 @dataclass(frozen=True)
@@ -268,6 +271,9 @@ class PlannedRounds:
         """Report a round without a plan; it reaches the coordinator when this answers again."""
         assert self._run is not None, "it was started"
         self._unplanned.pop(unplanned.number, None)
+        if len(results) * (self._planner.pending_reports + 1) > _MAX_KEPT_RESULTS:
+            log(WARNING, "the results of round %d are not kept: the coordinator is away for too long", unplanned.number)
+            results = []
         truncate_failures(results, _RESULTS_BYTES - _NODE_BYTES * len(results))
         of_nodes = []
         for result in results:

@@ -80,6 +80,15 @@ async def test_a_round_without_a_plan_is_shown_among_the_others_and_after_a_rest
         assert (await streamed(client))[1:3] == before[1:3]
 
 
+async def test_a_plan_whose_answer_was_lost_is_not_shown_beside_the_round(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await client.two_ready()
+        await client.plan(1)
+        await tell(client, report(1))
+        await client.plan(2)
+        assert [(view.round, view.unplanned) for view in await streamed(client)] == [(1, True), (2, False)]
+
+
 async def test_a_repeated_report_changes_nothing(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
         await client.two_ready()

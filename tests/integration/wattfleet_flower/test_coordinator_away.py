@@ -207,6 +207,18 @@ def test_rounds_without_a_plan_are_reported_when_the_coordinator_is_back() -> No
     assert results[B].failure == "" and results[B].num_examples > 0
 
 
+def test_the_results_of_a_long_outage_are_not_all_kept(monkeypatch: pytest.MonkeyPatch, warnings: WarningLog) -> None:
+    monkeypatch.setattr("wattfleet_flower.server.rounds._MAX_KEPT_RESULTS", 12)
+    planner = PlannerStub(nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 22.0))
+    lost_in_round(grid, planner, 1)
+    unplanned(grid, planner, rounds=7)
+    told = planner.asked("ReportUnplannedRound")
+    assert [report.round for report in told] == [2, 3, 4, 5, 6]
+    assert [len(report.results) for report in told] == [4, 4, 0, 0, 0]
+    assert len(warnings.about("are not kept")) == 3
+
+
 def test_a_round_that_began_without_any_coordinator_is_reported_by_node() -> None:
     planner = PlannerStub(away=True)
     grid = GridOfNodes(fleet(), ClockOfOutage(planner, 4.0))
