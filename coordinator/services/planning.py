@@ -98,9 +98,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server has all replies that it will get."""
+        results = [_result(message) for message in request.results]
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
-        results = [_result(message) for message in request.results]
         if implausible := [
             result.device_id for result, sent in zip(results, request.results, strict=True) if _lacks(result, sent)
         ]:
