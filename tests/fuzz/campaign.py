@@ -1,0 +1,106 @@
+"""Runs inputs against a target for a limited time, and judges what came of each.
+
+`FUZZ_S` is the time for each target in seconds, and `FUZZ_SEED` the seed of the first input. Every further input has
+the next seed, so that a failing input is replayed by its own seed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from tests.fuzz.hostile_values import Hostile
+from wattfleet_io.logs import MAX_LINE_BYTES, LineLimit, RateLimit
+
+FUZZ_S = float(os.environ.get("FUZZ_S", "0.25"))
+FIRST_SEED = int(os.environ.get("FUZZ_SEED", "1"))
+
+ANSWER_S = 20.0
+"""An input that takes longer counts as a hang; a slow machine takes a fraction of it."""
+
+MAX_GROWTH_BYTES = 200 * 2**20
+"""Growth of the process during one campaign, its client and the generator included."""
+
+
+def seeds(at_least: int = 1) -> Iterator[int]:
+    """The seeds of the inputs, until the time is over.
+
+    Args:
+        at_least: how many there are in any case.
+    """
+    ends_s = time.monotonic() + FUZZ_S
+    count = 0
+    while count < at_least or time.monotonic() < ends_s:
+        yield FIRST_SEED + count
+        count += 1
+
+
+def source(seed: int) -> Hostile:
+    """The source of one input's values."""
+    return Hostile(seed)
+
+
+@contextmanager
+def judged(seed: int, what: str) -> Iterator[None]:
+    """Name the input in a failure, with what replays it; it must end in time."""
+    began_s = time.monotonic()
+    try:
+        yield
+        took_s = time.monotonic() - began_s
+        assert took_s < ANSWER_S, f"it took {took_s:.1f} s"
+    except BaseException as error:
+        error.add_note(f"input: {what}\nreplay it with FUZZ_SEED={seed}")
+        raise
+
+
+class ServiceLog(logging.Handler):
+    """Notes what the log of a service would show, within the log's own limits."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.setFormatter(LineLimit("%(name)s: %(message)s"))
+        self.addFilter(RateLimit())
+        self.failures: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = self.format(record)
+        if record.exc_info or "Traceback" in line or len(line.encode(errors="replace")) > MAX_LINE_BYTES:
+            self.failures.append(line)
+
+
+@contextmanager
+def clean_log() -> Iterator[ServiceLog]:
+    """Make sure that nothing logs a traceback or an endless line."""
+    log, root = ServiceLog(), logging.getLogger()
+    level = root.level
+    root.addHandler(log)
+    root.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        root.removeHandler(log)
+        root.setLevel(level)
+    assert not log.failures, log.failures[0]
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Make sure that a campaign leaves the process about as large as it was."""
+    before = _held_bytes()
+    yield
+    grown = _held_bytes() - before
+    assert grown < MAX_GROWTH_BYTES, f"the process has grown by {grown / 2**20:.0f} MiB"
+
+
+def _held_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    held: int = psutil.Process().memory_info().rss
+    return held
