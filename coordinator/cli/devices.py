@@ -16,7 +16,7 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.cli.output.wording import MODE_LEGEND, moment, number, watts
-from wattfleet_io.console import count_of, duration_text, print_json
+from wattfleet_io.console import count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -187,7 +187,6 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 def _print(content: dict[str, Any]) -> None:
     from datetime import datetime, timezone
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -213,7 +212,7 @@ def _print(content: dict[str, Any]) -> None:
     }
     for what, text in lines.items():
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     _print_front(console, content["front"])
 

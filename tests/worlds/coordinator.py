@@ -368,7 +368,7 @@ class Coordinator:
             self.fleet.flower.accept_plan(request, record)
             parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
             self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
-            self._send_due()
+            self.fleet.rounds.grants.hold_back(record.plan_id)
             self._reply(record.plan_id, reply)
 
         # Meanwhile the fleet changes.
@@ -377,6 +377,8 @@ class Coordinator:
     def _reply(self, plan_id: str, reply: Any) -> None:
         def saved() -> None:
             if self.fleet is not None:
+                self.fleet.rounds.grants.let_go(plan_id)
+                self._send_due()
                 reply(self.fleet.rounds.records[plan_id])
 
         self._save_round(plan_id, saved)

@@ -13,6 +13,7 @@ import grpc
 from flwr.common.logger import log
 
 from wattfleet_flower.server.errors import CoordinatorUnreachableError, RefusedError
+from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, open_channel
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
@@ -126,7 +127,8 @@ class PlanningClient:
         try:
             return getattr(self._stub, method)(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
-            text = f"the coordinator at {self.name}: {error.code().name}: {error.details()}"
+            details = plain_text(error.details() or "")
+            text = f"the coordinator at {self.name}: {error.code().name}: {details}"
             raise RefusedError(text, error.code()) from None
 
 

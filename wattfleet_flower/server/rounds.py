@@ -21,6 +21,7 @@ from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import RoundReplies, truncate_failures
 from wattfleet_flower.server.run_start import start_run
 from wattfleet_io.clock import Clock
+from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
@@ -156,7 +157,7 @@ class PlannedRounds:
             log(INFO, "the coordinator at %s is back: rounds are planned again", self._planner.name)
         self._is_unplanned, self._has_planned = False, True
         for decision in plan.decisions:
-            log(INFO, "%s %s: %s", "+" if decision.selected else "-", decision.device_id, decision.reason)
+            log(INFO, "%s %s: %s", "+" if decision.selected else "-", decision.device_id, plain_text(decision.reason))
         return PlannedRound(plan, number, self._clock.now_s())
 
     def reply_timeout_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from coordinator.cli.output.view_values import Values, device_values, known, round_values, run_values
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, SupplyUse
+from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 
@@ -125,6 +126,8 @@ COLUMNS: dict[str, dict[str, str]] = {
 Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
 otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
 """
+
+_FORMULA_SIGNS = ("=", "+", "-", "@")
 
 _Row = tuple[Any, ...]
 
@@ -264,5 +267,12 @@ def _written(folder: Path, name: str, rows: Sequence[_Row], form: Format) -> Pat
     if form == "parquet":
         frame(name, rows).to_parquet(path, index=False, engine="pyarrow")
     else:
-        frame(name, rows).to_csv(path, index=False)
+        safe = [tuple(_csv_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
+        frame(name, safe).to_csv(path, index=False)
     return path
+
+
+def _csv_text(text: str) -> str:
+    """Text that no terminal or spreadsheet obeys: a quote is put before what looks like a formula, as OWASP advises."""
+    plain = plain_text(text, keep_newlines=True)
+    return f"'{plain}" if plain.lstrip().startswith(_FORMULA_SIGNS) else plain

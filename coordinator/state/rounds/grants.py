@@ -133,6 +133,7 @@ class Grants:
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
         self._unreviewed: set[str] = set()
+        self._held_back: set[str] = set()
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -143,7 +144,7 @@ class Grants:
                 before_w = max(original.get(device_id, 0.0), known.grant.limit_w)
                 self._grants[device_id] = replace(known, superseded_w=before_w)
             for device_id in record.observations:
-                self.training_ended(device_id, record.plan_id)
+                self.observed(device_id, record.plan_id)
             if record.wall_s is not None or (runs or {})[record.run_id].finished:
                 for device_id in record.nodes:
                     self._give_up(device_id, record.plan_id)
@@ -216,6 +217,14 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
+
+    def hold_back(self, plan_id: str) -> None:
+        """Send no grant of a plan until `let_go`: a coordinator that restarts must know of what it has granted."""
+        self._held_back.add(plan_id)
+
+    def let_go(self, plan_id: str) -> None:
+        """Send the grants of a plan, since it is stored."""
+        self._held_back.discard(plan_id)
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
@@ -329,11 +338,13 @@ class Grants:
         if not known.is_in_session and not known.is_over:
             self._due[device_id] = None
 
-    def training_ended(self, device_id: str, plan_id: str) -> None:
-        """Take note that a device has trained for a plan and is parked; a grant serves one training."""
-        known = self._grants.get(device_id)
-        if known is not None and known.plan_id == plan_id and not known.is_rogue:
-            self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+    def observed(self, device_id: str, plan_id: str) -> None:
+        """Wait no more for a device that has reported its observation of a plan.
+
+        The observation frees no watts: an agent that restarts repeats it, and may have received the grant once more by
+        then. The device's leases say whether its training is over.
+        """
+        self._give_up(device_id, plan_id)
 
     def check(self, now_s: float) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
@@ -355,12 +366,15 @@ class Grants:
     def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
-        A grant from before a session is reviewed before it is sent.
+        A grant from before a session is reviewed before it is sent, and one of a plan that is held back waits, unless
+        it is a stop.
         """
         orders = []
-        for device_id in [each for each in self._due if is_reachable(each) and each not in self._unreviewed]:
-            del self._due[device_id]
+        for device_id in [each for each in self._due if is_reachable(each)]:
             known = self._grants[device_id]
+            if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
+                continue
+            del self._due[device_id]
             if known.is_over:
                 continue
             sent_s = known.sent_s if known.was_sent else now_s

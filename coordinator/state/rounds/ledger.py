@@ -116,7 +116,7 @@ class RoundLedger:
         known = record.observations.get(observed.device_id)
         if known is not None:
             return RoundObservation(plan_id, known)
-        self.grants.training_ended(observed.device_id, plan_id)
+        self.grants.observed(observed.device_id, plan_id)
         observations = {**record.observations, observed.device_id: observed}
         self.latest_results.observed(self.cache.put(replace(record, observations=observations)), [observed])
         return RoundObservation(plan_id, observed)

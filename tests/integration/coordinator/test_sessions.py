@@ -90,14 +90,16 @@ async def test_a_second_session_of_the_same_id_is_refused_and_the_first_goes_on(
 async def test_an_agent_that_falls_silent_goes_offline_and_one_that_speaks_does_not(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
+    async with serving_client(
+        config.with_values(sessions={"lease_s": 1.0, "missed_leases": 1, "check_s": 0.05})
+    ) as client:
         silent, talker = client.agent(), client.agent()
-        assert (await silent.hello("silent")).lease_s == 0.2
+        assert (await silent.hello("silent")).lease_s == 1.0
         await talker.hello("talker")
         end = asyncio.ensure_future(silent.call.read())
         while not end.done():
             await talker.send(lease=session_pb2.Lease())
-            await asyncio.wait([end], timeout=0.05)
+            await asyncio.wait([end], timeout=0.25)
         with pytest.raises(grpc.aio.AioRpcError, match="silent: its lease has expired"):
             await end
         assert await client.states() == {"silent": "offline", "talker": "enrolled"}
@@ -120,7 +122,7 @@ async def test_an_agent_whose_connection_breaks_goes_offline(config: Coordinator
 async def test_a_session_in_which_nothing_is_said_never_begins(
     config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with serving_client(config.with_values(sessions={"lease_s": 0.1})) as client:
+    async with serving_client(config.with_values(sessions={"lease_s": 1.0})) as client:
         mute, gone = client.agent(), client.agent()
         await gone.call.done_writing()
         for agent in (mute, gone):

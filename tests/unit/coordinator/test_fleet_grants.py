@@ -212,7 +212,10 @@ def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     fleet.trim()
     assert dict(fleet.take_orders())["orin"] == stop
     after = restarted(fleet)
+    reconnect(after, "orin", 3, planned.plan_id, GrantPhase.OVER)
     reconnect(after, "nano", 4, planned.plan_id, GrantPhase.WAITING)
+    assert after.take_orders() == [], "the grants from before are compared with the budgets first"
+    after.trim()
     [kept] = fleet.rounds.records[planned.plan_id].plan.assignments
     after.trim()
     assert dict(after.take_orders())["nano"].assignment == kept

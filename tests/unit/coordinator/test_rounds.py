@@ -16,7 +16,7 @@ from tests.fakes.small_fleet import make_ready as make_ready_in
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, FastestK
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 
 def test_the_same_round_asked_for_again_is_the_same_plan() -> None:
@@ -198,6 +198,8 @@ def test_a_restart_forgets_no_round_and_takes_nobody_for_connected() -> None:
     with pytest.raises(NoDevicesError, match="orin is offline, nano is offline"):
         after.flower.plan(RUN, 2, NODES, 1.0)
     after.agents.connect("orin", "agx-orin", "simulated", 18_096)
+    after.rounds.grants.session_began("orin", 0.0)
+    after.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
     after.agents.report_state("orin", DeviceState.READY, 50, "parked")
     assert after.flower.plan(RUN, 2, NODES, 1.0).nodes == {"orin": ORIN_NODE}, "front and node are still known"
     after.rounds.observe(planned.plan_id, ObservedTraining("nano", 34.0, 14.0))
