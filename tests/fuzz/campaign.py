@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psutil
 
 from tests.fuzz.hostile_values import Hostile
-from wattfleet_io.logs import MAX_LINE_BYTES, LineLimit, RateLimit
+from wattfleet_io.logs import MAX_LINE_BYTES, BoundedPlainText, RateLimit
 
 FUZZ_S = float(os.environ.get("FUZZ_S", "0.25"))
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -65,7 +65,7 @@ class ServiceLog(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.setFormatter(LineLimit("%(name)s: %(message)s"))
+        self.setFormatter(BoundedPlainText("%(name)s: %(message)s"))
         self.addFilter(RateLimit())
         self.failures: list[str] = []
 

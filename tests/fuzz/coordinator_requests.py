@@ -55,9 +55,9 @@ def valid_calls(artefact: Artefact) -> Valid:
     return {
         "/wattfleet.v1.SessionService/Session": [_session()],
         "/wattfleet.v1.SessionService/FetchReference": [[session_pb2.FetchReferenceRequest(digest=artefact.digest)]],
+        **{f"/wattfleet.v1.OperatorService/{name}": [messages] for name, messages in operator.items()},
         **{f"/wattfleet.v1.PlanningService/{name}": [[request]] for name, request in planning.items()},
         **{f"/wattfleet.v1.ViewService/{name}": [[request]] for name, request in view.items()},
-        **{f"/wattfleet.v1.OperatorService/{name}": [messages] for name, messages in operator.items()},
         "/grpc.health.v1.Health/Check": [[health_pb2.HealthCheckRequest()]],
         "/grpc.health.v1.Health/Watch": [[health_pb2.HealthCheckRequest()]],
         "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": [[listing, symbol]],

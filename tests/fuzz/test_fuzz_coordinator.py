@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import grpc
 import pytest
@@ -18,7 +15,7 @@ from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.fuzz.campaign import bounded_memory, clean_log, judged, seeds, source
 from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_values, valid_calls
-from tests.fuzz.remote_calls import HostileCall, Method, Valid, methods_of, offered_services
+from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
 from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2
