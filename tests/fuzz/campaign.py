@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import logging
 import os
 import time
@@ -17,7 +18,7 @@ from contextlib import contextmanager
 import psutil
 
 from tests.fuzz.hostile_values import Hostile
-from wattfleet_io.logs import MAX_LINE_BYTES, BoundedPlainText, RateLimit
+from wattfleet_io.logs import MAX_LINE_BYTES, service_handler
 
 FUZZ_S = float(os.environ.get("FUZZ_S", "0.25"))
 FIRST_SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -48,46 +49,48 @@ def source(seed: int) -> Hostile:
 
 
 @contextmanager
-def judged(seed: int, what: str) -> Iterator[None]:
-    """Name the input in a failure, with what replays it; it must end in time."""
+def judged(seed: int, what: object, log: ServiceLog) -> Iterator[None]:
+    """Name the input in a failure, with what replays it; it must end in time and leave no traceback in the log."""
     began_s = time.monotonic()
     try:
         yield
         took_s = time.monotonic() - began_s
         assert took_s < ANSWER_S, f"it took {took_s:.1f} s"
+        log.require_clean()
     except BaseException as error:
         error.add_note(f"input: {what}\nreplay it with FUZZ_SEED={seed}")
         raise
 
 
-class ServiceLog(logging.Handler):
-    """Notes what the log of a service would show, within the log's own limits."""
+class ServiceLog:
+    """Notes what is wrong with the log that a service writes."""
 
     def __init__(self) -> None:
-        super().__init__(logging.INFO)
-        self.setFormatter(BoundedPlainText("%(name)s: %(message)s"))
-        self.addFilter(RateLimit())
-        self.failures: list[str] = []
+        self._written = io.StringIO()
+        self.handler = service_handler(self._written)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        line = self.format(record)
-        if record.exc_info or "Traceback" in line or len(line.encode(errors="replace")) > MAX_LINE_BYTES:
-            self.failures.append(line)
+    def require_clean(self) -> None:
+        """Make sure that no traceback and no endless line was written since the last time."""
+        written = self._written.getvalue()
+        self._written.seek(0)
+        self._written.truncate()
+        assert "Traceback" not in written, written
+        assert all(len(line.encode(errors="replace")) <= MAX_LINE_BYTES for line in written.splitlines())
 
 
 @contextmanager
-def clean_log() -> Iterator[ServiceLog]:
-    """Make sure that nothing logs a traceback or an endless line."""
+def service_log() -> Iterator[ServiceLog]:
+    """The log as a service writes it."""
     log, root = ServiceLog(), logging.getLogger()
     level = root.level
-    root.addHandler(log)
+    root.addHandler(log.handler)
     root.setLevel(logging.INFO)
     try:
         yield log
     finally:
-        root.removeHandler(log)
+        root.removeHandler(log.handler)
         root.setLevel(level)
-    assert not log.failures, log.failures[0]
+    log.require_clean()
 
 
 @contextmanager

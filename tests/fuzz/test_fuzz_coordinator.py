@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pool
 from coordinator.settings import CoordinatorSettings, PeerSettings, PolicySettings
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
-from tests.fuzz.campaign import bounded_memory, clean_log, judged, seeds, source
+from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
 from tests.fuzz.coordinator_requests import DEVICES, KNOWN_NODES, RUN, known_values, valid_calls
 from tests.fuzz.remote_calls import HostileCall, Method, methods_of, offered_services
 from wattfleet.prediction import Artefact
@@ -114,7 +114,7 @@ async def test_no_request_fails_the_coordinator(service: str, config: Coordinato
     settings = config.model_copy(update={"policy": SERVICES[service]})
     methods = methods_of(descriptor_pool.Default().FindServiceByName(service))
     valid, known = valid_calls(artefact), known_values(artefact)
-    with clean_log() as log:
+    with service_log() as log:
         async with attacked(settings) as client:
             honest = HonestSite(client)
             await honest.begin()
@@ -123,9 +123,8 @@ async def test_no_request_fails_the_coordinator(service: str, config: Coordinato
                 with bounded_memory():
                     for seed in seeds(at_least=len(methods)):
                         call = HostileCall.drawn(source(seed), methods[seed % len(methods)], valid, known)
-                        with judged(seed, f"{service}: {call}"):
+                        with judged(seed, call, log):
                             await call.ended_with(channel)
-                            assert not log.failures, log.failures[0]
             async with asyncio.timeout(_ANSWERS_WITHIN_S):
                 await honest.plan_round()
 
