@@ -16,7 +16,7 @@ from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
 from edge_agent.session.references import reference_of_digest
 from edge_agent.settings import SessionSettings
-from tests.fakes.coordinator_in_process import REFERENCE
+from tests.fakes.coordinator_in_process import REFERENCE, on_loop
 from tests.fakes.fronts import front
 from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
 from tests.fuzz.hostile_coordinator import HostileCoordinator
@@ -76,7 +76,11 @@ def shown(sent: Sequence[bytes], status: grpc.StatusCode | None) -> str:
     return f"{[part[:300].hex() for part in sent]}, then {status}"
 
 
-async def test_no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
+def test_no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
+    on_loop(_no_coordinator_fails_an_agent_session(tmp_path)).result()
+
+
+async def _no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
     hostile_coordinator = HostileCoordinator()
     hello = session_pb2.Hello(device_id="orin-0", board="agx-orin", mode_count=1, installation="a" * 32)
     settings = SessionSettings(silence_timeout_s=0.2, welcome_timeout_s=1.0)
@@ -116,7 +120,11 @@ async def _until_any(*events: asyncio.Event) -> None:
     await asyncio.sleep(0.005)
 
 
-async def test_no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
+def test_no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
+    on_loop(_no_reference_of_a_coordinator_fails_an_agent(tmp_path)).result()
+
+
+async def _no_reference_of_a_coordinator_fails_an_agent(tmp_path: Path) -> None:
     hostile_coordinator = HostileCoordinator()
     async with hostile_coordinator.served() as address:
         with service_log() as log, bounded_memory():

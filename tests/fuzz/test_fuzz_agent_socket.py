@@ -11,6 +11,7 @@ from google.protobuf import descriptor_pool
 
 from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
+from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.polling import eventually
 from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
 from tests.fuzz.hostile_messages import Known
@@ -42,7 +43,11 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         yield running
 
 
-async def test_no_app_fails_the_agent(agent: Agent) -> None:
+def test_no_app_fails_the_agent(agent: Agent) -> None:
+    on_loop(_no_app_fails_the_agent(agent)).result()
+
+
+async def _no_app_fails_the_agent(agent: Agent) -> None:
     numbers = count(2)
 
     def grant_next() -> str:

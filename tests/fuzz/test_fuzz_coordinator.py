@@ -11,6 +11,7 @@ import pytest
 from google.protobuf import descriptor_pool
 
 from coordinator.settings import CoordinatorSettings, PeerSettings, PolicySettings
+from tests.fakes.coordinator_in_process import on_loop
 from tests.fakes.served import READY, Agent, Client, serving
 from tests.fakes.small_fleet import NANO_FRONT, ORIN_FRONT
 from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
@@ -110,7 +111,11 @@ async def attacked(settings: CoordinatorSettings) -> AsyncIterator[Client]:
 
 
 @pytest.mark.parametrize("service", SERVICES)
-async def test_no_request_fails_the_coordinator(service: str, config: CoordinatorSettings, artefact: Artefact) -> None:
+def test_no_request_fails_the_coordinator(service: str, config: CoordinatorSettings, artefact: Artefact) -> None:
+    on_loop(_no_request_fails_the_coordinator(service, config, artefact)).result()
+
+
+async def _no_request_fails_the_coordinator(service: str, config: CoordinatorSettings, artefact: Artefact) -> None:
     settings = config.model_copy(update={"policy": SERVICES[service]})
     methods = methods_of(descriptor_pool.Default().FindServiceByName(service))
     valid, known = valid_calls(artefact), known_values(artefact)
@@ -129,7 +134,11 @@ async def test_no_request_fails_the_coordinator(service: str, config: Coordinato
                 await honest.plan_round()
 
 
-async def test_every_rpc_is_fuzzed(config: CoordinatorSettings, artefact: Artefact) -> None:
+def test_every_rpc_is_fuzzed(config: CoordinatorSettings, artefact: Artefact) -> None:
+    on_loop(_every_rpc_is_fuzzed(config, artefact)).result()
+
+
+async def _every_rpc_is_fuzzed(config: CoordinatorSettings, artefact: Artefact) -> None:
     async with serving(config) as client:
         services = await offered_services(client.channel)
     assert {service.full_name for service in services} == set(SERVICES), "add the service to SERVICES"
@@ -137,7 +146,11 @@ async def test_every_rpc_is_fuzzed(config: CoordinatorSettings, artefact: Artefa
     assert offered == set(valid_calls(artefact)), "add a valid request of the RPC to valid_calls"
 
 
-async def test_valid_requests_reach_the_coordinator(config: CoordinatorSettings, artefact: Artefact) -> None:
+def test_valid_requests_reach_the_coordinator(config: CoordinatorSettings, artefact: Artefact) -> None:
+    on_loop(_valid_requests_reach_the_coordinator(config, artefact)).result()
+
+
+async def _valid_requests_reach_the_coordinator(config: CoordinatorSettings, artefact: Artefact) -> None:
     refused = []
     async with attacked(config) as client:
         for path, calls in valid_calls(artefact).items():
