@@ -6,13 +6,14 @@ An unknown value has no sample; it is never exported as zero.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
+from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.latest_results import LatestResults
 from wattfleet_proto.device_state import DeviceState
 
@@ -63,9 +64,40 @@ class FleetCollector(Collector):
             if claims.exclusion_reason(device) is not None:
                 left_out.add_metric([device.device_id], 1.0)
         yield from (state, count, modes, idle, trust, left_out)
+        yield from _grant_families(self._fleet.rounds.grants, [device.device_id for device in devices])
         yield from _device_families(self._fleet.rounds.latest_results)
         yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
+        unplanned = GaugeMetricFamily(
+            "wattfleet_unplanned_rounds",
+            "Number of stored rounds that trained without a plan, so that no budget was kept",
+        )
+        unplanned.add_metric([], len(self._fleet.unplanned))
+        yield unplanned
+
+
+def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[GaugeMetricFamily]:
+    """What devices may draw beyond idling, and what they have confirmed."""
+    granted = GaugeMetricFamily(
+        "wattfleet_device_granted_watts", "Watts that the device's newest grant allows", labels=["device"]
+    )
+    confirmed = GaugeMetricFamily(
+        "wattfleet_device_confirmed_watts", "Watts that the device has confirmed to keep to", labels=["device"]
+    )
+    counted = GaugeMetricFamily(
+        "wattfleet_device_counted_watts",
+        "Watts that count against the budget: the highest limit that the device may still act on",
+        labels=["device"],
+    )
+    for device_id in device_ids:
+        grant = grants.of(device_id)
+        if grant is None or grant.is_over:
+            continue
+        granted.add_metric([device_id], grant.granted_w)
+        counted.add_metric([device_id], grant.counted_w)
+        if grant.confirmed_w is not None:
+            confirmed.add_metric([device_id], grant.confirmed_w)
+    yield from (granted, confirmed, counted)
 
 
 def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
@@ -73,7 +105,7 @@ def _device_families(newest: LatestResults) -> Iterator[GaugeMetricFamily]:
     families = {
         name: GaugeMetricFamily(f"wattfleet_device_{name}", text, labels=["device"])
         for name, text in (
-            ("budget_watts", "Watts set aside for the device in its newest round"),
+            ("budget_watts", "Watts planned for the device in its newest round"),
             ("predicted_epoch_seconds", "Predicted seconds per epoch in the device's newest round"),
             ("observed_epoch_seconds", "Last reported seconds per epoch"),
             ("predicted_power_watts", "Predicted watts while training in the device's newest round"),

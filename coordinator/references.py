@@ -12,13 +12,8 @@ from coordinator.reference_check import check_in_child
 from coordinator.state.names import require_name
 from coordinator.state.records import PinnedReference, PublishedReference, RemovedReference
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.prediction import Artefact, read_artefact
-
-MAX_BYTES = 4 * 1024 * 1024
-"""Size limit of a published reference's weights; those of the largest kind have less than 1 MiB."""
-
-MAX_MANIFEST_BYTES = 100 * 1024
-"""Size limit of its manifest, which is sent in one message."""
+from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, Artefact, read_artefact
+from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
 
 MAX_REFERENCES = 32
 """Limit of the references that are kept, since all are in memory."""
@@ -48,12 +43,28 @@ def open_reference(name: str) -> Reference:
     """A reference that ships with Wattfleet, by name, or one in a directory, by path.
 
     Raises:
-        InvalidInputError: neither exists.
+        InvalidInputError: neither exists, or agents would refuse it as too large.
         CorruptReferenceError: its files do not match its manifest.
     """
     if name in reference_models.shipped():
         return Reference(name, reference_models.load(name))
-    return Reference(Path(name).name, read_artefact(Path(name)))
+    artefact = read_artefact(Path(name))
+    require_size(name, artefact)
+    return Reference(Path(name).name, artefact)
+
+
+def require_size(name: str, artefact: Artefact) -> None:
+    """Make sure that a reference is small enough to be sent.
+
+    Raises:
+        InvalidInputError: it is not.
+    """
+    for file, content, most in (
+        (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
+        (WEIGHTS_FILE, artefact.weights, MAX_WEIGHTS_BYTES),
+    ):
+        if len(content) > most:
+            raise InvalidInputError(f"{name}: {file} has {len(content):,} bytes; the limit is {most:,}")
 
 
 class ReferenceShelf:

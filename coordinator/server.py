@@ -151,6 +151,7 @@ async def serve(
             grants=settings.grants,
             now_s=time.monotonic,
             claims=settings.claims,
+            unplanned=kept.unplanned,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)

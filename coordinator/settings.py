@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from wattfleet_io.settings.model import Group, Names, Settings, setting
+from wattfleet_proto.session_limits import LEASE_S, PROFILE_MODES
 
 ENVIRONMENT_PREFIX = "WATTFLEET_COORDINATOR_"
 
@@ -216,13 +217,25 @@ class ProfilingSettings(Group):
         "Reference predictor: the name of one that ships with Wattfleet, or a directory.",
         option="--reference",
     )
-    modes: int = setting(50, "Measure at most this many power modes on each device.", option="--profile-modes", ge=5)
+    modes: int = setting(
+        50,
+        "Measure at most this many power modes on each device.",
+        option="--profile-modes",
+        ge=PROFILE_MODES[0],
+        le=PROFILE_MODES[1],
+    )
 
 
 class SessionSettings(Group):
     """Sessions: leases, reconnections and reports of the agents."""
 
-    lease_s: float = setting(5.0, "Time between two messages of an agent, at most, in a small fleet.", unit="s", gt=0)
+    lease_s: float = setting(
+        5.0,
+        "Time between two messages of an agent, at most, in a small fleet.",
+        unit="s",
+        ge=LEASE_S[0],
+        le=LEASE_S[1],
+    )
     renewals_per_s: float = setting(
         250.0,
         "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",

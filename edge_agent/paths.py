@@ -21,6 +21,9 @@ OUTBOX_FILE = "outbox.jsonl"
 INSTALLATION_FILE = "installation"
 """Below the state directory: a random name, by which the coordinator knows this agent after a restart."""
 
+SESSION_FILE = "session.json"
+"""Below the state directory: how the session with the coordinator stands, for `wattfleet agent status`."""
+
 WELCOME_FILE = "welcome.json"
 """Below the state directory: the latest Welcome, for a start while the coordinator is away."""
 

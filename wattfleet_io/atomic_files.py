@@ -1,8 +1,14 @@
-"""Atomic file operations: after a power cut, a file has either its old or its new content."""
+"""Files of a process's own folders: replaced atomically, and never through somebody else's link.
+
+After a power cut, a file has either its old or its new content. Another user who may write to a folder could plant a
+symbolic link, a pipe or a file of their own there; a process of root must neither follow nor use it.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +27,9 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        draft.unlink(missing_ok=True)
+        # O_EXCL also refuses links, which could only have been planted after the line above.
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
             while content:
                 content = content[write(descriptor, content) :]
@@ -34,6 +42,70 @@ def replace_file(path: Path, content: bytes, write: Callable[[int, bytes], int] 
             draft.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def open_regular_file(path: Path, flags: int) -> int:
+    """Open a file that is no link; see `os.open` for the flags. A new file gets the mode 644.
+
+    Returns:
+        Its descriptor.
+
+    Raises:
+        OSError: it cannot be opened, is no regular file, or is to be written by root and belongs to another user.
+    """
+    try:
+        # Without O_NONBLOCK, a pipe would block until somebody writes to it.
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "is a symbolic link, which is not followed: remove it", str(path)) from None
+        raise
+    found = os.fstat(descriptor)
+    problem = None
+    if not stat.S_ISREG(found.st_mode):
+        problem = "is not a regular file: remove it"
+    elif flags & (os.O_WRONLY | os.O_RDWR) and os.geteuid() == 0 != found.st_uid:
+        problem = f"belongs to user {found.st_uid}, not to root: remove it, or change its owner to root"
+    if problem is not None:
+        os.close(descriptor)
+        raise OSError(errno.EPERM, problem, str(path))
+    return descriptor
+
+
+def read_regular_file(path: Path) -> bytes:
+    """The content of a file that is no link.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    with open(open_regular_file(path, os.O_RDONLY), "rb") as file:
+        return file.read()
+
+
+def require_own_folder(folder: Path) -> None:
+    """Make sure that nobody else can replace the files of a folder that a process of root writes to.
+
+    The folder may be absent. For processes of other users nothing is checked.
+
+    Raises:
+        OSError: the folder belongs to another user, or every user may write to it.
+    """
+    if os.geteuid() != 0:
+        return
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return
+    if found.st_uid != 0:
+        raise OSError(
+            errno.EPERM,
+            f"the folder {folder} belongs to user {found.st_uid}, not to root: run `chown root {folder}`",
+            str(folder),
+        )
+    if found.st_mode & stat.S_IWOTH:
+        raise OSError(
+            errno.EPERM, f"every user may write to the folder {folder}: run `chmod o-w {folder}`", str(folder)
+        )
 
 
 def remove_file(path: Path) -> None:

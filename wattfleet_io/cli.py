@@ -10,6 +10,7 @@ import click
 import typer
 
 from wattfleet.errors import WattfleetError
+from wattfleet_io.console import print_line
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
@@ -79,7 +80,7 @@ def main() -> None:
     try:
         wattfleet(prog_name="wattfleet")
     except WattfleetError as error:
-        click.echo(f"wattfleet: {error}", err=True)
+        print_line(f"wattfleet: {error}", to_stderr=True)
         sys.exit(exit_code(error))
     except UnicodeEncodeError as error:
         # Python decodes invalid UTF-8 in an argument to lone surrogates, which cannot be printed or sent.

@@ -1,10 +1,15 @@
-"""What commands print for programs and for people: JSON, counts and durations."""
+"""What commands print for programs and for people: JSON, plain text, counts and durations."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def print_json(content: Any) -> None:
@@ -30,9 +35,71 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def plain_text(text: str, max_length: int | None = None, keep_newlines: bool = False) -> str:
+    """Text that a terminal shows and does not obey: without escape sequences and other control characters.
+
+    Use it for everything that came from another process and is shown or logged. Line breaks and tabs become spaces, so
+    that a text cannot pretend to be several lines of a log.
+
+    Args:
+        text: any text.
+        max_length: cut longer text off here, with a note; None keeps all of it.
+        keep_newlines: keep line feeds.
+    """
+    if max_length is not None and len(text) > max_length:
+        text = f"{text[:max_length]} ... ({len(text) - max_length:,} more characters)"
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() or (keep_newlines and sign == "\n") else " " if sign.isspace() else ""
+        for sign in text
+    )
+
+
+def print_line(text: str, to_stderr: bool = False) -> None:
+    """Print one line of plain text at once."""
+    print(plain_text(text), file=sys.stderr if to_stderr else sys.stdout, flush=True)
+
+
+def terminal(to_stderr: bool = False) -> Console:
+    """A console for tables and coloured text, which leaves out control characters in what it is given to print."""
+    from collections.abc import Iterable
+
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class PlainTextConsole(Console):
+        """Every text that is printed passes through `render`; rich adds colours and cursor movements itself."""
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                if segment.control or segment.text.isprintable():
+                    yield segment
+                else:
+                    yield Segment(plain_text(segment.text, keep_newlines=True), segment.style)
+
+    return PlainTextConsole(highlight=False, stderr=to_stderr)
+
+
 def count_of(count: int, singular: str) -> str:
     """A count with its noun, such as "1 mode" or "2,304 modes"."""
     return f"{count:,} {singular}{'' if count == 1 else 's'}"
+
+
+def rounds_text(numbers: Sequence[int]) -> str:
+    """Numbers of rounds in words, such as "round 2" or "rounds 1–3, 5".
+
+    Args:
+        numbers: in ascending order.
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"round{'s' if len(numbers) > 1 else ''} {words}"
 
 
 def duration_text(seconds: float | None) -> str:

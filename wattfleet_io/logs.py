@@ -1,4 +1,4 @@
-"""The log of a service on standard error: lines are limited in length, and in rate at each place in the code.
+"""The log of a service on standard error: plain text, limited in length, and in rate at each place in the code.
 
 What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
 """
@@ -9,7 +9,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
 
+from wattfleet_io.console import plain_text
 from wattfleet_io.token_bucket import TokenBucket
 
 MAX_LINE_BYTES = 10_000
@@ -23,17 +26,44 @@ LINES_PER_S = 1.0
 
 _FORMAT = "%(asctime)s %(name)s: %(message)s"
 
+_OF_DAMAGED_ANSWERS = "grpc._common"
+"""gRPC's logger that writes a traceback for each damaged answer; whoever made the call tells of it in one line."""
+
+_ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
 
 def start_logging() -> None:
     """Log to standard error from now on, within the limits."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(LineLimit(_FORMAT))
+    logging.basicConfig(level=logging.INFO, handlers=[service_handler()])
+
+
+def service_handler(stream: TextIO | None = None) -> logging.Handler:
+    """What writes the log of a service, within the limits.
+
+    Args:
+        stream: where it writes; None is standard error.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(BoundedPlainText(_FORMAT))
+    handler.addFilter(_is_told_once)
     handler.addFilter(RateLimit())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    return handler
 
 
-class LineLimit(logging.Formatter):
-    """Cuts long records in their middle: a traceback ends with its error."""
+def _is_told_once(record: logging.LogRecord) -> bool:
+    return record.name != _OF_DAMAGED_ANSWERS
+
+
+class BoundedPlainText(logging.Formatter):
+    """Leaves out control characters, and cuts long records in their middle: a traceback ends with its error."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - named by logging
+        """The record's line, without its traceback."""
+        return plain_text(super().formatMessage(record))
+
+    def formatException(self, ei: _ErrorInfo) -> str:  # noqa: N802 - named by logging
+        """The record's traceback."""
+        return plain_text(super().formatException(ei), keep_newlines=True)
 
     def format(self, record: logging.LogRecord) -> str:
         """The record's text, within the limit."""

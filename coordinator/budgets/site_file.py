@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -28,11 +27,7 @@ from wattfleet.budgets import (
 )
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import SITE
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from wattfleet_io.parsing import parse_toml
 
 AnyBudget = Budget | PrometheusBudget
 """A budget that follows from the time, or one that is queried."""
@@ -95,22 +90,29 @@ def read_site_file(path: Path) -> SiteFile:
         InvalidInputError: a file cannot be read, is not TOML, or has an invalid key or value; the text names both.
     """
     try:
-        document = _Document.model_validate(tomllib.loads(_text(path)))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
+        document = _Document.model_validate(parse_toml(_content(path)))
     except ValidationError as error:
         raise InvalidInputError(f"{path}: {'; '.join(_messages(error))}") from None
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
     try:
         return document.site_file(path.parent)
     except InvalidInputError as error:
         raise InvalidInputError(f"{path}: {error}") from None
 
 
-def _text(path: Path) -> str:
+def _content(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except OSError as error:
         raise InvalidInputError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidInputError(f"{str(path)!r} cannot be read: {error}") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _content(path).decode()
     except UnicodeDecodeError:
         raise InvalidInputError(f"{path} is not UTF-8 text") from None
 

@@ -18,7 +18,7 @@ from coordinator.cli.options import (
 )
 from coordinator.cli.output import wording
 from coordinator.cli.output.wording import moment, number
-from wattfleet_io.console import count_of, print_json
+from wattfleet_io.console import count_of, print_json, print_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -164,10 +164,12 @@ def _print_changed(answer: Any, json_: bool) -> None:
         print_json(content)
         return
     until = "" if content["until"] is None else f", until {_moment(content['until'])}"
-    print(f"{content['supply']}: {wording.watts(content['watts'])} in force ({content['source']}{until})")
+    print_line(f"{content['supply']}: {wording.watts(content['watts'])} in force ({content['source']}{until})")
     is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
     if answer.trimmed_rounds:
-        print(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
+        print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
     if is_over:
         reserved = wording.watts(content["set_aside_w"])
-        print(f"{reserved} are still reserved: devices have yet to confirm lower limits, idle at that, or are offline")
+        print_line(
+            f"{reserved} are still reserved: devices have yet to confirm lower limits, idle at that, or are offline"
+        )

@@ -11,6 +11,7 @@ import grpc
 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
+from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import answers, open_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
 
@@ -114,7 +115,7 @@ class CoordinatorClient:
             raise self._translated(error) from None
 
     def _translated(self, error: Any) -> WattfleetError:
-        code, details = error.code(), error.details() or ""
+        code, details = error.code(), plain_text(error.details() or "")
         if code is grpc.StatusCode.DEADLINE_EXCEEDED and self._has_answered:
             return CoordinatorUnreachableError(f"the coordinator at {self._address} stopped answering")
         # A coordinator that answers, but cannot do this now, uses the same status.

@@ -16,7 +16,7 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.cli.output.wording import MODE_LEGEND, moment, number, watts
-from wattfleet_io.console import count_of, duration_text, print_json
+from wattfleet_io.console import count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
+_WATTS = {"granted W": "granted_w", "confirmed W": "confirmed_w", "observed W": "observed_w"}
 _FRONT_ROWS = 12
 _MIN_TEXT_WIDTH = 10
 
@@ -126,6 +127,15 @@ def _trust(content: dict[str, Any]) -> str:
     return f"{content['trust']:.0%} of recent predictions not contradicted by observations"
 
 
+def _granted(content: dict[str, Any]) -> str:
+    if content["granted_w"] is None:
+        return "nothing beyond idling"
+    text = f"{content['granted_w']:.1f} W for round {content['granted_plan_id']}"
+    if content["confirmed_w"] is None:
+        return f"{text}, not confirmed yet"
+    return f"{text}, confirmed"
+
+
 def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
     from rich.text import Text
 
@@ -144,9 +154,13 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
         """The fleet, with the given columns besides."""
         table = columns(("device", "board", "state"), ("modes", "idle W", "1 epoch"))
         for name in more:
-            table.add_column(name, overflow="fold")
+            table.add_column(name, overflow="fold", justify="right" if name in _WATTS else "left")
         for each in found:
-            words = {"tags": Text(" ".join(each["tags"])), "detail": _detail(each)}
+            words = {
+                **{name: Text(number(each[key])) for name, key in _WATTS.items()},
+                "tags": Text(" ".join(each["tags"])),
+                "detail": _detail(each),
+            }
             table.add_row(
                 Text(each["device_id"]),
                 Text(each["board"]),
@@ -163,7 +177,8 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
         return Layout(table(()), _MIN_TEXT_WIDTH * len(more), [table(more), Text(line, style="bold"), *notes])
 
     return Fitting(
-        lambda: layout("tags", "detail"),
+        lambda: layout(*_WATTS, "tags", "detail"),
+        lambda: layout("tags", "detail", note="widen the terminal to see granted watts"),
         lambda: layout("detail", note="widen the terminal to see tags"),
         lambda: layout(note="widen the terminal to see tags and details"),
     )
@@ -172,7 +187,6 @@ def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
 def _print(content: dict[str, Any]) -> None:
     from datetime import datetime, timezone
 
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -190,13 +204,15 @@ def _print(content: dict[str, Any]) -> None:
         "own limit": "none" if limit_w is None else watts(limit_w),
         "tags": ", ".join(tags) or "none",
         "measured": f"{content['profiled_modes']:,} of {content['mode_count']:,} modes",
+        "granted": _granted(content),
+        "observed": "no training yet" if content["observed_w"] is None else f"{content['observed_w']:.1f} W",
         "idle": "not measured yet" if content["idle_w"] is None else f"{content['idle_w']:.1f} W",
         "reference": content["reference_digest"] or "none yet",
         "last seen": "unknown" if seen is None else moment(datetime.fromtimestamp(seen, timezone.utc)),
     }
     for what, text in lines.items():
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     _print_front(console, content["front"])
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from wattfleet_io.console import json_text, print_json
+from wattfleet_io.console import json_text, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,9 +49,7 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
         json_: print JSON; while watching, one line for each query.
         watch: refresh until Ctrl-C. A coordinator that answered at first and then goes away is waited for.
     """
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = terminal()
     found = content()
     if watch:
         try:
@@ -80,7 +77,7 @@ def _watch_asjson_text(found: Any, content: Callable[[], Any]) -> None:
         try:
             print(json_text(content()), flush=True)
         except (CoordinatorUnreachableError, RequestFailedError) as error:
-            print(error, file=sys.stderr, flush=True)
+            print_line(str(error), to_stderr=True)
 
 
 def _watch_in_place(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, print_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ def tag(
         print_json(_content(answer.devices))
         return
     for override in answer.devices:
-        print(f"{override.device_id}: {' '.join(override.tags) or 'no tags from this command'}")
+        print_line(f"{override.device_id}: {' '.join(override.tags) or 'no tags from this command'}")
 
 
 def drain(
@@ -61,7 +61,7 @@ def drain(
         print_json(_content(answer.devices))
         return
     for override in answer.devices:
-        print(f"{override.device_id}: {'drained' if override.drained else 'can be selected again'}")
+        print_line(f"{override.device_id}: {'drained' if override.drained else 'can be selected again'}")
 
 
 def _content(overrides: Iterable[operator_pb2.DeviceOverrides]) -> list[dict[str, Any]]:

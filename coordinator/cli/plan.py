@@ -13,7 +13,7 @@ from coordinator.cli.options import (
     connected,
 )
 from coordinator.cli.output.wording import MODE_LEGEND, number
-from wattfleet_io.console import count_of, duration_text, print_json
+from wattfleet_io.console import count_of, duration_text, print_json, terminal
 
 if TYPE_CHECKING:
     from wattfleet_proto.v1 import operator_pb2
@@ -90,13 +90,12 @@ def _content(answer: operator_pb2.PreviewPlanResponse) -> dict[str, Any]:
 
 
 def _print(content: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from coordinator.cli.output.layout import columns, grouped
     from wattfleet.modes import PowerMode
 
-    console = Console(highlight=False)
+    console = terminal()
     run = "a new run" if content["run_id"] is None else f"run {content['run_id']}"
     selected = [each for each in content["devices"] if each["selected"]]
     epochs = "1 epoch" if content["epochs"] == 1 else f"{content['epochs']:g} epochs"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
-from wattfleet_io.console import count_of, print_json
+from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -45,24 +45,18 @@ def publish(
     json_: JsonOption = False,
 ) -> None:
     """Upload the reference predictor in DIRECTORY. Agents use it once it is pinned."""
-    from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
-    from wattfleet.errors import InvalidInputError
-    from wattfleet.prediction import MANIFEST_FILE, WEIGHTS_FILE, read_artefact
+    from coordinator.references import require_size
+    from wattfleet.prediction import read_artefact
 
     artefact = read_artefact(directory)
-    for name, content, most in (
-        (MANIFEST_FILE, artefact.manifest, MAX_MANIFEST_BYTES),
-        (WEIGHTS_FILE, artefact.weights, MAX_BYTES),
-    ):
-        if len(content) > most:
-            raise InvalidInputError(f"{directory}: {name} has {len(content):,} bytes; the limit is {most:,}")
+    require_size(str(directory), artefact)
     with connected(coordinator) as client:
         answer = client.operate("PublishReference", _parts(artefact), _PUBLISH_TIMEOUT_S)
     if json_:
         print_json({"digest": answer.digest, "known": answer.known})
     else:
-        print(f"{answer.digest} {'was already published' if answer.known else 'is published'}")
-        print(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
+        print_line(f"{answer.digest} {'was already published' if answer.known else 'is published'}")
+        print_line(f"to put it in force: wattfleet coordinator reference pin {answer.digest[:_SHOWN_DIGITS]}")
 
 
 @app.command("remove")
@@ -110,10 +104,10 @@ def _pinned(coordinator: str, digest: str, json_: bool) -> None:
     if json_:
         print_json({"digest": answer.digest, "ended_sessions": answer.ended_sessions})
         return
-    print(f"agents transfer from {answer.digest[:_SHOWN_DIGITS]}")
+    print_line(f"agents transfer from {answer.digest[:_SHOWN_DIGITS]}")
     if answer.ended_sessions:
         reconnects = "reconnects" if answer.ended_sessions == 1 else "reconnect"
-        print(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to learn of it")
+        print_line(f"{count_of(answer.ended_sessions, 'agent')} {reconnects} to learn of it")
 
 
 def _parts(artefact: Artefact) -> Iterator[operator_pb2.PublishReferenceRequest]:
@@ -139,7 +133,6 @@ def _content(view: operator_pb2.ReferenceView) -> dict[str, Any]:
 
 
 def _print(content: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.text import Text
 
     from coordinator.cli.output.layout import Fitting, Layout, columns
@@ -158,7 +151,7 @@ def _print(content: Sequence[dict[str, Any]]) -> None:
             )
         return table
 
-    console = Console(highlight=False)
+    console = terminal()
     console.print(Fitting(lambda: Layout(table(("board", "predictor"))), lambda: Layout(table(()))))
     for each in content:
         if each["from_start"]:

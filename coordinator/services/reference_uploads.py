@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 from coordinator.errors import QuotaExceededError, UploadTimeoutError
-from coordinator.references import MAX_BYTES, MAX_MANIFEST_BYTES
 from coordinator.services.peer_quotas import host_of
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_WEIGHTS_BYTES
 from wattfleet_proto.v1 import operator_pb2
 
 UPLOAD_S = 60.0
@@ -61,8 +61,10 @@ class ReferenceUploads:
                 async for part in parts:
                     manifest = manifest or part.manifest
                     weights += part.weights_chunk
-                    if len(weights) > MAX_BYTES:
-                        raise InvalidInputError(f"the weights of a reference must not exceed {MAX_BYTES // 2**20} MiB")
+                    if len(weights) > MAX_WEIGHTS_BYTES:
+                        raise InvalidInputError(
+                            f"the weights of a reference must not exceed {MAX_WEIGHTS_BYTES // 2**20} MiB"
+                        )
                     if len(manifest) > MAX_MANIFEST_BYTES:
                         raise InvalidInputError(
                             f"the manifest of a reference must not exceed {MAX_MANIFEST_BYTES // 1024} KiB"

@@ -26,6 +26,7 @@ _WITH_ALL_DEVICES = frozenset(
     for method in (
         "PlanningService/BindNodes",
         "PlanningService/FinishRound",
+        "PlanningService/ReportUnplannedRound",
         "OperatorService/TagDevices",
         "OperatorService/DrainDevices",
         "OperatorService/ForgetDevices",

@@ -345,6 +345,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         begin = request.weights_offset
         if begin > len(artefact.weights):
             raise InvalidInputError(f"offset {begin} is beyond the end of the weights ({len(artefact.weights)} bytes)")
-        yield session_pb2.FetchReferenceResponse(manifest=artefact.manifest, weights_offset=begin)
+        yield session_pb2.FetchReferenceResponse(
+            manifest=artefact.manifest, weights_offset=begin, weights_bytes=len(artefact.weights)
+        )
         for offset in range(begin, len(artefact.weights), _CHUNK_BYTES):
             yield session_pb2.FetchReferenceResponse(weights_chunk=artefact.weights[offset : offset + _CHUNK_BYTES])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import StillInUseError
@@ -26,6 +26,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.grants import Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.rounds.unplanned import UnplannedRounds
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -40,7 +41,8 @@ class Fleet:
         agents: devices, their sessions, states and fronts.
         operator: budgets, tags, drained devices and rules for client selection.
         flower: Flower's nodes and runs, and requests for plans.
-        rounds: all rounds, with the devices' grants and results.
+        rounds: all planned rounds, with the devices' grants and results.
+        unplanned: the rounds without a plan.
         draw: the watts of every device.
     """
 
@@ -59,6 +61,7 @@ class Fleet:
         grants: GrantSettings = GrantSettings(),
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
+        unplanned: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -76,11 +79,13 @@ class Fleet:
             grants: how long devices may draw more than their idle power without the coordinator.
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
+            unplanned: run and number of each round without a plan.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
+        self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
         for record in rounds:
             for observed in record.observations.values():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from coordinator.errors import DuplicateSessionError
 from coordinator.settings import SessionSettings
+from wattfleet_proto.session_limits import LEASE_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Pace:
 def pace_of(devices: int, settings: SessionSettings = SessionSettings()) -> Pace:
     """The pace for a fleet of this size: leases of a large fleet are stretched to limit the renewals, as in Nomad."""
     return Pace(
-        max(settings.lease_s, devices / settings.renewals_per_s),
+        min(max(settings.lease_s, devices / settings.renewals_per_s), LEASE_S[1]),
         devices / settings.reconnects_per_s,
     )
 

@@ -11,7 +11,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.profiling.stored_profile import FittedDevice
@@ -47,15 +47,13 @@ def choose(
 
     Pass exactly one of --budget-w, --deadline-s.
     """
-    from rich.console import Console
-
     from edge_agent.profiling.stored_profile import read_fitted
     from wattfleet.errors import InvalidInputError
 
     if (budget_w is None) == (deadline_s is None):
         raise InvalidInputError("pass exactly one of --budget-w, --deadline-s")
     board = open_named(device, state_dir)
-    with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
+    with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
         fitted = read_fitted(state_dir, board)
         chosen = _chosen(fitted, budget_w, deadline_s, least, probability)
     content = _content(fitted, chosen, budget_w, deadline_s)
@@ -97,7 +95,6 @@ def _content(
 
 
 def _print(content: Mapping[str, Any], board: str) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from edge_agent.learning.expectation import lines_of
@@ -111,6 +108,6 @@ def _print(content: Mapping[str, Any], board: str) -> None:
         table.add_row(what, text)
     kept = content["probability_of_keeping_the_limit"]
     table.add_row("within limit", "yes, measured" if kept is None else f"with probability {kept:.1%}")
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     console.print(f"Apply it with: wattfleet agent apply {content['argument']}", soft_wrap=True)

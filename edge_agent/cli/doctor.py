@@ -11,7 +11,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ def doctor(
 
 
 def _print_table(findings: Sequence[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -62,7 +61,7 @@ def _print_table(findings: Sequence[Finding]) -> None:
         if finding.advice:
             found.append(f"\n-> {finding.advice}", style="dim")
         table.add_row(finding.topic, Text(finding.level, style=_STYLES[finding.level]), found)
-    console = Console(highlight=False)
+    console = terminal()
     console.print(table)
     counts = {level: sum(finding.level == level for finding in findings) for level in _STYLES}
     summary = ", ".join(f"{count} {level}" for level, count in counts.items() if count)

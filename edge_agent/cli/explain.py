@@ -10,7 +10,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 _BAR_CELLS = 30
 
@@ -27,8 +27,6 @@ def explain(
 
     List modes and presets with `wattfleet agent modes`.
     """
-    from rich.console import Console
-
     from edge_agent.devices.mode_names import mode_argument, parse_mode
     from edge_agent.learning.expectation import expectation_of
     from edge_agent.profiling.stored_profile import read_fitted
@@ -37,7 +35,7 @@ def explain(
 
     board = open_named(device, state_dir)
     wanted = parse_mode(board, mode)
-    with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
+    with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
         fitted = read_fitted(state_dir, board)
     if not isinstance(fitted.predictor, RooflinePredictor):
         raise InvalidInputError(
@@ -61,12 +59,11 @@ def explain(
 
 
 def _print(content: Mapping[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from edge_agent.learning.expectation import lines_of
 
-    console = Console(highlight=False)
+    console = terminal()
     console.print(f"{content['argument']} ({content['label']})", style="bold")
     console.print(content["words"])
     shares = Table(box=None, pad_edge=False, show_header=False)

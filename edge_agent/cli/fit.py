@@ -9,7 +9,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -37,15 +37,13 @@ def fit(
     json_: JsonOption = False,
 ) -> None:
     """Fit the predictor to the modes measured so far, store it, and report its error on each of them."""
-    from rich.console import Console
-
     from edge_agent.learning.refit import refit
     from edge_agent.profiling.stored_profile import read_profile, require_profile_of
 
     board = open_named(device, state_dir)
     if (measured := read_profile(state_dir)) is not None:
         require_profile_of(board, measured, state_dir)
-    with Console(stderr=True).status("fitting"):
+    with terminal(to_stderr=True).status("fitting"):
         fitted = refit(state_dir, reference, minibatches_per_epoch)
     content = _content(fitted, board, state_dir)
     if json_:
@@ -98,12 +96,11 @@ def _content(fitted: Refit, board: Device, state_directory: Path) -> dict[str, A
 
 
 def _print(content: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from wattfleet_io.console import count_of
 
-    console = Console(highlight=False)
+    console = terminal()
     left_out, highest = content["left_out"], content["highest_mode"]
     if left_out is not None:
         table = Table(title="Error at each measured mode when predicted from all other modes", title_justify="left")

@@ -10,7 +10,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.cli.front_plots.view import FrontView
@@ -27,12 +27,10 @@ def front(
     json_: JsonOption = False,
 ) -> None:
     """Plot the Pareto front: the modes that no other mode is predicted to beat in both time and power."""
-    from rich.console import Console
-
     from edge_agent.profiling.stored_profile import read_fitted
 
     board = open_named(device, state_dir)
-    with Console(stderr=True).status(f"predicting {len(board.modes):,} modes"):
+    with terminal(to_stderr=True).status(f"predicting {len(board.modes):,} modes"):
         from edge_agent.cli.front_plots.view import FrontView
 
         view = FrontView.of(read_fitted(state_dir, board))
@@ -74,14 +72,13 @@ def _write_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def _print(view: FrontView) -> None:
     import numpy as np
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from edge_agent.cli.front_plots.terminal import front_text
     from edge_agent.devices.mode_names import mode_argument
 
-    console, front = Console(highlight=False), view.front
+    console, front = terminal(), view.front
     console.print(view.title, style="bold")
     plot = front_text(view, min(console.width, _WIDEST), colours=console.color_system is not None)
     console.print(Text.from_ansi(plot), no_wrap=True, crop=True)

@@ -9,7 +9,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -58,13 +58,12 @@ def _content(board: Device) -> dict[str, Any]:
 
 
 def _print_tables(content: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from edge_agent.devices.mode_names import mode_argument
     from wattfleet.modes import PowerMode
 
-    console = Console()
+    console = terminal()
     values = Table(title=f"{content['board']}: {content['modes']:,} modes", title_justify="left")
     values.add_column("setting", no_wrap=True)
     values.add_column("count", justify="right")

@@ -22,7 +22,7 @@ from edge_agent.cli.options import (
     open_named,
 )
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.learning.manual_profile import ManualProfile
@@ -109,13 +109,12 @@ class _Measured:
 @contextmanager
 def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Callable[[Progress], None]]]:
     """Show a progress bar with an upper bound on the time left; without a terminal, one line per mode."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 
     from wattfleet_io.console import count_of
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal(to_stderr=True)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=20),
@@ -179,13 +178,12 @@ def _content(found: ManualProfile, state_directory: Path) -> dict[str, Any]:
 
 
 def _print(found: ManualProfile, state_directory: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from wattfleet_io.console import count_of
 
     content = _content(found, state_directory)
-    console = Console(highlight=False)
+    console = terminal()
     table = Table(
         title=f"{content['device_id']} ({content['board']}, {content['provenance']}), {content['workload']}, minibatch"
         f" {content['minibatch']}",

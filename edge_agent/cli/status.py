@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, JsonOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import count_of, print_json
+from wattfleet_io.console import count_of, print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -33,6 +34,7 @@ def status(
     parts: Mapping[str, Callable[[], dict[str, Any] | None]] = {
         "device": lambda: _device(board),
         "knob_backup": lambda: _knob_backup(folder),
+        "session": lambda: _session(state_dir, folder),
         "profile": lambda: _profile(state_dir),
         "predictor": lambda: _predictor(state_dir),
     }
@@ -86,6 +88,16 @@ def _knob_backup(folder: Path) -> dict[str, Any]:
     return {"held_by": holder_of(folder), "restore_file": has_backup(folder)}
 
 
+def _session(state_directory: Path, folder: Path) -> dict[str, Any] | None:
+    from dataclasses import asdict
+
+    from edge_agent.session.status import read_session_status
+    from edge_agent.training.knob_backup import holder_of
+
+    status = read_session_status(state_directory)
+    return None if status is None else {**asdict(status), "agent_runs": holder_of(folder) is not None}
+
+
 def _profile(state_directory: Path) -> dict[str, Any] | None:
     from edge_agent.profiling.stored_profile import read_profile
 
@@ -120,7 +132,6 @@ def _predictor(state_directory: Path) -> dict[str, Any] | None:
 
 
 def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping[str, str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -130,6 +141,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
     lines = {
         "device": _device_lines,
         "knob_backup": _knob_backup_lines,
+        "session": _session_lines,
         "profile": _profile_lines,
         "predictor": _predictor_lines,
     }
@@ -139,7 +151,7 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
             continue
         for what, text in in_words(content[name]).items():
             table.add_row(what, Text(text))
-    Console(highlight=False).print(table)
+    terminal().print(table)
 
 
 def _device_lines(device: Any) -> dict[str, str]:
@@ -161,6 +173,15 @@ def _knob_backup_lines(backup: Any) -> dict[str, str]:
     if kept:
         return {"changed": "yes; undo with `wattfleet agent restore`"}
     return {"changed": "no, it has its owner's settings"}
+
+
+def _session_lines(session: Any) -> dict[str, str]:
+    if session is None:
+        return {"coordinator": "never connected"}
+    if not session["agent_runs"]:
+        return {"coordinator": "not connected, as no agent runs"}
+    since = datetime.fromtimestamp(session["unix_s"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return {"coordinator": f"{session['address']}, since {since}: {session['problem'] or 'connected'}"}
 
 
 def _profile_lines(profile: Any) -> dict[str, str]:

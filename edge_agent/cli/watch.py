@@ -12,7 +12,7 @@ import typer
 
 from edge_agent.cli.options import DeviceOption, StateDirOption, open_named
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY
-from wattfleet_io.console import count_of, json_text
+from wattfleet_io.console import count_of, json_text, terminal
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,11 +83,10 @@ def _print_lines(live_samples: Iterator[Sample]) -> None:
 
 
 def _show(live_samples: Iterator[Sample], board: Device, no_prediction: str) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     recent: deque[float | None] = deque(maxlen=_DISPLAYED_SAMPLES)
-    console = Console(highlight=False)
+    console = terminal()
     with Live(console=console, auto_refresh=False) as live:
         for sample in live_samples:
             recent.append(sample.power_w)

@@ -20,6 +20,7 @@ from edge_agent.devices.physical import PhysicalBoard
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import ModeArray, PowerMode
 from wattfleet_io.clock import Clock
+from wattfleet_io.parsing import parse_json
 
 _INTERVAL_S = 0.5
 _APPLIED_WITHIN_S = 10.0
@@ -198,7 +199,7 @@ class _FanState(NamedTuple):
 
 def _fan_state(value: str) -> _FanState:
     try:
-        profile, speed = json.loads(value)
+        profile, speed = parse_json(value)
         return _FanState(str(profile), float(speed))
     except (ValueError, TypeError):
         raise InvalidInputError(f"cannot restore the fan state {value!r}: it is not a profile with a speed") from None

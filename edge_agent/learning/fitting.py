@@ -67,8 +67,7 @@ class FittingHere:
         modes: `[n, 4]` modes of the device.
 
     Raises:
-        InvalidInputError: this version does not know the reference's kind of predictor.
-        CorruptReferenceError: the reference is damaged.
+        UnusableReferenceError: the reference gives no predictor.
     """
 
     def __init__(self, transfer: Transfer, modes: ModeArray) -> None:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
+from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import BOARDS, Workload
 from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_predictor, write_artefact
+
+
+class UnusableReferenceError(CorruptReferenceError):
+    """A reference matches its manifest, but gives no predictor for this device."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,16 @@ class Transfer:
         """The reference, adapted to the hardware of the device's board.
 
         Raises:
-            InvalidInputError: the kind of predictor is unknown to this version.
-            CorruptReferenceError: the reference is damaged.
+            UnusableReferenceError: it is damaged, or this version or installation cannot read its kind of predictor.
         """
-        return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
+        try:
+            return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
+        except (InvalidInputError, CorruptReferenceError) as error:
+            raise UnusableReferenceError(str(error)) from None
+        except ModuleNotFoundError as error:
+            raise UnusableReferenceError(
+                f"a predictor of kind {self.reference.details.predictor!r} needs {error.name}: install it here"
+            ) from None
 
     def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
         """The device's predictor as it is stored.

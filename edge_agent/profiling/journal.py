@@ -23,9 +23,13 @@ from edge_agent.profiling.journal_records import Discarded, ModeRecord, Record, 
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
-from wattfleet_io.atomic_files import sync_folder
+from wattfleet_io.atomic_files import open_regular_file, require_own_folder, sync_folder
+from wattfleet_io.console import plain_text
+from wattfleet_io.parsing import parse_json
 
 _FORMAT = 1
+_MAX_SHOWN = 80
+"""Characters of a foreign value in an error."""
 
 
 class JournalError(WattfleetError):
@@ -55,9 +59,13 @@ class JournalHeader:
         """Read a journal's first line, of this version or an earlier one.
 
         Raises:
-            TypeError: a field is missing or unknown.
+            TypeError: a field is missing or unknown, or has another type.
         """
-        return cls(**{name: value for name, value in _renamed(line).items() if name != "journal"})
+        header = cls(**{name: value for name, value in _renamed(line).items() if name != "journal"})
+        texts = (header.device_id, header.board_kind, header.provenance, header.workload)
+        if type(header.minibatch) is not int or not all(isinstance(text, str) for text in texts):
+            raise TypeError("a field has another type")
+        return header
 
 
 class Journal:
@@ -94,11 +102,19 @@ class Journal:
             JournalError: the file cannot be opened or written, or is damaged before its last line.
         """
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            require_own_folder(path.parent)
+            descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
             raise JournalError(f"{path}: cannot be opened: {error.strerror}") from None
+        return cls.on(descriptor, path, header, write)
+
+    @classmethod
+    def on(
+        cls, descriptor: int, path: Path, header: JournalHeader, write: Callable[[int, bytes], int] = os.write
+    ) -> Journal:
+        """Start or continue a journal in an open file, which is closed with the journal; see `open`."""
         try:
-            held = path.read_bytes()
+            held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             complete = held[: held.rfind(b"\n") + 1]
             lines = _parsed(path, complete)
             journal = cls(descriptor, path, [], len(complete), write)
@@ -215,7 +231,7 @@ def _parsed(path: Path, complete: bytes) -> list[dict[str, Any]]:
     lines = []
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
-            parsed = json.loads(line)
+            parsed = parse_json(line)
         except ValueError:
             parsed = None
         if not isinstance(parsed, dict):
@@ -234,7 +250,9 @@ def _require_same(path: Path, first: Mapping[str, Any], header: JournalHeader) -
     expected = {"journal": _FORMAT, **asdict(header)}
     if line != expected:
         differing = [
-            f"{name} {line.get(name)!r}, not {value!r}" for name, value in expected.items() if line.get(name) != value
+            f"{name} {plain_text(repr(line.get(name)), _MAX_SHOWN)}, not {value!r}"
+            for name, value in expected.items()
+            if line.get(name) != value
         ]
         raise InvalidInputError(
             f"{path}: belongs to {', '.join(differing)}; use another --state-dir, or move the file away"
@@ -247,4 +265,7 @@ def _record(path: Path, number: int, line: dict[str, Any]) -> Record:
     except InvalidInputError as error:
         raise JournalError(f"{path}, line {number}: {error}; move the file away to measure again") from None
     except (KeyError, TypeError):
-        raise JournalError(f"{path}, line {number}: is not a valid record: {json.dumps(line)[:80]}") from None
+        raise JournalError(
+            f"{path}, line {number}: is not a valid record: {plain_text(json.dumps(line), _MAX_SHOWN)}; move the file"
+            " away to measure again"
+        ) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode
@@ -151,11 +152,38 @@ def from_line(line: Mapping[str, Any]) -> Record:
 
     Raises:
         KeyError: the kind is unknown, or the mode is missing.
-        TypeError: a field is missing, unknown or not a number.
+        TypeError: a field is missing or unknown, or has another type.
         InvalidInputError: a figure is out of range.
     """
     values = dict(line)
     kind = _KINDS[values.pop("kind")] if "kind" in values else ModeRecord
+    accepted = _ACCEPTED[kind]
     if kind is not Renewal:
-        values["mode"] = PowerMode(*values["mode"])
+        values["mode"] = _mode(values["mode"])
+    for name, value in values.items():
+        if type(value) not in accepted[name]:
+            raise TypeError(f"{name} has another type")
+        if isinstance(value, int | float) and not 0 <= value < math.inf:
+            raise InvalidInputError(f"{name} must be finite and at least 0, not {value}")
     return kind(**values)
+
+
+def _mode(knobs: Any) -> PowerMode:
+    """Read a mode, which JSON has as a list."""
+    if not isinstance(knobs, list) or any(type(knob) is not int for knob in knobs):
+        raise TypeError("a mode is a list of integers")
+    mode = PowerMode(*knobs)
+    if min(mode) < 0:
+        raise InvalidInputError(f"mode must be at least 0, not {min(mode)}")
+    return mode
+
+
+def _accepted(hint: Any) -> frozenset[type]:
+    """The types that a field's values may have; JSON may have an integer for a float."""
+    types = frozenset(get_args(hint) or (hint,))
+    return types | {int} if float in types else types
+
+
+_ACCEPTED: Mapping[type[Record], Mapping[str, frozenset[type]]] = {
+    kind: {name: _accepted(hint) for name, hint in get_type_hints(kind).items()} for kind in (ModeRecord, *_NAMES)
+}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +17,8 @@ from wattfleet.choosing import Front, KnownModes, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
+from wattfleet_io.atomic_files import read_regular_file
+from wattfleet_io.parsing import parse_json
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
     """
     path = state_directory / PROFILE_FILE
     try:
-        held = path.read_bytes()
+        held = read_regular_file(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -119,29 +118,15 @@ def read_profile(state_directory: Path) -> MeasuredProfile | None:
     if not ended:
         return None
     try:
-        header = JournalHeader.from_line(json.loads(first))
+        header = JournalHeader.from_line(parse_json(first))
     except (ValueError, TypeError, AttributeError):
         raise JournalError(f"{path}, line 1: is damaged; move the file away to measure again") from None
-    with _copy_in_memory(held) as copy:
-        try:
-            with Journal.open(copy, header) as journal:
-                return MeasuredProfile.of(header, journal)
-        except JournalError as error:
-            raise JournalError(str(error).replace(str(copy), str(path))) from None
-
-
-@contextmanager
-def _copy_in_memory(content: bytes) -> Iterator[Path]:
-    """A copy in memory, as the disk may be full.
-
-    Opening a journal drops an incomplete last line, which the agent may be writing at the moment.
-    """
-    descriptor = os.memfd_create(PROFILE_FILE)
-    try:
-        os.write(descriptor, content)
-        yield Path(f"/proc/self/fd/{descriptor}")
-    finally:
-        os.close(descriptor)
+    # A copy in memory: opening a journal drops an incomplete last line, which the agent may be writing at the moment.
+    copy = os.memfd_create(PROFILE_FILE)
+    with os.fdopen(os.dup(copy), "wb") as file:
+        file.write(held)
+    with Journal.on(copy, path, header) as journal:
+        return MeasuredProfile.of(header, journal)
 
 
 def read_predictor(state_directory: Path) -> Artefact | None:

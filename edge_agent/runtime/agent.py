@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from edge_agent.devices.device import Device
-from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, WELCOME_FILE
+from edge_agent.paths import INSTALLATION_FILE, OUTBOX_FILE, SESSION_FILE, WELCOME_FILE
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
 from edge_agent.runtime.device_service import DeviceService
 from edge_agent.runtime.installation import installation_name
@@ -15,8 +15,11 @@ from edge_agent.session.connection import connects_to
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome, WelcomeFile
 from edge_agent.session.outbox import Outbox, OutboxFile
+from edge_agent.session.status import SessionNews
 from edge_agent.settings import AgentSettings
 from edge_agent.training.knob_backup import backed_up
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import require_own_folder
 from wattfleet_io.tasks import run_until_first
 from wattfleet_proto.convert import provenance_to_message
 from wattfleet_proto.v1 import session_pb2
@@ -26,7 +29,7 @@ from wattfleet_proto.version import own_version
 async def run_agent(
     settings: AgentSettings, device: Device, profiled: ProfiledWorkload, device_folder: Path, stop: asyncio.Event
 ) -> None:
-    """Serve one device until `stop` is set, then restore its knobs.
+    """Serve one device until `stop` is set, then restore its knobs. No answer of the coordinator ends the agent.
 
     Args:
         settings: how to run.
@@ -36,13 +39,16 @@ async def run_agent(
         stop: ends the agent.
 
     Raises:
-        InvalidInputError: the coordinator refused the device, or the socket cannot be served.
-        CorruptReferenceError: the received reference is not the one that the coordinator named.
+        InvalidInputError: the socket cannot be served, or the state directory is another user's or device's.
         DeviceBusyError: another agent has locked the device.
         KnobBackupError: the knobs cannot be backed up; the device was not touched.
         WattfleetError: the device could not be profiled; finished measurements are kept.
     """
     require_own_socket(settings.device.socket)
+    try:
+        require_own_folder(settings.device.state_dir)
+    except OSError as error:
+        raise InvalidInputError(f"--state-dir: {error.strerror}") from None
     with backed_up(device, device_folder):
         await _run_with_device(settings, device, profiled, stop)
 
@@ -62,6 +68,7 @@ async def _run_with_device(
     )
     welcome = LatestWelcome(WelcomeFile(state_directory / WELCOME_FILE))
     outbox = Outbox(OutboxFile(state_directory / OUTBOX_FILE), settings.session)
-    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session)
+    news = SessionNews(settings.session.coordinator, state_directory / SESSION_FILE)
+    session = CoordinatorSession(connect, hello, welcome.receive, outbox, settings.session, news)
     service = DeviceService(settings, device, profiled, session, welcome, connect)
     await run_until_first({"session": session.run(), "device": service.run(), "stop": stop.wait()})

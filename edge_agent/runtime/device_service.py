@@ -17,16 +17,19 @@ from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import Readiness, make_ready
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
-from edge_agent.runtime.states import ModeMeasured
+from edge_agent.runtime.states import ModeMeasured, PreparationRestarted
 from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome
-from edge_agent.session.references import reference_of_digest
+from edge_agent.session.references import ReferenceRefusedError, reference_of_digest
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
-from wattfleet.errors import WattfleetError
+from wattfleet.errors import CorruptReferenceError, WattfleetError
+from wattfleet_io.backoff import Backoff
+from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import run_uncancelled
+from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 
 Result = TypeVar("Result")
@@ -72,13 +75,28 @@ class DeviceService:
             changed = asyncio.create_task(self._welcome.changed_from(welcome), name="changed welcome")
             stopping = threading.Event()
             try:
-                ready = await _unless(changed, self._made_ready(welcome, stopping))
+                ready = await _unless(changed, self._made_ready_at_last(welcome, stopping))
                 if ready is not None:
                     await self._serve(ready, changed, stopping)
                 welcome = await changed
             finally:
                 changed.cancel()
             _log.info("%s: %s", self._settings.device.id, _REQUEST_CHANGED)
+
+    async def _made_ready_at_last(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
+        """Prepare the device as a Welcome asks; while its reference cannot be used, say so and try again."""
+        backoff, reported = Backoff(), ""
+        while True:
+            try:
+                return await self._made_ready(welcome, stopping)
+            except (CorruptReferenceError, ReferenceRefusedError) as error:
+                reason = plain_text(str(error), MAX_REASON_LENGTH)
+                problem = f"the coordinator's reference cannot be used: {reason}"
+            if problem != reported:
+                reported = problem
+                _log.error("%s; trying again", problem)
+                self._reporter.report(self._reporter.decide(PreparationRestarted(problem)), 0)
+            await backoff.pause()
 
     async def _made_ready(self, welcome: session_pb2.Welcome, stopping: threading.Event) -> Readiness:
         """Prepare the device as a Welcome asks. Once this has ended, cancelled or not, nothing touches the device."""

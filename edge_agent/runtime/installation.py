@@ -7,7 +7,7 @@ import re
 import uuid
 from pathlib import Path
 
-from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.atomic_files import read_regular_file, replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ def installation_name(path: Path) -> str:
         path: the file; its folder is created.
     """
     try:
-        stored = path.read_text(encoding="ascii").strip()
+        stored = read_regular_file(path).decode("ascii").strip()
         if _NAME.fullmatch(stored):
             return stored
         _log.error("%s: holds no installation name; creating a new one", path)

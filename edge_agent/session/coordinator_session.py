@@ -9,17 +9,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from edge_agent.session.answers import Pace, UnusableAnswerError, require_usable
 from edge_agent.session.connection import Connect
 from edge_agent.session.grants import Grants
 from edge_agent.session.outbox import Outbox
+from edge_agent.session.status import SessionNews
 from edge_agent.settings import SessionSettings
-from wattfleet.errors import InvalidInputError
 from wattfleet_io.backoff import MAX_S, Backoff
+from wattfleet_io.console import plain_text
 from wattfleet_io.tasks import stop_tasks, with_timeout
+from wattfleet_proto.message_sizes import MAX_REASON_LENGTH
 from wattfleet_proto.v1 import session_pb2
 from wattfleet_proto.version import ProtocolVersionError, common_version
 
@@ -27,11 +31,11 @@ _log = logging.getLogger(__name__)
 
 _MAX_BACKOFF_OF_A_SMALL_FLEET_S = 5.0
 _SILENT_LEASES = 3
-_MAX_SPREAD_S = 120.0
 _DISPLACED_SPREAD_S = 60.0
 _END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
-_LONGEST_REFUSAL = 500
 _REFUSALS = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED}
+_LOST = (asyncio.TimeoutError, asyncio.InvalidStateError, grpc.aio.InternalError)
+"""What reading and writing raise, besides an error status, once the connection is lost."""
 
 
 class CoordinatorSession:
@@ -53,6 +57,7 @@ class CoordinatorSession:
         on_welcome: Callable[[session_pb2.Welcome], Awaitable[None]],
         outbox: Outbox,
         settings: SessionSettings = SessionSettings(),
+        news: SessionNews | None = None,
     ) -> None:
         """Prepare a session; `run` opens it.
 
@@ -62,6 +67,7 @@ class CoordinatorSession:
             on_welcome: called with the answer to every Hello.
             outbox: the reports to deliver.
             settings: timeouts.
+            news: tells the owner how the session stands; None only logs it.
         """
         self._connect = connect
         self._hello = deepcopy(hello)
@@ -70,13 +76,13 @@ class CoordinatorSession:
         self._on_welcome = on_welcome
         self._outbox = outbox
         self._settings = settings
+        self._news = news or SessionNews()
         self.connected = False
         self.attempted = asyncio.Event()
         self.grants = Grants()
         self.grants.on_change = self._report_grant
         self._is_lease_due = False
-        self._lease_s = 0.0
-        self._reconnect_s = 0.0
+        self._pace = Pace()
         self._wake = asyncio.Event()
         self._acknowledged = asyncio.Condition()
 
@@ -107,11 +113,7 @@ class CoordinatorSession:
         return True
 
     async def run(self) -> None:
-        """Keep a session open until cancelled.
-
-        Raises:
-            InvalidInputError: the coordinator refuses this device; the text is its reason.
-        """
+        """Keep a session open until cancelled. Whatever the coordinator answers, the agent tries again."""
         backoff, welcomed_before = Backoff(), False
         while True:
             try:
@@ -119,31 +121,31 @@ class CoordinatorSession:
                     backoff.reset()
                     welcomed_before, self._is_displaced = True, False
             except grpc.aio.AioRpcError as error:
-                code = error.code()
+                code, details = error.code(), plain_text(error.details() or "", MAX_REASON_LENGTH)
                 # On first contact, a duplicate id is a mistake. Later it is this device's own session, not yet expired.
                 if code in _REFUSALS or (code is grpc.StatusCode.ALREADY_EXISTS and not welcomed_before):
-                    raise InvalidInputError(f"the coordinator refused this device: {error.details()}") from None
-                if code is grpc.StatusCode.ABORTED:
-                    self._yield_to_other_agent(error.details())
+                    self._news.failed(f"the coordinator refused this device: {details}; trying again")
+                elif code is grpc.StatusCode.ABORTED:
+                    self._yield_to_other_agent(details)
                     welcomed_before = True
                 else:
-                    _log.warning("the coordinator is away (%s: %s); reconnecting", code.name, error.details())
-            except asyncio.TimeoutError:
-                _log.warning("the coordinator is away (no answer); reconnecting")
-            except ProtocolVersionError as error:
-                raise InvalidInputError(f"incompatible coordinator: {error}") from None
+                    self._news.failed(f"the coordinator is away ({code.name}: {details}); reconnecting")
+            except _LOST:
+                self._news.failed("the coordinator is away (no answer); reconnecting")
+            except (UnusableAnswerError, ProtocolVersionError) as error:
+                self._news.failed(f"the coordinator cannot be used: {error}; trying again")
             self.attempted.set()
             # The coordinator names the seconds over which its whole fleet should reconnect.
-            spread_s = _DISPLACED_SPREAD_S if self._is_displaced else self._reconnect_s
+            spread_s = _DISPLACED_SPREAD_S if self._is_displaced else self._pace.reconnect_s
             await backoff.pause(self._max_backoff_s, spread_s)
 
-    def _yield_to_other_agent(self, details: str | None) -> None:
+    def _yield_to_other_agent(self, details: str) -> None:
         """Leave the session to another agent with the same installation name, such as one from a copied disk.
 
         With the name in their Hello, the two would end each other's sessions for ever. Without it, the coordinator
         accepts this agent only after the other one has disconnected.
         """
-        _log.error("%s. This agent waits until the other one has disconnected", details)
+        self._news.failed(f"{details}. This agent waits until the other one has disconnected")
         self._is_displaced = True
         self._hello.ClearField("installation")
 
@@ -153,6 +155,7 @@ class CoordinatorSession:
         Raises:
             AioRpcError: the session ended with an error.
             TimeoutError: the coordinator does not answer.
+            UnusableAnswerError: the coordinator's answer is damaged, out of range or out of turn.
         """
         async with self._connect() as stub:
             call: Any = stub.Session(None)
@@ -160,23 +163,30 @@ class CoordinatorSession:
             try:
                 self.grants.greeting()
                 await with_timeout(self._answer_timeout_s, call.write(session_pb2.SessionRequest(hello=self._hello)))
-                self._lease_s = 0.0
+                self._pace = replace(self._pace, lease_s=0.0)
                 while (response := await with_timeout(self._answer_timeout_s, call.read())) is not _END:
-                    if response.HasField("welcome"):
+                    if response is None:  # gRPC's answer for bytes that are no such message
+                        raise UnusableAnswerError("it sent a damaged message")
+                    body = response.WhichOneof("body")
+                    if body is not None and (body == "welcome") == (sender is not None):
+                        raise UnusableAnswerError(f"it sent {'a second Welcome' if sender else 'no Welcome first'}")
+                    if body == "welcome":
                         common_version(response.welcome.protocol)
+                        require_usable(response.welcome)
+                        self._follow_pace(response.welcome)
                         self.connected = True
                         await self.grants.welcomed(response.welcome.grant_lifetime_s)
-                        self._set_pace(response.welcome.lease_s, response.welcome.reconnect_s)
+                        self._news.connected()
                         self._outbox.requeue_latest()
                         self._wake.set()
                         sender = asyncio.create_task(self._send(call), name="session sender")
                         await self._on_welcome(response.welcome)
-                    elif response.HasField("grant"):
+                    elif body == "grant":
                         await self.grants.receive(response.grant)
-                    elif response.HasField("ack"):
-                        self._set_pace(response.ack.lease_s, response.ack.reconnect_s)
-                        if response.ack.lease_number:
-                            ack = response.ack
+                    elif body == "ack":
+                        ack = response.ack
+                        self._follow_pace(ack)
+                        if ack.lease_number:
                             await self.grants.acknowledged(ack.lease_number, ack.grant_lifetime_s, ack.is_renewed)
                         async with self._acknowledged:
                             self._outbox.acknowledge(response.ack.sequence)
@@ -193,7 +203,7 @@ class CoordinatorSession:
     def _log_refusal(self, reason: str) -> None:
         """Log why a report was refused, once: a front is sent again after each reconnect."""
         if reason != self._last_refusal:
-            _log.error("the coordinator refused a report: %s", reason[:_LONGEST_REFUSAL])
+            _log.error("the coordinator refused a report: %s", plain_text(reason, MAX_REASON_LENGTH))
         self._last_refusal = reason
 
     @property
@@ -201,19 +211,18 @@ class CoordinatorSession:
         if not self.connected:
             return self._settings.welcome_timeout_s
         # Each lease is answered. Without this timeout, a connection that loses everything would go on for minutes.
-        return max(self._settings.silence_timeout_s, _SILENT_LEASES * self._lease_s)
+        return max(self._settings.silence_timeout_s, _SILENT_LEASES * self._pace.lease_s)
 
     @property
     def _max_backoff_s(self) -> float:
         # A coordinator that has not named a time to reconnect may have a very large fleet.
-        return MAX_S if self._reconnect_s == 0.0 else _MAX_BACKOFF_OF_A_SMALL_FLEET_S
+        return MAX_S if self._pace.reconnect_s == 0.0 else _MAX_BACKOFF_OF_A_SMALL_FLEET_S
 
-    def _set_pace(self, lease_s: float, reconnect_s: float) -> None:
-        """Adopt the coordinator's intervals for leases and reconnects; 0 leaves one unchanged."""
-        if 0 < lease_s < self._lease_s:
+    def _follow_pace(self, answer: session_pb2.Welcome | session_pb2.Ack) -> None:
+        """Adopt the coordinator's intervals for leases and reconnects."""
+        before, self._pace = self._pace, self._pace.after(answer)
+        if self._pace.lease_s < before.lease_s:
             self._wake.set()  # the next lease may be due already
-        self._lease_s = lease_s or self._lease_s
-        self._reconnect_s = min(reconnect_s or self._reconnect_s, _MAX_SPREAD_S)
 
     async def _send(self, call: Any) -> None:
         """Send reports as they are added, and a lease at the session's begin, regularly, and when the grant changes."""
@@ -222,7 +231,7 @@ class CoordinatorSession:
         leased_s, share = -float("inf"), 0.0
         while True:
             # Before the reports, so that a state is never reported ahead of the grant that it follows from.
-            if self._is_lease_due or time.monotonic() >= leased_s + share * self._lease_s:
+            if self._is_lease_due or time.monotonic() >= leased_s + share * self._pace.lease_s:
                 self._is_lease_due = False
                 await call.write(session_pb2.SessionRequest(lease=self.grants.lease()))
                 # Random, so that the leases of many devices do not stay in step.
@@ -234,7 +243,7 @@ class CoordinatorSession:
             if self._outbox.after(sent) or self._is_lease_due:
                 continue
             with suppress(asyncio.TimeoutError):
-                left_s = leased_s + share * self._lease_s - time.monotonic()
+                left_s = leased_s + share * self._pace.lease_s - time.monotonic()
                 await with_timeout(max(0.0, left_s), self._wake.wait())
 
     def _report_grant(self) -> None:

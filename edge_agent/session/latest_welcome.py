@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from pathlib import Path
 
 from google.protobuf import json_format
 
-from wattfleet_io.atomic_files import replace_file
+from edge_agent.session.answers import UnusableAnswerError, require_usable
+from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.console import plain_text
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
-# The digest becomes the name of a folder.
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_MAX_SHOWN = 200
+"""Characters of a damaged file in the log."""
 
 
 class WelcomeFile:
@@ -31,7 +32,7 @@ class WelcomeFile:
     def load(self) -> session_pb2.Welcome | None:
         """The Welcome of an earlier process; None where there is none or it is damaged, which is logged."""
         try:
-            return _parsed(self._path.read_bytes())
+            return _parsed(read_regular_file(self._path))
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -44,7 +45,7 @@ class WelcomeFile:
     def store(self, welcome: session_pb2.Welcome) -> None:
         """Replace the stored Welcome; a failure is logged."""
         try:
-            if self._path.exists() and _parsed(self._path.read_bytes()) == welcome:
+            if self._path.exists() and _parsed(read_regular_file(self._path)) == welcome:
                 return
         except (OSError, ValueError):
             pass  # it is replaced below
@@ -67,12 +68,12 @@ def _parsed(content: bytes) -> session_pb2.Welcome:
     """
     try:
         welcome = json_format.Parse(content, session_pb2.Welcome())
-    except (json_format.ParseError, UnicodeDecodeError) as error:
-        raise ValueError(" ".join(str(error).split())) from None
-    if not _DIGEST.fullmatch(welcome.reference_digest):
-        raise ValueError("it names no reference")
-    if welcome.profile_modes < 1:
-        raise ValueError("it has no modes measured")
+    except (json_format.ParseError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(plain_text(str(error), _MAX_SHOWN)) from None
+    try:
+        require_usable(welcome)
+    except UnusableAnswerError as error:
+        raise ValueError(str(error)) from None
     return welcome
 
 

@@ -13,7 +13,7 @@ from google.protobuf import json_format
 
 from edge_agent.settings import SessionSettings
 from wattfleet.errors import InvalidInputError
-from wattfleet_io.atomic_files import replace_file
+from wattfleet_io.atomic_files import read_regular_file, replace_file
 from wattfleet_proto.convert import front_from_message
 from wattfleet_proto.v1 import session_pb2
 
@@ -41,7 +41,7 @@ class OutboxFile:
     def load(self) -> list[session_pb2.SessionRequest]:
         """The reports that an earlier process could not deliver, in order; damaged lines are moved aside."""
         try:
-            content = self._path.read_bytes()
+            content = read_regular_file(self._path)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -167,7 +167,7 @@ def _parsed(line: bytes) -> session_pb2.SessionRequest | None:
         if request.HasField("front"):
             front_from_message(request.front.front)
             return request if math.isfinite(request.front.idle_w) and request.front.idle_w >= 0 else None
-    except (json_format.ParseError, UnicodeDecodeError, InvalidInputError, ValueError):
+    except (json_format.ParseError, InvalidInputError, ValueError, OverflowError, RecursionError):
         return None
     seen = request.observation
     sound = request.HasField("observation") and all(0 < value < math.inf for value in (seen.epoch_s, seen.power_w))

@@ -1,16 +1,22 @@
-"""Reference predictors on the device: fetched once, verified by digest, cached by content."""
+"""Reference predictors on the device: fetched once, verified by digest, cached by content.
+
+A coordinator may be broken or someone else's. Its transfer is bounded by the length that it announces, and by a limit.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
 import grpc
 
 from edge_agent.session.connection import Connect
-from wattfleet.errors import CorruptReferenceError, WattfleetError
+from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
 from wattfleet.prediction import Artefact, read_artefact, write_artefact
 from wattfleet_io.backoff import Backoff
+from wattfleet_io.console import plain_text
+from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES, MAX_REASON_LENGTH, MAX_WEIGHTS_BYTES
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -35,48 +41,121 @@ async def reference_of_digest(digest: str, cache: Path, connect: Connect, timeou
         timeout_s: limit on one request; the next one continues where it stopped.
 
     Raises:
-        CorruptReferenceError: the received reference does not match the digest.
+        CorruptReferenceError: the received reference does not match the digest, or is longer than announced.
         ReferenceRefusedError: the coordinator refuses to send it.
+        InvalidInputError: it cannot be written to the cache.
     """
     cached = cache / digest
     if cached.is_dir():
         try:
-            return _verified(read_artefact(cached), digest)
-        except CorruptReferenceError as error:
+            artefact = read_artefact(cached)
+            _require_digest(artefact.manifest, digest)
+            return artefact
+        except (CorruptReferenceError, InvalidInputError) as error:
             _log.warning("%s; fetching it again", error)
     backoff = Backoff()
-    manifest, weights = bytearray(), bytearray()
+    transfer = _Transfer(digest)
     while True:
-        before = len(weights)
+        before = len(transfer.weights)
         try:
-            await _fetch(digest, connect, manifest, weights, timeout_s)
-            break
+            await _fetch(transfer, connect, timeout_s)
+            if transfer.is_complete:
+                break
+            _log.warning("the coordinator ended the reference early; retrying")
         except grpc.aio.AioRpcError as error:
+            details = plain_text(error.details() or error.code().name, MAX_REASON_LENGTH)
             if error.code() not in _AWAY:
-                raise ReferenceRefusedError(f"the coordinator did not send the reference: {error.details()}") from None
-            _log.warning("the coordinator is away (%s); retrying", error.details())
-        if len(weights) > before:
+                raise ReferenceRefusedError(f"the coordinator did not send the reference: {details}") from None
+            _log.warning("the coordinator is away (%s); retrying", details)
+        if len(transfer.weights) > before:
             backoff.reset()
         await backoff.pause()
-    artefact = _verified(Artefact(bytes(manifest), bytes(weights)), digest)
+    artefact = transfer.artefact()
     write_artefact(artefact, cached)
     return artefact
 
 
-async def _fetch(digest: str, connect: Connect, manifest: bytearray, weights: bytearray, timeout_s: float) -> None:
+async def _fetch(transfer: _Transfer, connect: Connect, timeout_s: float) -> None:
     """Fetch the missing part of a reference; the part received before an error is kept."""
-    request = session_pb2.FetchReferenceRequest(digest=digest, weights_offset=len(weights))
+    request = session_pb2.FetchReferenceRequest(digest=transfer.digest, weights_offset=len(transfer.weights))
     async with connect() as stub:
+        has_begun = False
         async for message in stub.FetchReference(request, timeout=timeout_s):
-            if message.manifest:
-                manifest[:] = message.manifest
-                # A coordinator of protocol 1.0 starts from the beginning.
-                del weights[message.weights_offset :]
-            weights += message.weights_chunk
+            if message is None:  # gRPC's answer for bytes that are no such message
+                raise CorruptReferenceError("the coordinator sent a damaged message instead of a reference: try again")
+            if not has_begun:
+                transfer.begin(message)
+                has_begun = True
+            transfer.take(message.weights_chunk)
 
 
-def _verified(artefact: Artefact, digest: str) -> Artefact:
-    """Verify the manifest against its digest; the weights were verified against the manifest already."""
-    if artefact.digest != digest:
-        raise CorruptReferenceError(f"asked for reference {digest[:12]}..., got {artefact.digest[:12]}...: try again")
-    return artefact
+class _Transfer:
+    """A reference on its way, over one request or several.
+
+    Args:
+        digest: sha256 of the manifest, hexadecimal.
+    """
+
+    def __init__(self, digest: str) -> None:
+        self.digest = digest
+        self.weights = bytearray()
+        self._manifest = b""
+        self._announced_bytes: int | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the announced weights have arrived."""
+        return len(self.weights) == self._announced_bytes
+
+    def begin(self, first: session_pb2.FetchReferenceResponse) -> None:
+        """Take the first message of a request.
+
+        Raises:
+            CorruptReferenceError: its manifest is not the requested one, or its figures are out of range.
+        """
+        if not 0 < len(first.manifest) <= MAX_MANIFEST_BYTES:
+            raise CorruptReferenceError(
+                f"the coordinator sent a manifest of {len(first.manifest):,} bytes; 1 to {MAX_MANIFEST_BYTES:,} are"
+                " accepted"
+            )
+        _require_digest(first.manifest, self.digest)
+        if not 0 < first.weights_bytes <= MAX_WEIGHTS_BYTES:
+            raise CorruptReferenceError(
+                f"the coordinator announced weights of {first.weights_bytes:,} bytes; 1 to {MAX_WEIGHTS_BYTES:,} are"
+                " accepted"
+            )
+        if first.weights_offset > len(self.weights):
+            raise CorruptReferenceError(f"the coordinator left out bytes before {first.weights_offset:,}: try again")
+        self._manifest, self._announced_bytes = first.manifest, first.weights_bytes
+        # A coordinator that cannot resume starts from the beginning.
+        del self.weights[first.weights_offset :]
+
+    def take(self, chunk: bytes) -> None:
+        """Take the next weights.
+
+        Raises:
+            CorruptReferenceError: there are more than announced.
+        """
+        if len(self.weights) + len(chunk) > (self._announced_bytes or 0):
+            raise CorruptReferenceError(
+                f"the coordinator sent more weights than the {self._announced_bytes:,} bytes announced"
+            )
+        self.weights += chunk
+
+    def artefact(self) -> Artefact:
+        """The verified reference.
+
+        Raises:
+            CorruptReferenceError: the weights do not match the manifest, or this version does not know its format.
+        """
+        try:
+            return Artefact(self._manifest, bytes(self.weights))
+        except InvalidInputError as error:
+            raise CorruptReferenceError(str(error)) from None
+
+
+def _require_digest(manifest: bytes, digest: str) -> None:
+    """Verify a manifest against its digest; the weights are verified against the manifest."""
+    found = hashlib.sha256(manifest).hexdigest()
+    if found != digest:
+        raise CorruptReferenceError(f"asked for reference {digest[:12]}..., got {found[:12]}...: try again")

@@ -16,12 +16,22 @@ from pathlib import Path
 
 from edge_agent.devices.device import Device, Knobs
 from wattfleet.errors import InvalidInputError, WattfleetError
-from wattfleet_io.atomic_files import remove_file, replace_file
+from wattfleet_io.atomic_files import (
+    open_regular_file,
+    read_regular_file,
+    remove_file,
+    replace_file,
+    require_own_folder,
+)
+from wattfleet_io.console import plain_text
+from wattfleet_io.parsing import parse_json
 
 BACKUP_FILE = "device-before.json"
 LOCK_FILE = "device.lock"
 
 _FORMAT = 1
+_MAX_SHOWN = 200
+"""Characters of a backup's content in an error."""
 
 
 class KnobBackupError(WattfleetError):
@@ -133,29 +143,31 @@ class KnobBackup:
         try:
             self._device.restore(knobs)
         except InvalidInputError as error:
-            raise InvalidInputError(f"{self._path}: {error}; pass the device that this backup is from") from None
+            reason = plain_text(str(error), _MAX_SHOWN)
+            raise InvalidInputError(f"{self._path}: {reason}; pass the device that this backup is from") from None
         self.discard()
         return True
 
     def _saved(self) -> Knobs | None:
         try:
-            text = self._path.read_text(encoding="utf-8")
+            stored = read_regular_file(self._path)
         except FileNotFoundError:
             return None
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._damaged(str(error)) from None
+        except OSError as error:
+            raise self._damaged(error.strerror or str(error)) from None
         try:
-            content = json.loads(text)
+            content = parse_json(stored)
             kind, knobs = content["board_kind"], content["knobs"]
-            whole = content["kept"] == _FORMAT and all(isinstance(value, str) for value in knobs.values())
+            texts = (kind, *knobs.values())
+            whole = content["kept"] == _FORMAT and all(isinstance(value, str) for value in texts)
         except (ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:
             raise self._damaged("it holds no knobs of a device")
         if kind != self._device.board_kind:
             raise InvalidInputError(
-                f"{self._path}: is the backup of the board {kind}, but this is {self._device.board_kind}; pass that"
-                " device"
+                f"{self._path}: is the backup of the board {plain_text(kind, _MAX_SHOWN)}, but this is"
+                f" {self._device.board_kind}; pass that device"
             )
         restorable: Knobs = knobs
         return restorable
@@ -175,7 +187,7 @@ def holder_of(folder: Path) -> str | None:
     """
     path = folder / LOCK_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular_file(path, os.O_RDONLY)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -195,7 +207,8 @@ def _locked(folder: Path, write: Callable[[int, bytes], int]) -> Iterator[None]:
     path = folder / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        require_own_folder(folder)
+        descriptor = open_regular_file(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise KnobBackupError(
             f"{path}: cannot be opened: {error.strerror}; the device was not touched{_remedy(error)}"

@@ -20,3 +20,12 @@ MAX_ROUNDS = 1_000_000
 
 MAX_PLAN_ID_CHARACTERS = MAX_ID_CHARACTERS + len(f"/{MAX_ROUNDS}")
 """Limit of a plan's id, which is its run's id and its round's number."""
+
+MAX_MANIFEST_BYTES = 100 * 1024
+"""Limit of a reference predictor's manifest, which is sent in one message."""
+
+MAX_WEIGHTS_BYTES = 4 * 1024 * 1024
+"""Limit of a reference predictor's weights, which are sent in chunks. The largest kind has less than 1 MiB."""
+
+MAX_REASON_LENGTH = 500
+"""Limit of a peer's reason in a log line or an error, in characters."""

@@ -84,12 +84,18 @@ class CoordinatorInProcess(session_pb2_grpc.SessionServiceServicer):
     async def FetchReference(  # noqa: N802 - named by the protocol
         self, request: session_pb2.FetchReferenceRequest, context: Any
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
-        yield session_pb2.FetchReferenceResponse(manifest=self.reference.manifest)
+        yield session_pb2.FetchReferenceResponse(
+            manifest=self.reference.manifest, weights_bytes=len(self.reference.weights)
+        )
         yield session_pb2.FetchReferenceResponse(weights_chunk=self.reference.weights)
 
     @property
     def states(self) -> list[session_pb2.DeviceState.ValueType]:
         return [report.state.state for report in self.reports if report.HasField("state")]
+
+    @property
+    def details(self) -> list[str]:
+        return [report.state.detail for report in self.reports if report.HasField("state")]
 
     @property
     def observed(self) -> list[str]:

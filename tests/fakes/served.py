@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -45,6 +45,9 @@ class Agent:
         self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
+        self.is_welcome = False
+        self._keeps_to: session_pb2.Grant | None = None
+        self._phase = GrantPhase.OVER
 
     async def hello(
         self, device_id: str, kind: str = "agx-orin", provenance: Any = power_pb2.PROVENANCE_SIMULATED
@@ -62,36 +65,48 @@ class Agent:
         response = await self.call.read()
         if response is _END:
             await self.refused()
+        self.is_welcome = True
         return response.welcome
 
     async def send(self, **body: Any) -> None:
         """Send a message and see it acknowledged; grants that come before are noted."""
         self._sequence += 7
         await self.call.write(session_pb2.SessionRequest(sequence=self._sequence, **body))
-        while (response := await self.call.read()) is not _END and response.HasField("grant"):
-            self.grants.append(response.grant)
-        if response is _END:
-            await self.refused()
-        assert response.ack.sequence == self._sequence
-        if response.ack.refusal:
-            self.refusals.append(response.ack.refusal)
+        ack = await self.ack()
+        assert ack.sequence == self._sequence
+        if ack.refusal:
+            self.refusals.append(ack.refusal)
 
     async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
         """Say which grant is in force, none unless it is given, and how far its training is."""
         self._leases += 1
+        self._keeps_to, self._phase = grant, phase
         lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase))
         if grant is not None:
             lease.grant_id, lease.plan_id = grant.id, grant.plan_id
         await self.call.write(session_pb2.SessionRequest(lease=lease))
+        assert (await self.ack()).lease_number == self._leases
+
+    async def ack(self) -> session_pb2.Ack:
+        """The next acknowledgement; grants that come before are noted."""
         while (response := await self.call.read()) is not _END and response.HasField("grant"):
             self.grants.append(response.grant)
         if response is _END:
             await self.refused()
-        assert response.ack.lease_number == self._leases
+        ack: session_pb2.Ack = response.ack
+        return ack
 
     async def trained(self) -> None:
         """Take the grant of a round and say that its training is over."""
         await self.lease(GrantPhase.OVER, await self.grant())
+
+    async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
+        """Put the newest grant in force, if one has come, and say how far its training is."""
+        await self.lease(self._phase, self._keeps_to)
+        while self.grants:
+            newest = self.grants.pop()
+            self.grants.clear()
+            await self.lease(phase if newest.HasField("mode") else GrantPhase.OVER, newest)
 
     async def grant(self) -> session_pb2.Grant:
         """The next grant, unless one came with an acknowledgement already."""
@@ -105,6 +120,7 @@ class Agent:
 
     async def become_ready(self, device_id: str, device_front: Front, idle_w: float) -> None:
         await self.hello(device_id)
+        await self.lease()
         await self.send(front=session_pb2.FrontReport(front=front_to_message(device_front), idle_w=idle_w))
         await self.send(state=READY)
 
@@ -122,6 +138,7 @@ class Client:
     channel: grpc.aio.Channel
     stop: asyncio.Event
     running: asyncio.Task[None]
+    agents: list[Agent] = field(default_factory=list)
 
     @property
     def sessions(self) -> Any:
@@ -136,7 +153,19 @@ class Client:
         return view_pb2_grpc.ViewServiceStub(self.channel)
 
     def agent(self) -> Agent:
-        return Agent(self.sessions)
+        agent = Agent(self.sessions)
+        self.agents.append(agent)
+        return agent
+
+    async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
+        """Let all devices with a session put their newest grants in force, and say how far they are."""
+        for agent in self.agents:
+            if agent.is_welcome and not agent.call.done():
+                await agent.obey(phase)
+
+    async def end_trainings(self) -> None:
+        """Let all devices with a session end what they were granted."""
+        await self.obey(GrantPhase.OVER)
 
     @property
     def operator(self) -> Any:

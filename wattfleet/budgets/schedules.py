@@ -17,6 +17,8 @@ from wattfleet.errors import InvalidInputError
 
 _DAY_MIN = 24 * 60
 _SPAN = re.compile(r"(?P<start>\d\d:\d\d)\s*-\s*(?P<end>\d\d:\d\d)")
+_MAX_SHOWN = 80
+"""Characters of a field in an error."""
 
 
 @dataclass(frozen=True)
@@ -215,14 +217,14 @@ def _time(text: str) -> datetime:
         # Python 3.10 does not parse the suffix Z.
         return datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
     except ValueError:
-        raise InvalidInputError(f"{text!r} is not a time: write it as 2026-06-01T06:00+02:00") from None
+        raise InvalidInputError(f"{text[:_MAX_SHOWN]!r} is not a time: write it as 2026-06-01T06:00+02:00") from None
 
 
 def _number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidInputError(f"{text!r} is not a number of watts") from None
+        raise InvalidInputError(f"{text[:_MAX_SHOWN]!r} is not a number of watts") from None
 
 
 def _span(text: str, watts: float) -> Span:

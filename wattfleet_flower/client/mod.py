@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining, AgentUnreachableError
 from wattfleet_flower.client.deadline import Deadline
+from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
     CUT_KEY,
@@ -53,8 +54,9 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
                 CURRENT_TRAINING.reset(token)
                 training.finish(reply is None or reply.has_error(), deadline.epochs_done)
         except grpc.RpcError as error:
+            details = plain_text(error.details() or "")
             raise AgentUnreachableError(
-                f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {error.details()}"
+                f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {details}"
             ) from error
     if deadline.used and not reply.has_error():
         done: dict[str, bool | float] = {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}

@@ -10,6 +10,7 @@ from typing import Any
 from flwr.app import Error, Message, MetricRecord
 from flwr.common.logger import log
 
+from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import APP_WEIGHS_KEY, CUT_KEY, RECORD_KEY, SHARE_KEY
 from wattfleet_proto.v1 import planning_pb2
 
@@ -42,7 +43,7 @@ def describe_error(error: Error) -> str:
         return words
     # The last line of a traceback is the exception itself.
     lines = [line.strip() for line in (error.reason or "").splitlines() if line.strip()]
-    return f"{words}: {lines[-1][:_MAX_REASON_LENGTH]}" if lines else words
+    return f"{words}: {plain_text(lines[-1])[:_MAX_REASON_LENGTH]}" if lines else words
 
 
 def truncate_failures(results: Sequence[planning_pb2.DeviceResult], max_bytes: int) -> None:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
+from pydantic_settings import EnvSettingsSource
 
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.parsing import parse_toml
 from wattfleet_io.settings.errors import explain, suggestion
 from wattfleet_io.settings.model import S, Settings, keys_of
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 # Kubernetes sets these for a service whose name is the prefix's.
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?")
@@ -67,7 +62,7 @@ def load(
         model, env_prefix=prefix, env_nested_delimiter="_", env_nested_max_split=1, env_ignore_empty=True
     )
     layers: list[tuple[dict[str, Any], Callable[[str], str]]] = [
-        ({} if config is None else _file(model, config), lambda _: str(config)),
+        ({} if config is None else _file(config), lambda _: str(config)),
         (variables(), lambda path: variable_of(prefix, path)),
         (_nested(options or {}), lambda path: option_of[path]),
     ]
@@ -82,13 +77,12 @@ def load(
         raise InvalidInputError("; ".join(explain(error, model, origins, config))) from None
 
 
-def _file(model: type[Settings], path: Path) -> dict[str, Any]:
+def _file(path: Path) -> dict[str, Any]:
     try:
-        path.open("rb").close()  # pydantic skips a file that does not exist
-        return TomlConfigSettingsSource(model, path)()
+        return parse_toml(path.read_bytes())
     except OSError as error:
         raise InvalidInputError(f"cannot read the settings file {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise InvalidInputError(f"{path} is not valid TOML: {error}") from None
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from coordinator.cli.options import DEFAULT_ADDRESS, CoordinatorOption, JsonOption, connected
-from wattfleet_io.console import count_of, print_json
+from wattfleet_io.console import count_of, print_json, print_line, terminal
 
 
 class Format(str, Enum):
@@ -39,14 +39,12 @@ def export(
 
     Tables: devices, fronts, runs, rounds, metrics, supplies, assignments, decisions, observations, results.
     """
-    from rich.console import Console
-
     from coordinator.cli.export.tables import Tables, require_format, write
     from wattfleet.errors import InvalidInputError
 
     require_format(format_.value)
     tables = Tables()
-    with connected(coordinator) as client, Console(stderr=True).status("asking the coordinator") as status:
+    with connected(coordinator) as client, terminal(to_stderr=True).status("asking the coordinator") as status:
         runs = client.runs(with_times=True)
         if unknown := sorted(set(run or ()) - {each.run_id for each in runs}):
             raise InvalidInputError(f"unknown run {unknown[0]!r}: it never started, or was deleted")
@@ -62,4 +60,4 @@ def export(
         print_json([{"file": str(path), "rows": count} for path, count in counts.items()])
     else:
         for path, count in counts.items():
-            print(f"{path}: {count_of(count, 'row')}")
+            print_line(f"{path}: {count_of(count, 'row')}")

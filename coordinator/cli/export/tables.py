@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from coordinator.cli.output.view_values import Values, device_values, known, round_values, run_values
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, SupplyUse
+from wattfleet_io.console import plain_text
 from wattfleet_proto.convert import plan_from_message
 from wattfleet_proto.v1 import planning_pb2, view_pb2
 
@@ -47,6 +48,10 @@ COLUMNS: dict[str, dict[str, str]] = {
         "reference_digest": _TEXT,
         "first_seen_unix_s": _NUMBER,
         "last_seen_unix_s": _NUMBER,
+        "granted_plan_id": _TEXT,
+        "granted_w": _NUMBER,
+        "confirmed_w": _NUMBER,
+        "observed_w": _NUMBER,
     },
     "fronts": {
         "device_id": _TEXT,
@@ -68,6 +73,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "rounds": {
         **_ROUND,
+        "unplanned": _FLAG,
         "plan_id": _TEXT,
         "epochs": _NUMBER,
         "devices": _COUNT,
@@ -118,9 +124,14 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces.
 
+A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
+budget was kept; its columns of the plan are empty.
+
 Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
 otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
 """
+
+_FORMULA_SIGNS = ("=", "+", "-", "@")
 
 _Row = tuple[Any, ...]
 
@@ -152,12 +163,12 @@ class Tables:
             self._add_round(view)
 
     def _add_round(self, view: view_pb2.RoundView) -> None:
-        key, plan = (view.run_id, view.round), view.plan
+        key = (view.run_id, view.round)
         values = round_values(view)
         self._add("rounds", {**values, "run_id": view.run_id, "failed": len(values["failed"])})
         self._add_metrics(key, view.metrics)
-        self._add_plan(key, plan)
-        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
+        if not view.unplanned:
+            self._add_plan(key, view.plan)
         self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
         self.rows["results"] += [
             (*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss"), each.share)
@@ -165,7 +176,8 @@ class Tables:
         ]
 
     def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
-        """Add a plan's assignments and supplies, as first made and as trimmed."""
+        """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
+        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in message.decisions]
         plan = plan_from_message(message)
         first, is_trimmed = plan.original, plan.first_planned is not None
         now = {use.supply: use for use in plan.supplies} if is_trimmed else {}
@@ -260,5 +272,12 @@ def _written(folder: Path, name: str, rows: Sequence[_Row], form: Format) -> Pat
     if form == "parquet":
         frame(name, rows).to_parquet(path, index=False, engine="pyarrow")
     else:
-        frame(name, rows).to_csv(path, index=False)
+        safe = [tuple(_csv_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows]
+        frame(name, safe).to_csv(path, index=False)
     return path
+
+
+def _csv_text(text: str) -> str:
+    """Text that no terminal or spreadsheet obeys: a quote is put before what looks like a formula, as OWASP advises."""
+    plain = plain_text(text, keep_newlines=True)
+    return f"'{plain}" if plain.lstrip().startswith(_FORMULA_SIGNS) else plain

@@ -14,7 +14,7 @@ from edge_agent.cli.options import (
     ProcessorOption,
     WorkloadOption,
 )
-from wattfleet_io.console import print_json
+from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
     from edge_agent.systemd.installation import InstallationPlan
@@ -89,11 +89,10 @@ def _content(plan: InstallationPlan, root: Path) -> dict[str, Any]:
 
 
 def _print(plan: InstallationPlan, root: Path) -> None:
-    from rich.console import Console
 
     from edge_agent.systemd.installation import SETTINGS_PATH, changes
 
-    console = Console(highlight=False)
+    console = terminal()
     for path, change in changes(plan, root):
         console.print(f"{change} {root / path.lstrip('/')}", style="bold", soft_wrap=True)
         if path == SETTINGS_PATH:

@@ -25,6 +25,7 @@ from edge_agent.devices.virtual.virtual_meter import VirtualMeter
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import ModeArray, PowerMode, array_to_modes
 from wattfleet_io.clock import VirtualClock
+from wattfleet_io.parsing import parse_json
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -197,7 +198,9 @@ class VirtualBoard(ABC):
             InvalidInputError: these knobs hold no mode of this board.
         """
         try:
-            mode = PowerMode(*json.loads(knobs["mode"]))
+            mode = PowerMode(*parse_json(knobs["mode"]))
+            if any(type(knob) is not int for knob in mode):
+                raise TypeError("a mode has integers")
         except (KeyError, ValueError, TypeError):
             raise InvalidInputError(f"{self._board_kind}: cannot restore {dict(knobs)}: it holds no mode") from None
         self.apply(mode)

@@ -478,20 +478,24 @@ class FetchReferenceResponse(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     WEIGHTS_CHUNK_FIELD_NUMBER: _builtins.int
     WEIGHTS_OFFSET_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
     manifest: _builtins.bytes
     weights_chunk: _builtins.bytes
     weights_offset: _builtins.int
     """sent with the manifest: offset of the first chunk"""
+    weights_bytes: _builtins.int
+    """sent with the manifest: length of all weights; the agent takes no more"""
     def __init__(
         self,
         *,
         manifest: _builtins.bytes = ...,
         weights_chunk: _builtins.bytes = ...,
         weights_offset: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_chunk", b"weights_chunk", "weights_offset", b"weights_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest", "weights_bytes", b"weights_bytes", "weights_chunk", b"weights_chunk", "weights_offset", b"weights_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -43,6 +43,10 @@ class DeviceView(_message.Message):
     DRAINED_FIELD_NUMBER: _builtins.int
     FIRST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
     LAST_SEEN_UNIX_S_FIELD_NUMBER: _builtins.int
+    GRANTED_W_FIELD_NUMBER: _builtins.int
+    CONFIRMED_W_FIELD_NUMBER: _builtins.int
+    OBSERVED_W_FIELD_NUMBER: _builtins.int
+    GRANTED_PLAN_ID_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
@@ -67,6 +71,14 @@ class DeviceView(_message.Message):
     """its first report; times are present if requested and known"""
     last_seen_unix_s: _builtins.float
     """the latest report that changed anything"""
+    granted_w: _builtins.float
+    """watts that its newest grant allows; absent: it may only idle"""
+    confirmed_w: _builtins.float
+    """watts that it has confirmed to keep to; absent: unknown, or it may only idle"""
+    observed_w: _builtins.float
+    """watts of its last observed training; absent: none was observed"""
+    granted_plan_id: _builtins.str
+    """the plan of its grant; empty: it may only idle"""
     left_out: _builtins.str
     """why its own reports keep it out of rounds; empty: they do not"""
     trust: _builtins.float
@@ -102,35 +114,51 @@ class DeviceView(_message.Message):
         drained: _builtins.bool = ...,
         first_seen_unix_s: _builtins.float | None = ...,
         last_seen_unix_s: _builtins.float | None = ...,
+        granted_w: _builtins.float | None = ...,
+        confirmed_w: _builtins.float | None = ...,
+        observed_w: _builtins.float | None = ...,
+        granted_plan_id: _builtins.str = ...,
         left_out: _builtins.str = ...,
         trust: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "trust", b"trust"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_trust", b"_trust", "board", b"board", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
+    _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
     _WhichOneofReturnType__first_seen_unix_s: _TypeAlias = _typing.Literal["first_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__first_seen_unix_s: _TypeAlias = _typing.Literal["_first_seen_unix_s", b"_first_seen_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__granted_w: _TypeAlias = _typing.Literal["granted_w"]  # noqa: Y015
+    _WhichOneofArgType__granted_w: _TypeAlias = _typing.Literal["_granted_w", b"_granted_w"]  # noqa: Y015
     _WhichOneofReturnType__idle_w: _TypeAlias = _typing.Literal["idle_w"]  # noqa: Y015
     _WhichOneofArgType__idle_w: _TypeAlias = _typing.Literal["_idle_w", b"_idle_w"]  # noqa: Y015
     _WhichOneofReturnType__last_seen_unix_s: _TypeAlias = _typing.Literal["last_seen_unix_s"]  # noqa: Y015
     _WhichOneofArgType__last_seen_unix_s: _TypeAlias = _typing.Literal["_last_seen_unix_s", b"_last_seen_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__limit_w: _TypeAlias = _typing.Literal["limit_w"]  # noqa: Y015
     _WhichOneofArgType__limit_w: _TypeAlias = _typing.Literal["_limit_w", b"_limit_w"]  # noqa: Y015
+    _WhichOneofReturnType__observed_w: _TypeAlias = _typing.Literal["observed_w"]  # noqa: Y015
+    _WhichOneofArgType__observed_w: _TypeAlias = _typing.Literal["_observed_w", b"_observed_w"]  # noqa: Y015
     _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
     _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__confirmed_w) -> _WhichOneofReturnType__confirmed_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_seen_unix_s) -> _WhichOneofReturnType__first_seen_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__granted_w) -> _WhichOneofReturnType__granted_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__idle_w) -> _WhichOneofReturnType__idle_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__last_seen_unix_s) -> _WhichOneofReturnType__last_seen_unix_s | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__limit_w) -> _WhichOneofReturnType__limit_w | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__observed_w) -> _WhichOneofReturnType__observed_w | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
@@ -377,6 +405,7 @@ class RoundView(_message.Message):
     FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
     OTHER_MODE_COUNT_FIELD_NUMBER: _builtins.int
     STOPPED_COUNT_FIELD_NUMBER: _builtins.int
+    UNPLANNED_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     plan_id: _builtins.str
@@ -397,6 +426,10 @@ class RoundView(_message.Message):
     """selected devices that a trim moved to another mode"""
     stopped_count: _builtins.int
     """selected devices that a trim stopped"""
+    unplanned: _builtins.bool
+    """The round trained without a plan while the coordinator was away, so no budget was kept. It has no plan id, plan or
+    observations; its times are when it began and ended.
+    """
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -430,10 +463,11 @@ class RoundView(_message.Message):
         finished_unix_s: _builtins.float | None = ...,
         other_mode_count: _builtins.int = ...,
         stopped_count: _builtins.int = ...,
+        unplanned: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "unplanned", b"unplanned", "wall_s", b"wall_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015

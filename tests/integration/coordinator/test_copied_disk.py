@@ -16,12 +16,14 @@ from edge_agent.session.outbox import Outbox, OutboxFile
 from tests.fakes.polling import eventually
 from tests.fakes.served import READY, Client, serving_client
 from wattfleet_proto.v1 import power_pb2, session_pb2
+from wattfleet_proto.version import own_version
 
 HELLO = session_pb2.Hello(
     device_id="orin",
     board="agx-orin",
     provenance=power_pb2.PROVENANCE_SIMULATED,
     mode_count=7,
+    protocol=own_version(),
     installation="a" * 32,
 )
 

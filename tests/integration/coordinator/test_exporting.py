@@ -115,7 +115,8 @@ async def test_a_trimmed_round_is_exported_as_planned_with_what_became_of_it(
         _agents = await client.two_ready()
         plan = await client.plan()
         for watts in ("40", "20"):
-            await shell("budget", "set", "site", watts)
+            await shell("budget", "set", "site", watts, columns=100)
+            await client.obey()
         await shell("export", "--out", str(tmp_path / "out"), "--format", form)
         tables = await asyncio.to_thread(read, tmp_path / "out", form)
         [row] = tables["rounds"]
@@ -138,6 +139,7 @@ async def test_one_run_of_the_archive_can_be_exported_alone(config: CoordinatorS
         for run_id in ("1", "2"):
             await client.planning.StartRun(planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=1))
             await client.plan(1, run_id)
+            await client.end_trainings()
             metrics = {"accuracy": 0.1}
             request = planning_pb2.ReportMetricsRequest(run_id=run_id, round=0, metrics=metrics)
             await client.planning.ReportMetrics(request)

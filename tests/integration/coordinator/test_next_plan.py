@@ -28,6 +28,7 @@ async def back(client: Client, *device_ids: str) -> list[Agent]:
     agents = [client.agent() for _ in device_ids]
     for agent, device_id in zip(agents, device_ids, strict=True):
         await agent.hello(device_id)
+        await agent.lease()
         await agent.send(state=READY)
     return agents
 

@@ -12,6 +12,7 @@ from tests.fakes.fronts import front
 from tests.fakes.polling import eventually
 from tests.fakes.served import Client, serving_client, status
 from tests.fakes.small_fleet import RUN
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
 
@@ -35,13 +36,18 @@ async def test_the_operators_watts_count_at_once_and_trim_what_is_in_flight(conf
         before = (await budgets(client))["site"]
         assert (before.watts, before.source, before.fallback, before.set_aside_w) == (100.0, "constant", False, 8.0)
         plan = await client.plan()
+        await client.obey(GrantPhase.TRAINING)
         changed = await set_budget(client, 40.0)
         assert changed.trimmed_rounds == 1
         assert (changed.budget.watts, changed.budget.source) == (40.0, "operator")
-        assert changed.budget.set_aside_w <= 40.0 < (await client.rounds()).rounds[0].plan.site_budget_w + 1
+        assert changed.budget.set_aside_w == plan.planned_w, "devices may act on their higher limits still"
+        lower = await orin.grant()
+        assert lower.HasField("mode")
+        await orin.lease(GrantPhase.TRAINING, lower)
+        await client.obey(GrantPhase.TRAINING)
+        assert (await budgets(client))["site"].set_aside_w <= 40.0
         assert changed.budget.since_unix_s >= before.since_unix_s
         assert not changed.budget.HasField("until_unix_s")
-        assert (await orin.call.read()).HasField("reassign")
         [view] = (await client.rounds()).rounds
         assert (view.device_count, view.other_mode_count, view.stopped_count) == (2, 1, 0)
         assert view.plan.first_planned.assignments == plan.assignments

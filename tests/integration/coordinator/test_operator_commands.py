@@ -77,7 +77,7 @@ async def test_a_device_is_shown_with_its_front(site: CoordinatorSettings) -> No
         shown = (await shell("device", "nano")).stdout
         for line in ("state      ready: parked", "own limit  20 W", "tags       lab, old (by command)"):
             assert line in [each.rstrip() for each in shown.splitlines()]
-        assert shown.count("\n") == 11 + 2 + 4
+        assert shown.count("\n") == 13 + 2 + 4
         assert content["first_seen_unix_s"] <= content["last_seen_unix_s"] <= time.time()
         assert "no front yet" in (await shell("device", "orin-new")).stdout
         with pytest.raises(RequestRefusedError, match="unknown device 'none': it never connected"):
@@ -148,15 +148,26 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
     async with served_with_shell(config) as (client, shell):
         _agents = await client.two_ready()
         plan = await client.plan()
-        said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
-        assert said == ["site: 20 W in force (operator)", "1 round in flight trimmed to it"]
+        said = (await shell("budget", "set", "site", "20", columns=100)).stdout.splitlines()
+        assert said == [
+            "site: 20 W in force (operator)",
+            "1 round in flight trimmed",
+            "45 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+        ]
+        await client.obey()
+        assert [line.split()[2] for line in (await shell("budget", "show")).stdout.splitlines()[2:3]] == ["20.0"]
         row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
         assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
         assert trimmed == "round 1 trimmed to 20.0 of 20.0 W: 1 device stopped"
-        said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
+        said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
-            "8 W are still set aside: devices idle at that, or are offline",
+            "20 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+        ]
+        await client.obey()
+        said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
+        assert said[1:] == [
+            "8 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
         ]
         [content] = (await asked(shell, "rounds"))["rounds"]
         assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
@@ -186,7 +197,9 @@ async def test_budgets_are_shown_as_a_tree_and_can_be_overridden(site: Coordinat
         rack = (await asked(shell, "budget", "show"))[1]
         assert rack["until"] is not None and rack["reason"] == "set by the operator"
         await client.plan()
-        assert "1 round in flight trimmed to it" in (await shell("budget", "set", "site", "40")).stdout
+        assert "1 round in flight trimmed\n" in (await shell("budget", "set", "site", "40", columns=100)).stdout
+        await client.obey()
+        assert (await shell("budget", "set", "site", "40")).stdout == "site: 40 W in force (operator)\n"
         assert (await shell("budget", "clear", "rack")).stdout == "rack: 60 W in force (query)\n"
         with pytest.raises(RequestRefusedError, match="unknown supply 'attic'; known: site, rack, roof"):
             await shell("budget", "set", "attic", "5")

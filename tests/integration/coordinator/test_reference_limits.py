@@ -17,13 +17,14 @@ import pytest
 import reference_models
 from coordinator import references
 from coordinator.reference_check import check_in_child
-from coordinator.references import MAX_MANIFEST_BYTES, MAX_REFERENCES
+from coordinator.references import MAX_REFERENCES
 from coordinator.services import reference_uploads
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import Client, serving_client, status
 from wattfleet.modes import Workload, board_named
 from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact
 from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface
+from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES
 from wattfleet_proto.v1 import operator_pb2
 
 KIB = 1024

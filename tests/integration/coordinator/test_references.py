@@ -115,7 +115,7 @@ async def test_a_damaged_reference_is_refused(
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await publish_parts(client, manifest, weights)
             assert status(refused)[0] is code and text in status(refused)[1]
-        monkeypatch.setattr(reference_uploads, "MAX_BYTES", 1024)
+        monkeypatch.setattr(reference_uploads, "MAX_WEIGHTS_BYTES", 1024)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await publish(client, artefact)
         assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT and "must not exceed" in status(refused)[1]

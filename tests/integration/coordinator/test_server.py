@@ -29,6 +29,7 @@ from wattfleet.prediction import Artefact
 from wattfleet_proto.convert import front_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.v1 import (
+    operator_pb2,
     planning_pb2,
     session_pb2,
     view_pb2,
@@ -150,8 +151,12 @@ async def test_a_device_that_was_away_when_the_watts_fell_is_told_when_it_is_bac
         for agent, device_id, phase in ((orin, "orin", GrantPhase.TRAINING), (nano, "nano", GrantPhase.OVER)):
             await agent.hello(device_id)
             await agent.lease(phase, grant)
-        assert (await orin.grant()).power_limit_w == 20.0
-        assert not (await nano.grant()).HasField("mode")
+        kept = await orin.grant()
+        assert kept.power_limit_w == 20.0
+        await orin.lease(GrantPhase.TRAINING, kept)
+        await nano.obey()
+        [site] = (await client.operator.GetBudgets(operator_pb2.GetBudgetsRequest())).supplies
+        assert site.set_aside_w == 20.0 + 3.0, "the Nano idles, and is granted nothing anew"
 
 
 @dataclass
@@ -216,6 +221,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
         assert not resolved.unknown_node_ids
         agent = client.agent()
         await agent.hello("orin")
+        await agent.lease()
         await agent.send(state=READY)
         after = await client.plan(3)
         assert [(part.node_id, part.device_id) for part in after.assignments] == [(ORIN_NODE, "orin")]

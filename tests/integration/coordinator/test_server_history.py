@@ -97,6 +97,7 @@ async def test_a_run_longer_than_what_is_at_hand_goes_on_as_if_all_of_it_were(
         orin, nano = await client.two_ready()
         for number in (1, 2, 3, 4):
             chosen = {part.device_id: "" for part in (await client.plan(number)).assignments}
+            await client.end_trainings()
             failing = {**chosen, "nano": "no reply"} if "nano" in chosen else chosen
             results = [planning_pb2.DeviceResult(device_id=name, failure=why) for name, why in failing.items()]
             await client.planning.FinishRound(

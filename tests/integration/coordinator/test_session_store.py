@@ -67,8 +67,7 @@ def on_disk(config: CoordinatorSettings) -> tuple[int, list[str]]:
 async def answered(agent: Agent) -> None:
     """See leases answered, and no report acknowledged."""
     for _ in range(3):
-        await agent.call.write(session_pb2.SessionRequest(lease=session_pb2.Lease()))
-        assert (await agent.call.read()).ack.sequence == 0
+        await agent.lease()
         await asyncio.sleep(0.02)
 
 
@@ -78,7 +77,7 @@ def report(number: int, detail: str = "parked") -> session_pb2.SessionRequest:
 
 
 async def acknowledged(agent: Agent, count: int) -> list[int]:
-    return [(await agent.call.read()).ack.sequence for _ in range(count)]
+    return [(await agent.ack()).sequence for _ in range(count)]
 
 
 async def test_while_the_disk_is_full_sessions_go_on_and_nothing_is_acknowledged(

@@ -236,7 +236,9 @@ async def test_an_agent_that_is_gone_before_it_could_be_told_is_no_failure(
 async def test_an_agent_that_reads_nothing_goes_offline_when_its_lease_has_lapsed(
     config: CoordinatorSettings, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving_client(config.with_values(sessions={"lease_s": 0.2, "check_s": 0.05})) as client:
+    async with serving_client(
+        config.with_values(sessions={"lease_s": 1.0, "missed_leases": 1, "check_s": 0.05})
+    ) as client:
 
         async def offline() -> bool:
             return await client.states() == {"slow": "offline"}

@@ -17,11 +17,10 @@ import reference_models
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from edge_agent.learning.fitting import FittingHere
 from edge_agent.learning.fitting_process import ANSWERS_WITHIN_S, FittingFailedError, fitting_process, give_way
-from edge_agent.learning.transfer import Transfer
+from edge_agent.learning.transfer import Transfer, UnusableReferenceError
 from edge_agent.profiling.journal import JournalHeader
 from edge_agent.profiling.profiled_workload import StoppedError
 from wattfleet.choosing import SamplingSettings, spread_modes
-from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, modes_to_array
 from wattfleet.prediction import pack_artefact, read_artefact, restore_predictor
 from wattfleet_io.child_process import python_process
@@ -73,7 +72,7 @@ def test_another_process_fits_the_same():
 def test_a_reference_that_cannot_be_used_is_named_as_such(opened):
     strange = pack_artefact(restore_predictor(REFERENCE), REFERENCE.details.workload, "agx-orin", {}, {})
     object.__setattr__(strange, "details", replace(strange.details, predictor="oracle"))
-    with pytest.raises(InvalidInputError, match="unknown predictor 'oracle': installed are roofline"):
+    with pytest.raises(UnusableReferenceError, match="unknown predictor 'oracle': installed are roofline"):
         with opened(replace(TRANSFER, reference=strange))() as fitting:
             fitting.fit(true_profile(8), 8)
 

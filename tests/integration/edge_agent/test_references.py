@@ -37,7 +37,9 @@ class FakeCoordinator:
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
         self.asked += 1
         offset = request.weights_offset if self.resumes else 0
-        yield session_pb2.FetchReferenceResponse(manifest=self.manifest, weights_offset=offset)
+        yield session_pb2.FetchReferenceResponse(
+            manifest=self.manifest, weights_offset=offset, weights_bytes=len(self.weights)
+        )
         for start in range(offset, len(self.weights), 1000):
             if self.breaks_after is not None and start >= self.breaks_after:
                 self.breaks_after = None
@@ -111,7 +113,9 @@ class StallingCoordinator(session_pb2_grpc.SessionServiceServicer):
     ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
         self.offsets.append(request.weights_offset)
         offset, half = request.weights_offset, len(self.artefact.weights) // 2
-        yield session_pb2.FetchReferenceResponse(manifest=self.artefact.manifest, weights_offset=offset)
+        yield session_pb2.FetchReferenceResponse(
+            manifest=self.artefact.manifest, weights_offset=offset, weights_bytes=len(self.artefact.weights)
+        )
         if not offset:
             yield session_pb2.FetchReferenceResponse(weights_chunk=self.artefact.weights[:half])
             await asyncio.Event().wait()
@@ -134,3 +138,54 @@ async def test_a_fetch_that_stalls_goes_on_where_it_stopped(shipped: Artefact, t
 
     assert (await body()) == shipped
     assert coordinator.offsets == [0, len(shipped.weights) // 2]
+
+
+class EndlessCoordinator(FakeCoordinator):
+    """Announces a length and sends more than that, 1 MB at a time, up to a bound that keeps the test small."""
+
+    def __init__(self, manifest: bytes, announced: int) -> None:
+        super().__init__(manifest, b"")
+        self.announced = announced
+
+    async def FetchReference(  # noqa: N802 - named by the protocol
+        self, request: session_pb2.FetchReferenceRequest, timeout: float
+    ) -> AsyncIterator[session_pb2.FetchReferenceResponse]:
+        yield session_pb2.FetchReferenceResponse(manifest=self.manifest, weights_bytes=self.announced)
+        for _ in range(100):
+            self.sent += 1_000_000
+            yield session_pb2.FetchReferenceResponse(weights_chunk=bytes(1_000_000))
+
+
+@pytest.mark.parametrize("announced", [0, 5000, 2**40])
+def test_an_endless_reference_is_refused_after_the_announced_length(
+    shipped: Artefact, tmp_path: Path, announced: int
+) -> None:
+    coordinator = EndlessCoordinator(shipped.manifest, announced)
+    with pytest.raises(CorruptReferenceError, match="announce"):
+        fetch(coordinator, shipped.digest, tmp_path)
+    assert coordinator.sent <= 1_000_000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (session_pb2.FetchReferenceResponse(manifest=b"{}", weights_bytes=10), "asked for"),
+        (session_pb2.FetchReferenceResponse(manifest=bytes(2_000_000), weights_bytes=10), "manifest"),
+        (session_pb2.FetchReferenceResponse(weights_chunk=b"before the manifest"), "manifest"),
+    ],
+)
+def test_a_reference_that_begins_wrongly_is_refused_before_its_weights(
+    shipped: Artefact, tmp_path: Path, message: session_pb2.FetchReferenceResponse, why: str
+) -> None:
+    class Wrong(FakeCoordinator):
+        async def FetchReference(self, request: Any, timeout: float) -> AsyncIterator[Any]:  # noqa: N802
+            yield message
+            for _ in range(100):
+                self.sent += 1_000_000
+                yield session_pb2.FetchReferenceResponse(weights_chunk=bytes(1_000_000))
+
+    coordinator = Wrong(shipped.manifest, b"")
+    with pytest.raises(CorruptReferenceError, match=why):
+        fetch(coordinator, shipped.digest, tmp_path)
+    assert coordinator.sent == 0

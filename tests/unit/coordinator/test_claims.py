@@ -148,4 +148,5 @@ def test_any_observation_is_taken_or_refused(epoch_s: float, power_w: float) -> 
     for observed in fleet.rounds.get(record.plan_id).observations.values():
         assert 1e-6 <= observed.epoch_s <= 1e7 and 0 < observed.power_w <= 150.0
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, NODES[0])
+    fleet.flower.release(RUN, NODES)
     assert fleet.flower.plan(RUN, 2, NODES, 1.0).nodes

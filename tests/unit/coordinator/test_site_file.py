@@ -215,6 +215,27 @@ def test_what_cannot_be_is_refused_by_file_and_key(tmp_path: Path, text: str, sa
     assert said in refused(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a = " + "[" * 100_000, "is not valid TOML: it is nested too deeply"),
+        ("a = " + "{a = " * 500 + "1" + "}" * 500, "is not valid TOML: it is nested too deeply"),
+        (one("{ watts = " + "9" * 5000 + " }"), "is not valid TOML: an integer has too many digits"),
+        (one("{ watts = " + "9" * 400 + " }"), "supplies.site.budget.watts: Input should be a valid number"),
+        (one('{ csv = "\\u0000", fallback_w = 5 }'), "cannot be read"),
+        (one('{ csv = "' + "x" * 5000 + '", fallback_w = 5 }'), "cannot be read"),
+    ],
+)
+def test_a_file_that_breaks_a_parser_is_refused_by_name(tmp_path: Path, text: str, why: str) -> None:
+    assert why in refused(tmp_path, text)
+
+
+@pytest.mark.parametrize("watts", ["9" * 5000, "1e999", "nan", "\x00", '"' + "9" * 200_000 + '"'])
+def test_a_plan_with_a_number_that_cannot_be_is_refused_by_line(tmp_path: Path, watts: str) -> None:
+    text = refused(tmp_path, one('{ csv = "plan.csv", fallback_w = 5 }'), f"from,watts\n2026-06-01T06:00Z,{watts}\n")
+    assert "plan.csv: line" in text and len(text) < 1000
+
+
 def test_all_keys_that_are_wrong_are_told_at_once(tmp_path: Path) -> None:
     told = refused(tmp_path, one('{ watts = "many" }') + "colour = 3\n[racks.a]")
     for key in ("supplies.site.budget.watts: ", "unknown key 'colour' in [supplies.site]", "unknown key 'racks'"):
@@ -230,5 +251,5 @@ def test_a_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="absent.toml cannot be read: No such file"):
         read_site_file(tmp_path / "absent.toml")
     (tmp_path / "latin.toml").write_bytes(b"# \xfc")
-    with pytest.raises(InvalidInputError, match="latin.toml is not UTF-8 text"):
+    with pytest.raises(InvalidInputError, match="latin.toml is not valid TOML: it is not UTF-8 text"):
         read_site_file(tmp_path / "latin.toml")

@@ -7,7 +7,9 @@ import shutil
 
 import pytest
 
+from edge_agent.paths import SESSION_FILE
 from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord, to_line
+from edge_agent.session.status import SessionNews
 from edge_agent.training.knob_backup import BACKUP_FILE, backed_up
 from tests.fakes.jetson_boards import NANO, ORIN_NANO
 from tests.fakes.jetson_tree import FakedJetson, open_sysfs
@@ -47,6 +49,29 @@ def test_what_was_measured_and_fitted_is_shown(agent, profiled_state):
     content = agent("status", "--device", PROFILED, "--state-dir", profiled_state, "--json").content
     assert content["profile"]["measured_modes"] == 12 and content["profile"]["device_id"] == "jetson-1"
     assert content["predictor"]["fitted_to_modes"] == 12 and len(content["predictor"]["digest"]) == 64
+
+
+def test_the_reason_for_which_there_is_no_session_is_shown(agent, jetson, tmp_path):
+    assert "never connected" in agent("status", "--state-dir", tmp_path).out
+    news = SessionNews("10.0.0.7:7070", tmp_path / SESSION_FILE)
+    news.failed("the coordinator refused this device: orin is connected already; trying again")
+    assert "not connected, as no agent runs" in agent("status", "--state-dir", tmp_path).out
+    with backed_up(open_sysfs(jetson), tmp_path / "device"):
+        ended = agent("status", "--state-dir", tmp_path)
+        content = agent("status", "--state-dir", tmp_path, "--json").content
+        news.connected()
+        connected = agent("status", "--state-dir", tmp_path)
+    assert ended.code == 0 and "orin is connected already; trying again" in " ".join(ended.out.split())
+    assert content["session"]["problem"].startswith("the coordinator refused this device")
+    assert content["session"]["address"] == "10.0.0.7:7070" and content["session"]["unix_s"] > 0
+    assert "10.0.0.7:7070, since " in connected.out and ": connected" in connected.out
+
+
+@pytest.mark.parametrize("content", ["", "[]", "[" * 9000, '{"address": 1, "problem": null}'])
+def test_a_damaged_session_file_is_a_problem_and_hides_nothing_else(agent, jetson, tmp_path, content):
+    (tmp_path / SESSION_FILE).write_text(content)
+    ended = agent("status", "--state-dir", tmp_path)
+    assert ended.code == 1 and "session.json: is damaged" in "".join(ended.out.split("\n")) and "7.0 W" in ended.out
 
 
 def test_a_sensor_that_is_gone_is_no_power_of_0(agent, jetson, tmp_path):

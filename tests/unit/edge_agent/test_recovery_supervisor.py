@@ -8,6 +8,7 @@ import pytest
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.state_reporter import StateReporter
 from edge_agent.runtime.states import DeviceFailed, TrainingBegan, TrainingEnded
+from edge_agent.session.grants import Grants
 from edge_agent.settings import RecoverySettings
 from wattfleet_proto.v1 import session_pb2
 
@@ -19,6 +20,7 @@ class Reports:
 
     def __init__(self):
         self.states = []
+        self.grants = Grants()
 
     def report_state(self, report):
         self.states.append(report.state)

@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
-from wattfleet_io.logs import LINES_AT_ONCE, MAX_LINE_BYTES, LineLimit, RateLimit
+from wattfleet_io.logs import LINES_AT_ONCE, MAX_LINE_BYTES, BoundedPlainText, RateLimit, service_handler
+
+HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n2026-01-01 coordinator: all is well"
 
 
 class Clock:
@@ -33,7 +35,7 @@ def written(clock: Clock) -> io.StringIO:
 def log(clock: Clock, written: io.StringIO) -> logging.Logger:
     logger = logging.Logger("test")
     handler = logging.StreamHandler(written)
-    handler.setFormatter(LineLimit("%(name)s: %(message)s"))
+    handler.setFormatter(BoundedPlainText("%(name)s: %(message)s"))
     handler.addFilter(RateLimit(clock))
     logger.addHandler(handler)
     return logger
@@ -101,3 +103,25 @@ def test_a_service_logs_within_the_limits() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     assert len(lines) == LINES_AT_ONCE and all(len(line) <= MAX_LINE_BYTES for line in lines)
+
+
+def test_a_damaged_answer_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
+    handler = service_handler(written)
+    logged = logging.LogRecord("grpc._common", logging.ERROR, __file__, 1, "Exception deserializing message!", (), None)
+    handler.handle(logged)
+    assert written.getvalue() == ""
+
+
+def test_a_message_is_one_line_of_plain_text(log: logging.Logger, written: io.StringIO) -> None:
+    log.warning("orin: %s", HOSTILE)
+    assert written.getvalue() == "test: orin: [2J]0;title31m 2026-01-01 coordinator: all is well\n"
+
+
+def test_a_traceback_keeps_its_lines_and_has_no_escapes(log: logging.Logger, written: io.StringIO) -> None:
+    try:
+        raise ValueError(HOSTILE)
+    except ValueError:
+        log.exception("failed")
+    lines = written.getvalue().splitlines()
+    assert lines[:2] == ["test: failed", "Traceback (most recent call last):"]
+    assert all(line.isprintable() for line in lines) and len(lines) >= 5

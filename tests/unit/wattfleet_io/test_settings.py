@@ -170,6 +170,17 @@ def test_an_unknown_variable_is_refused_with_a_suggestion(monkeypatch: pytest.Mo
         load(KitchenSettings, PREFIX)
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("a = " + "[" * 100_000, "nested too deeply"), ("a = " + "9" * 5000, "integer .* too many digits")],
+)
+def test_a_settings_file_that_breaks_a_parser_is_refused_in_one_line(tmp_path: Path, text: str, why: str) -> None:
+    (tmp_path / "kitchen.toml").write_text(text)
+    with pytest.raises(InvalidInputError, match=f"kitchen.toml is not valid TOML: .*{why}") as refused:
+        load(KitchenSettings, PREFIX, config=tmp_path / "kitchen.toml")
+    assert len(str(refused.value)) < 500
+
+
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="cannot read the settings file .*absent: No such file or directory"):
         load(KitchenSettings, PREFIX, config=tmp_path / "absent")

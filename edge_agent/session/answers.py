@@ -1,0 +1,63 @@
+"""What an agent accepts from a coordinator, which may be broken or someone else's."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from wattfleet.errors import WattfleetError
+from wattfleet_proto.session_limits import LEASE_S, MAX_RECONNECT_S, PROFILE_MODES
+from wattfleet_proto.v1 import session_pb2
+
+# The digest becomes the name of a folder.
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class UnusableAnswerError(WattfleetError):
+    """The coordinator's answer cannot be used: the agent tells its owner, and connects again after a pause."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The accepted intervals of a session.
+
+    Attributes:
+        lease_s: longest time between two messages of this agent, seconds; 0 before the first Welcome.
+        reconnect_s: a lost session is opened again at a random moment within this time, seconds.
+    """
+
+    lease_s: float = 0.0
+    reconnect_s: float = 0.0
+
+    def after(self, answer: session_pb2.Welcome | session_pb2.Ack) -> Pace:
+        """The intervals after an answer; 0 in it leaves one unchanged.
+
+        Intervals beyond the limits are replaced by the nearest limit.
+
+        Raises:
+            UnusableAnswerError: an interval is negative or not finite, or a Welcome names no lease.
+        """
+        for name, value in (("lease_s", answer.lease_s), ("reconnect_s", answer.reconnect_s)):
+            if not 0 <= value < math.inf:
+                raise UnusableAnswerError(f"{name} must be finite and at least 0, not {value:g}")
+        lease_s = answer.lease_s or self.lease_s
+        if not lease_s:
+            raise UnusableAnswerError("its Welcome names no lease_s")
+        shortest_s, longest_s = LEASE_S
+        return Pace(
+            min(max(lease_s, shortest_s), longest_s), min(answer.reconnect_s or self.reconnect_s, MAX_RECONNECT_S)
+        )
+
+
+def require_usable(welcome: session_pb2.Welcome) -> None:
+    """Check what a Welcome asks for.
+
+    Raises:
+        UnusableAnswerError: it names no reference, or too few or too many modes.
+    """
+    if not _DIGEST.fullmatch(welcome.reference_digest):
+        raise UnusableAnswerError("its Welcome names no reference")
+    fewest, most = PROFILE_MODES
+    if not fewest <= welcome.profile_modes <= most:
+        raise UnusableAnswerError(f"profile_modes must be {fewest} to {most:,}, not {welcome.profile_modes:,}")

@@ -1,0 +1,119 @@
+"""Tells the owner how the session with the coordinator stands: in the log, and for `wattfleet agent status`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_agent.paths import SESSION_FILE
+from wattfleet.errors import InvalidInputError
+from wattfleet_io.atomic_files import read_regular_file, replace_file
+from wattfleet_io.parsing import parse_json
+
+_log = logging.getLogger(__name__)
+
+_REPEAT_S = 300.0
+"""A problem that stays the same is logged again after this time."""
+
+_LINES_PER_MINUTE = 6
+"""Problems that keep changing are logged at most this often."""
+
+
+@dataclass(frozen=True)
+class SessionStatus:
+    """How the session stood when it last changed.
+
+    Attributes:
+        address: the coordinator's host:port.
+        problem: why there is no session; None while there is one.
+        unix_s: when it changed.
+    """
+
+    address: str
+    problem: str | None
+    unix_s: float
+
+
+class SessionNews:
+    """Notes every change of a session.
+
+    Args:
+        address: the coordinator's host:port.
+        path: the file to note it in; None for none. Its folder exists once the agent runs.
+        now_s: a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        address: str = "",
+        path: Path | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._address = address
+        self._path = path
+        self._now_s = now_s
+        self._logged_s: deque[float] = deque(maxlen=_LINES_PER_MINUTE)
+        self._shown: str | None = None
+        self._noted = False
+
+    def connected(self) -> None:
+        """Note that the coordinator has welcomed this device."""
+        if self._shown is not None:
+            _log.info("the coordinator at %s is back", self._address)
+        if self._shown is not None or not self._noted:
+            self._shown = None
+            self._note()
+
+    def failed(self, problem: str) -> None:
+        """Note why there is no session.
+
+        Args:
+            problem: plain text, and what the agent does about it.
+        """
+        now_s, changed = self._now_s(), problem != self._shown
+        if len(self._logged_s) == _LINES_PER_MINUTE and now_s - self._logged_s[0] < 60:
+            return
+        if not changed and now_s - self._logged_s[-1] < _REPEAT_S:
+            return
+        self._logged_s.append(now_s)
+        _log.warning("%s", problem)
+        self._shown = problem
+        if changed:
+            self._note()
+
+    def _note(self) -> None:
+        self._noted = True
+        if self._path is None:
+            return
+        content = {"address": self._address, "problem": self._shown}
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(self._path, json.dumps(content).encode() + b"\n")
+        except OSError as error:
+            _log.debug("%s: cannot be written: %s", self._path, error.strerror)
+
+
+def read_session_status(state_directory: Path) -> SessionStatus | None:
+    """How the agent's session stood when it last changed; None if it never began.
+
+    Raises:
+        InvalidInputError: the file cannot be read, or is damaged.
+    """
+    path = state_directory / SESSION_FILE
+    try:
+        content = parse_json(read_regular_file(path))
+        address, problem = content["address"], content["problem"]
+        if not (isinstance(address, str) and isinstance(problem, str | None)):
+            raise ValueError
+        return SessionStatus(address, problem, path.stat().st_mtime)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InvalidInputError(f"{path}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise InvalidInputError(f"{path}: is damaged; the agent writes it again when it connects") from None

@@ -1,0 +1,10 @@
+"""Limits of what a coordinator may ask of an agent: the coordinator keeps them, and agents hold it to them."""
+
+LEASE_S = (1.0, 120.0)
+"""Shortest and longest lease, seconds. An agent sends a message in each."""
+
+MAX_RECONNECT_S = 120.0
+"""Longest time over which an agent spreads its reconnection, seconds."""
+
+PROFILE_MODES = (5, 10_000)
+"""Fewest and most modes to measure. A predictor needs five."""

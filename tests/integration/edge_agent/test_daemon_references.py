@@ -1,0 +1,61 @@
+"""A whole agent whose coordinator names a reference that cannot be used: it says so, and waits for another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.fakes.coordinator_in_process import REFERENCE, CoordinatorInProcess
+from tests.fakes.polling import until
+from tests.fakes.running_agent import agent, fitting_here, new_board
+from wattfleet.prediction import Artefact
+from wattfleet_proto.v1 import session_pb2
+
+
+@pytest.fixture(autouse=True)
+def fits_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edge_agent.runtime.readiness.fitting_process", fitting_here)
+
+
+def damaged() -> Any:
+    return SimpleNamespace(digest=REFERENCE.digest, manifest=REFERENCE.manifest, weights=REFERENCE.weights[:-1] + b"\0")
+
+
+def of_an_unknown_kind() -> Artefact:
+    return Artefact(REFERENCE.manifest.replace(b'"roofline"', b'"crystal-ball"'), REFERENCE.weights)
+
+
+def of_another_format() -> Any:
+    changed = REFERENCE.manifest.replace(b'"format_version": 1', b'"format_version": 99')
+    digest = hashlib.sha256(changed).hexdigest()
+    return SimpleNamespace(digest=digest, manifest=changed, weights=REFERENCE.weights)
+
+
+@pytest.mark.parametrize(
+    ("reference", "why"),
+    [
+        (damaged, "has the SHA-256"),
+        (of_an_unknown_kind, "unknown predictor 'crystal-ball'"),
+        (of_another_format, "has format 99"),
+    ],
+)
+def test_an_unusable_reference_does_not_end_the_agent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, reference: Callable[[], Any], why: str
+) -> None:
+    coordinator = CoordinatorInProcess(tmp_path, 6)
+    coordinator.reference = reference()
+    with coordinator.running(), agent(coordinator, tmp_path, new_board()) as running:
+        until(lambda: running.has_ended or bool(coordinator.details))
+        assert not running.has_ended, running.error
+        assert why in coordinator.details[-1] and why in caplog.text
+        assert coordinator.states[-1] == session_pb2.DEVICE_STATE_PROFILING
+        coordinator.go()
+        coordinator.reference = REFERENCE
+        coordinator.come()
+        until(lambda: coordinator.is_ready() or running.has_ended)
+    assert running.error is None

@@ -1,0 +1,64 @@
+"""What an agent says about its session: every change, but not every attempt."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from edge_agent.paths import SESSION_FILE
+from edge_agent.session.status import SessionNews, read_session_status
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def news(tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture) -> SessionNews:
+    caplog.set_level(logging.INFO, logger="edge_agent")
+    return SessionNews("fleet:7070", tmp_path / SESSION_FILE, clock)
+
+
+def test_a_problem_that_stays_is_logged_again_after_five_minutes(
+    news: SessionNews, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(601):
+        news.failed("the coordinator is away")
+        clock.now_s += 1
+    assert len(caplog.messages) == 3
+
+
+def test_problems_that_keep_changing_are_logged_six_times_a_minute(
+    news: SessionNews, clock: Clock, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    for k in range(600):
+        news.failed(f"problem {k}")
+        clock.now_s += 0.1
+    assert len(caplog.messages) == 6
+    clock.now_s += 60
+    news.failed("the last one")
+    status = read_session_status(tmp_path)
+    assert status is not None and status.problem == "the last one"
+
+
+def test_the_file_follows_the_session(news: SessionNews, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert read_session_status(tmp_path) is None
+    news.failed("the coordinator is away")
+    away = read_session_status(tmp_path)
+    news.connected()
+    connected = read_session_status(tmp_path)
+    assert away is not None and connected is not None
+    assert (away.address, away.problem) == ("fleet:7070", "the coordinator is away")
+    assert (connected.address, connected.problem) == ("fleet:7070", None)
+    assert caplog.messages[-1] == "the coordinator at fleet:7070 is back"

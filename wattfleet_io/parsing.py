@@ -1,0 +1,72 @@
+"""Parses JSON and TOML from files, which may be damaged or come from someone else."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_MAX_DEPTH = 16
+_MAX_DIGITS = 19
+"""All integers of 64 bits have at most so many digits."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse one JSON document.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deeply, or has an integer of more than 64 bits; the text says which.
+    """
+    try:
+        content = json.loads(text, parse_int=_integer)
+    except RecursionError:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep") from None
+    _require_shallow(content)
+    return content
+
+
+def parse_toml(content: bytes) -> dict[str, Any]:
+    """Parse a TOML document.
+
+    Raises:
+        ValueError: it is not TOML in UTF-8, is nested too deeply, or has an integer of thousands of digits.
+    """
+    try:
+        text = content.decode()
+        return tomllib.loads(text)
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8 text") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        # Python converts no more than 4,300 digits to an integer.
+        raise ValueError("an integer has too many digits") from None
+
+
+def _integer(digits: str) -> int:
+    if len(digits.removeprefix("-")) > _MAX_DIGITS:
+        raise ValueError(f"it has an integer of {len(digits):,} digits")
+    return int(digits)
+
+
+def _require_shallow(content: Any) -> None:
+    """Walk down level by level: recursion is what deep nesting breaks."""
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            part
+            for each in level
+            if isinstance(each, dict | list)
+            for part in (each.values() if isinstance(each, dict) else each)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} levels deep")
