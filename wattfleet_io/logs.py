@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TextIO
 
 from wattfleet_io.console import plain_text
 from wattfleet_io.token_bucket import TokenBucket
@@ -25,15 +26,32 @@ LINES_PER_S = 1.0
 
 _FORMAT = "%(asctime)s %(name)s: %(message)s"
 
+_OF_DAMAGED_ANSWERS = "grpc._common"
+"""gRPC's logger that writes a traceback for each damaged answer; whoever made the call tells of it in one line."""
+
 _ErrorInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
 def start_logging() -> None:
     """Log to standard error from now on, within the limits."""
-    handler = logging.StreamHandler()
+    logging.basicConfig(level=logging.INFO, handlers=[service_handler()])
+
+
+def service_handler(stream: TextIO | None = None) -> logging.Handler:
+    """What writes the log of a service, within the limits.
+
+    Args:
+        stream: where it writes; None is standard error.
+    """
+    handler = logging.StreamHandler(stream)
     handler.setFormatter(BoundedPlainText(_FORMAT))
+    handler.addFilter(_is_told_once)
     handler.addFilter(RateLimit())
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    return handler
+
+
+def _is_told_once(record: logging.LogRecord) -> bool:
+    return record.name != _OF_DAMAGED_ANSWERS
 
 
 class BoundedPlainText(logging.Formatter):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import StillInUseError
@@ -240,8 +240,13 @@ class Fleet:
         return trimmed
 
     def _trimmed(self) -> None:
+        """Note that rounds were trimmed; what was never sent waits while other devices have yet to obey."""
         self.rounds.is_trim_due = False
-        self.rounds.grants.reviewed()
+        waiting: set[str] = set()
+        if never_sent := self.rounds.grants.never_sent():
+            exceeded = self._exceeded(frozenset())
+            waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
+        self.rounds.grants.reviewed(waiting)
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
@@ -258,11 +263,20 @@ class Fleet:
         given_up = [each for each, _ in self.rounds.grants.given_up() if each in expected]
         if not given_up:
             return
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), set(expected)))
-        exceeded = allowance.exceeded(allowance.use([], {}))
+        exceeded = self._exceeded(set(expected))
         for device_id in given_up:
-            if exceeded.intersection(allowance.supplies.path(self.operator.supply_of(device_id))):
+            if self._is_behind(device_id, exceeded):
                 self.rounds.grants.stop(device_id)
+
+    def _exceeded(self, expected: Set[str]) -> frozenset[str]:
+        """The supplies whose budget is exceeded, once some devices have done what they are told."""
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), expected))
+        return allowance.exceeded(allowance.use([], {}))
+
+    def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:
+        """Whether one of some supplies feeds a device."""
+        path = self.operator.allowance.supplies.path(self.operator.supply_of(device_id))
+        return not supplies.isdisjoint(path)
 
     def _obeys(self, device_id: str) -> bool:
         """Whether a device confirms what it is told, as far as it is known."""

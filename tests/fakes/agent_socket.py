@@ -97,7 +97,7 @@ class Agent:
 
 
 @contextmanager
-def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
+def agent_at(socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2) -> Iterator[Agent]:
     """An agent that was granted round 7/1."""
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
@@ -123,7 +123,7 @@ def agent_at(socket: Path, retry_s: float = 30.0) -> Iterator[Agent]:
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
             RecoverySettings(retry_s=retry_s),
         )
-        settings = SessionSettings(grant_timeout_s=0.2)
+        settings = SessionSettings(grant_timeout_s=grant_timeout_s)
         servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor, settings)
         async with aclosing(supervisor), serve_socket(socket, servicer):
             ready.set()

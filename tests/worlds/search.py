@@ -16,7 +16,7 @@ from tests.worlds.oracle import BrokenPromiseError
 from tests.worlds.world import NOTHING, Step, run, steps_of
 
 
-class Broken(AssertionError):
+class BrokenWorldError(AssertionError):
     """A broken promise, with the smallest world that was found to break it."""
 
     def __init__(self, seed: int, error: BrokenPromiseError, steps: Sequence[Step]) -> None:
@@ -41,13 +41,13 @@ def search(first: int, count: int, profiling: bool = False) -> None:
         profiling: whether devices also profile again, which is not granted.
 
     Raises:
-        Broken: a promise does not hold.
+        BrokenWorldError: a promise does not hold.
     """
     for seed in range(first, first + count):
         steps = steps_of(seed, profiling)
         error = run(seed, steps)
         if error is not None:
-            raise Broken(seed, error, shrink(seed, steps, error))
+            raise BrokenWorldError(seed, error, shrink(seed, steps, error))
 
 
 def shrink(seed: int, steps: Sequence[Step], error: BrokenPromiseError) -> list[Step]:
@@ -91,7 +91,7 @@ def main() -> int:
     began_s = time.process_time()
     try:
         search(options.first, options.worlds, options.profiling)
-    except Broken as broken:
+    except BrokenWorldError as broken:
         print(broken)
         return 1
     if options.worlds == 1:

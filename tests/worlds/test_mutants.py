@@ -136,8 +136,15 @@ def what_is_on_its_way_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Grants, "_issue", ignoring)
 
 
-def a_silent_device_is_taken_for_obedient(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Grants, "is_controllable", lambda self, device_id, now_s: True)
+def a_device_that_obeys_late_is_not_reviewed(patch: pytest.MonkeyPatch) -> None:
+    confirm = Grants.confirm
+
+    def unreviewed(self: Grants, *args: object) -> None:
+        late, self._late = self._late, set()
+        confirm(self, *args)  # type: ignore[arg-type]
+        self._late = late
+
+    patch.setattr(Grants, "confirm", unreviewed)
 
 
 def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
@@ -165,7 +172,7 @@ MUTANTS = [
     a_plan_is_granted_before_it_is_stored,
     an_observation_frees_watts,
     what_is_on_its_way_is_ignored,
-    a_silent_device_is_taken_for_obedient,
+    a_device_that_obeys_late_is_not_reviewed,
     plans_count_on_unconfirmed_orders,
 ]
 

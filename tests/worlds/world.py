@@ -183,7 +183,11 @@ class World:
             if server.open:
                 server.finish_round(max(server.open))
 
-        self.timeline.after(0.5 + self.rng.random(), finish)
+        plan_id, is_abandoned = f"{server.run_id}/{server.number}", self.rng.random() < 0.3
+        self.timeline.after(
+            self.rng.random() * (1.5 if not is_abandoned else 0.6),
+            (lambda: self.coordinator.abandon(plan_id)) if is_abandoned else finish,
+        )
 
     def plan_and_crash(self) -> None:
         """The coordinator dies while it plans; an app asks for the plan all the same."""
@@ -231,10 +235,34 @@ class World:
 
     def change_budget(self) -> None:
         if self.rng.random() < 0.5:
-            drawn_w = sum(device.drawn_w for device in self.devices.values())
-            self.set_budget(float(round(drawn_w * (0.4 + 0.7 * self.rng.random()))))
+            self._cut_to(0.4 + 0.7 * self.rng.random())
         else:
             self.set_budget(float(self.rng.randint(8, 70)))
+
+    def cut_in_trouble(self) -> None:
+        """The budget falls, twice perhaps, while it is hard to reach a device that trains."""
+        training = [device for device in self.devices.values() if device.training is not None]
+        if not training:
+            return
+        device, trouble = self.rng.choice(training), self.rng.randrange(4)
+        self._focus = device
+        self.note(f"{device.id} is hard to reach: {('flaps', 'answers lost', 'answers late', 'hangs up')[trouble]}")
+        if trouble == 0:
+            device.flaps_until_s = self.timeline.now_s + 60.0
+            device.hang_up()
+        elif trouble == 3:
+            device.hang_up()
+        elif device.stream is not None and trouble == 1:
+            device.stream.down.lose()
+        elif device.stream is not None:
+            device.stream.down.stall(14.0 * self.rng.random())
+        for seconds in (self.rng.random(), 12.0 * self.rng.random())[: self.rng.randint(1, 2)]:
+            share = 0.2 + 0.8 * self.rng.random()
+            self.timeline.after(seconds, lambda share=share: self._cut_to(share))
+
+    def _cut_to(self, share: float) -> None:
+        drawn_w = sum(device.drawn_w for device in self.devices.values())
+        self.set_budget(float(round(share * drawn_w)))
 
     def lose(self) -> None:
         """A session becomes half-open."""
@@ -324,6 +352,7 @@ _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "repeat a message": (5, World.repeat_message),
     "ask for a made-up plan": (4, World.made_up_plan),
     "change the budget": (10, World.change_budget),
+    "cut in trouble": (7, World.cut_in_trouble),
     "lose a session": (7, World.lose),
     "flap": (3, World.flap),
     "stall a session": (4, World.stall),

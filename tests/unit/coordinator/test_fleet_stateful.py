@@ -392,7 +392,8 @@ class FleetMachine(RuleBasedStateMachine):
     def expected_of_w(self, device: str) -> float:
         """What a device draws once it has obeyed, if it can be told anything."""
         part = self.granted.get(device)
-        if part is None or device not in self.connected:
+        # After a restart, devices are expected to come back and to obey.
+        if part is None or (device not in self.connected and part.was_sent):
             return self.drawn_w(device)
         return self.drawn_w(device, 0.0 if part.is_over else part.told_w)
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from wattfleet_io.logs import LINES_AT_ONCE, MAX_LINE_BYTES, BoundedPlainText, RateLimit
+from wattfleet_io.logs import LINES_AT_ONCE, MAX_LINE_BYTES, BoundedPlainText, RateLimit, service_handler
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e\n2026-01-01 coordinator: all is well"
 
@@ -103,6 +103,13 @@ def test_a_service_logs_within_the_limits() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     lines = done.stderr.splitlines()
     assert len(lines) == LINES_AT_ONCE and all(len(line) <= MAX_LINE_BYTES for line in lines)
+
+
+def test_a_damaged_answer_leaves_no_traceback_of_grpc(written: io.StringIO) -> None:
+    handler = service_handler(written)
+    logged = logging.LogRecord("grpc._common", logging.ERROR, __file__, 1, "Exception deserializing message!", (), None)
+    handler.handle(logged)
+    assert written.getvalue() == ""
 
 
 def test_a_message_is_one_line_of_plain_text(log: logging.Logger, written: io.StringIO) -> None:

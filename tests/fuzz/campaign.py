@@ -1,0 +1,109 @@
+"""Runs inputs against a target for a limited time, and judges what came of each.
+
+`FUZZ_S` is the time for each target in seconds, and `FUZZ_SEED` the seed of the first input. Every further input has
+the next seed, so that a failing input is replayed by its own seed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from tests.fuzz.hostile_values import Hostile
+from wattfleet_io.logs import MAX_LINE_BYTES, service_handler
+
+FUZZ_S = float(os.environ.get("FUZZ_S", "0.25"))
+FIRST_SEED = int(os.environ.get("FUZZ_SEED", "1"))
+
+ANSWER_S = 20.0
+"""An input that takes longer counts as a hang; a slow machine takes a fraction of it."""
+
+MAX_GROWTH_BYTES = 200 * 2**20
+"""Growth of the process during one campaign, its client and the generator included."""
+
+
+def seeds(at_least: int = 1) -> Iterator[int]:
+    """The seeds of the inputs, until the time is over.
+
+    Args:
+        at_least: how many there are in any case.
+    """
+    ends_s = time.monotonic() + FUZZ_S
+    count = 0
+    while count < at_least or time.monotonic() < ends_s:
+        yield FIRST_SEED + count
+        count += 1
+
+
+def source(seed: int) -> Hostile:
+    """The source of one input's values."""
+    return Hostile(seed)
+
+
+@contextmanager
+def judged(seed: int, what: object, log: ServiceLog) -> Iterator[None]:
+    """Name the input in a failure, with what replays it; it must end in time and leave no traceback in the log."""
+    began_s = time.monotonic()
+    try:
+        yield
+        took_s = time.monotonic() - began_s
+        assert took_s < ANSWER_S, f"it took {took_s:.1f} s"
+        log.require_clean()
+    except BaseException as error:
+        error.add_note(f"input: {what}\nreplay it with FUZZ_SEED={seed}")
+        raise
+
+
+class ServiceLog:
+    """Notes what is wrong with the log that a service writes."""
+
+    def __init__(self) -> None:
+        self._written = io.StringIO()
+        self.handler = service_handler(self._written)
+
+    def require_clean(self) -> None:
+        """Make sure that no traceback and no endless line was written since the last time."""
+        written = self._written.getvalue()
+        self._written.seek(0)
+        self._written.truncate()
+        assert "Traceback" not in written, written
+        assert all(len(line.encode(errors="replace")) <= MAX_LINE_BYTES for line in written.splitlines())
+
+
+@contextmanager
+def service_log() -> Iterator[ServiceLog]:
+    """The log as a service writes it."""
+    log, root = ServiceLog(), logging.getLogger()
+    level = root.level
+    root.addHandler(log.handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        root.removeHandler(log.handler)
+        root.setLevel(level)
+    log.require_clean()
+
+
+@contextmanager
+def bounded_memory() -> Iterator[None]:
+    """Make sure that a campaign leaves the process about as large as it was."""
+    before = _held_bytes()
+    yield
+    grown = _held_bytes() - before
+    assert grown < MAX_GROWTH_BYTES, f"the process has grown by {grown / 2**20:.0f} MiB"
+
+
+def _held_bytes() -> int:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    held: int = psutil.Process().memory_info().rss
+    return held

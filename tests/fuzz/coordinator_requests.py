@@ -1,0 +1,129 @@
+"""Requests that a coordinator takes, as the starting points of hostile ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+
+from tests.fakes.small_fleet import ORIN_FRONT
+from tests.fuzz.hostile_messages import Known
+from tests.fuzz.remote_calls import Valid
+from wattfleet.prediction import Artefact
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
+from wattfleet_proto.version import own_version
+
+RUN = "4711"
+DEVICES = ("orin", "nano", "xavier")
+KNOWN_NODES = (2**64 - 1, 2**63 + 5, 0)
+_PLAN = f"{RUN}/1"
+
+
+def known_values(artefact: Artefact) -> Known:
+    """What requests may name."""
+    ids: list[Any] = [*DEVICES, "new-1", "new-2"]
+    runs = [RUN, "4712"]
+    return {
+        "device_id": ids,
+        "device_ids": ids,
+        "node_id": [*KNOWN_NODES, 1],
+        "node_ids": [*KNOWN_NODES, 1],
+        "run_id": runs,
+        "run_ids": runs,
+        "plan_id": [_PLAN, f"{RUN}/2", "4712/1"],
+        "supply": ["site"],
+        "digest": [artefact.digest, artefact.digest[:6], ""],
+        "manifest": [artefact.manifest],
+        "weights_chunk": [artefact.weights, artefact.weights[:100]],
+        "board": ["agx-orin", "orin-nano", "toaster"],
+        "round": [1, 2, 3],
+        "epochs": [1.0, 0.1],
+        "strategy": ["FedAvg"],
+        "service": [""],
+        "protocol": [],
+    }
+
+
+def valid_calls(artefact: Artefact) -> Valid:
+    """For each RPC, calls that it takes, in an order in which a coordinator takes them one after the other."""
+    planning, operator, view = _planning(), _operator(artefact), _view()
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
+    symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol="wattfleet.v1.ViewService")
+    return {
+        "/wattfleet.v1.SessionService/Session": [_session()],
+        "/wattfleet.v1.SessionService/FetchReference": [[session_pb2.FetchReferenceRequest(digest=artefact.digest)]],
+        **{f"/wattfleet.v1.OperatorService/{name}": [messages] for name, messages in operator.items()},
+        **{f"/wattfleet.v1.PlanningService/{name}": [[request]] for name, request in planning.items()},
+        **{f"/wattfleet.v1.ViewService/{name}": [[request]] for name, request in view.items()},
+        "/grpc.health.v1.Health/Check": [[health_pb2.HealthCheckRequest()]],
+        "/grpc.health.v1.Health/Watch": [[health_pb2.HealthCheckRequest()]],
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": [[listing, symbol]],
+    }
+
+
+def _session() -> list[Message]:
+    hello = session_pb2.Hello(
+        device_id="new-1", board="agx-orin", provenance=power_pb2.PROVENANCE_SIMULATED, mode_count=7,
+        protocol=own_version(), installation="an installation",
+    )  # fmt: skip
+    front = session_pb2.FrontReport(front=front_to_message(ORIN_FRONT), idle_w=5.0, profiled_modes=50)
+    state = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail="parked")
+    lease = session_pb2.Lease(number=1, grant_id=1, plan_id=_PLAN, phase=session_pb2.GRANT_PHASE_OVER)
+    seen = session_pb2.Observation(plan_id=_PLAN, epoch_s=20.0, power_w=30.0)
+    return [
+        session_pb2.SessionRequest(hello=hello),
+        session_pb2.SessionRequest(lease=lease),
+        session_pb2.SessionRequest(sequence=1, front=front),
+        session_pb2.SessionRequest(sequence=2, state=state),
+        session_pb2.SessionRequest(sequence=3, observation=seen),
+    ]
+
+
+def _planning() -> dict[str, Message]:
+    result = planning_pb2.DeviceResult(device_id="orin", num_examples=100.0, loss=0.5, share=1.0)
+    return {
+        "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100),
+        "BindNodes": planning_pb2.BindNodesRequest(
+            bindings=[planning_pb2.NodeBinding(node_id=KNOWN_NODES[0], device_id=DEVICES[0])]
+        ),
+        "ResolveNodes": planning_pb2.ResolveNodesRequest(node_ids=KNOWN_NODES),
+        "PlanRound": planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=KNOWN_NODES, epochs=1.0),
+        "GetPlan": planning_pb2.GetPlanRequest(plan_id=_PLAN),
+        "FinishRound": planning_pb2.FinishRoundRequest(plan_id=_PLAN, wall_s=30.0, results=[result]),
+        "ReportMetrics": planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"accuracy": 0.5}),
+        "FinishRun": planning_pb2.FinishRunRequest(run_id=RUN, error="it failed"),
+    }
+
+
+def _operator(artefact: Artefact) -> dict[str, list[Message]]:
+    half = len(artefact.weights) // 2
+    another = Artefact(artefact.manifest.replace(b'"made"', b'"done"'), artefact.weights)
+    return {
+        "PreviewPlan": [operator_pb2.PreviewPlanRequest(run_id="4712", epochs=1.0, all_devices=True)],
+        "GetBudgets": [operator_pb2.GetBudgetsRequest()],
+        "SetBudget": [operator_pb2.SetBudgetRequest(supply="site", watts=90.0, for_s=100.0)],
+        "ClearBudget": [operator_pb2.ClearBudgetRequest(supply="site")],
+        "TagDevices": [operator_pb2.TagDevicesRequest(device_ids=["orin"], add=["fast"], remove=["slow"])],
+        "DrainDevices": [operator_pb2.DrainDevicesRequest(device_ids=["orin"], undo=True)],
+        "ListReferences": [operator_pb2.ListReferencesRequest()],
+        "PublishReference": [
+            operator_pb2.PublishReferenceRequest(manifest=another.manifest, weights_chunk=another.weights[:half]),
+            operator_pb2.PublishReferenceRequest(weights_chunk=another.weights[half:]),
+        ],
+        "RemoveReference": [operator_pb2.RemoveReferenceRequest(digest=another.digest)],
+        "PinReference": [operator_pb2.PinReferenceRequest(digest=artefact.digest)],
+        "DeleteRuns": [operator_pb2.DeleteRunsRequest(run_ids=["4712"], end=True)],
+        "ForgetDevices": [operator_pb2.ForgetDevicesRequest(device_ids=["new-1"])],
+    }
+
+
+def _view() -> dict[str, Message]:
+    return {
+        "GetFleet": view_pb2.GetFleetRequest(),
+        "ListDevices": view_pb2.ListDevicesRequest(device_ids=["orin"], with_fronts=True, with_times=True),
+        "ListRuns": view_pb2.ListRunsRequest(with_times=True),
+        "StreamRounds": view_pb2.StreamRoundsRequest(run_id=RUN, with_times=True),
+    }

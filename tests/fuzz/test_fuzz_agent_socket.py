@@ -1,0 +1,67 @@
+"""An app sends anything over the agent's socket; the agent goes on serving the next app."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+
+import grpc
+import pytest
+from google.protobuf import descriptor_pool
+
+from edge_agent.runtime.readiness import parked_mode
+from tests.fakes.agent_socket import MODE, Agent, agent_at, granted
+from tests.fakes.coordinator_in_process import on_loop
+from tests.fakes.polling import eventually
+from tests.fuzz.campaign import bounded_memory, judged, seeds, service_log, source
+from tests.fuzz.hostile_messages import Known
+from tests.fuzz.remote_calls import HostileCall, methods_of
+from wattfleet_proto.v1 import local_pb2
+
+[METHOD] = methods_of(descriptor_pool.Default().FindServiceByName("wattfleet.v1.LocalAgentService"))
+
+
+def known_values(plan_id: str) -> Known:
+    """What a request may name."""
+    return {"plan_id": [plan_id], "device_id": ["orin-nano-0"], "epochs": [1.0], "epochs_done": [0.5, 1.0]}
+
+
+def trainings(plan_id: str) -> list[list[local_pb2.TrainRequest]]:
+    """What a plain app sends."""
+    start = local_pb2.StartTraining(plan_id=plan_id, device_id="orin-nano-0", epochs=1.0)
+    times = [local_pb2.MinibatchTimes(fetch_stall_ms=0.5, compute_ms=5.0)] * 3
+    begin = local_pb2.TrainRequest(start=start)
+    report = local_pb2.TrainRequest(minibatches=local_pb2.MinibatchesTrained(minibatches=times))
+    finish = local_pb2.TrainRequest(finish=local_pb2.FinishTraining())
+    fail = local_pb2.TrainRequest(finish=local_pb2.FinishTraining(failed=True))
+    return [[begin, finish], [begin, report, report, finish], [begin, fail]]
+
+
+@pytest.fixture(scope="module")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
+    with agent_at(tmp_path_factory.mktemp("agent") / "agent.sock", grant_timeout_s=0.01) as running:
+        yield running
+
+
+def test_no_app_fails_the_agent(agent: Agent) -> None:
+    on_loop(_no_app_fails_the_agent(agent)).result()
+
+
+async def _no_app_fails_the_agent(agent: Agent) -> None:
+    numbers = count(2)
+
+    def grant_next() -> str:
+        number = next(numbers)
+        agent.grant(granted(MODE, plan_id=f"7/{number}", grant_id=number))
+        return f"7/{number}"
+
+    async with grpc.aio.insecure_channel(f"unix:{agent.socket}") as channel:
+        with service_log() as log, bounded_memory():
+            for seed in seeds():
+                hostile, plan_id = source(seed), grant_next()
+                call = HostileCall.drawn(hostile, METHOD, {METHOD.path: trainings(plan_id)}, known_values(plan_id))
+                with judged(seed, call, log):
+                    await call.ended_with(channel)
+                    await eventually(lambda: agent.board.current_mode() == parked_mode(agent.board))
+        plain = [message.SerializeToString() for message in trainings(grant_next())[0]]
+        assert await HostileCall(METHOD, plain, goes_away=False).ended_with(channel) is grpc.StatusCode.OK
