@@ -10,8 +10,8 @@ from flwr.app import Error
 
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_io.clock import VirtualClock
 from wattfleet_flower.server.replies import describe_error
+from wattfleet_io.clock import VirtualClock
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
 
