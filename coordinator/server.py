@@ -194,7 +194,7 @@ async def serve(
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
-            repository, planning, budgets, references, sessions.reconnect_all, leases, settings.site
+            repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site
         )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()

@@ -10,10 +10,13 @@ import click
 import typer
 
 from wattfleet.errors import WattfleetError
-from wattfleet_io.console import print_line
+from wattfleet_io.console import plain_text, print_line
 
 EXIT_BAD_INPUT = 2
 EXIT_FAILED = 1
+
+_MAX_ERROR_LENGTH = 5_000
+"""Characters of an error that are shown; it may quote a file, and lists at most a few things."""
 
 _EXTRAS = {"simulate": "simulation"}
 """The extra with a command's dependencies, if its name is not the command's."""
@@ -80,7 +83,7 @@ def main() -> None:
     try:
         wattfleet(prog_name="wattfleet")
     except WattfleetError as error:
-        print_line(f"wattfleet: {error}", to_stderr=True)
+        print_line(plain_text(f"wattfleet: {error}", _MAX_ERROR_LENGTH), to_stderr=True)
         sys.exit(exit_code(error))
     except UnicodeEncodeError as error:
         # Python decodes invalid UTF-8 in an argument to lone surrogates, which cannot be printed or sent.

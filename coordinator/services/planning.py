@@ -116,9 +116,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server has all replies that it will get."""
+        results = [_result(message, message.device_id) for message in request.results]
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
-        results = [_result(message, message.device_id) for message in request.results]
         _log_implausible(request.plan_id, results, request.results)
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         self._orders.send_due()  # trainings that have not begun are called off

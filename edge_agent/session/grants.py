@@ -13,6 +13,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet_io.clock import boot_time_s
 from wattfleet_io.tasks import with_timeout
 from wattfleet_proto.convert import mode_from_message, phase_to_message
+from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class Grants:
             grant = _grant(message)
         except InvalidInputError as error:
             _log.error("the coordinator sent an invalid grant, so nothing may be trained: %s", error)
-            grant = Grant(message.id, message.plan_id, None, 0.0, 0.0)
+            grant = Grant(message.id, message.plan_id[:MAX_PLAN_ID_CHARACTERS], None, 0.0, 0.0)
         async with self._changed:
             self._held.receive(grant)
             self._changed.notify_all()
@@ -142,8 +143,10 @@ def _grant(message: session_pb2.Grant) -> Grant:
     """Read a grant.
 
     Raises:
-        InvalidInputError: its mode or its numbers cannot be used.
+        InvalidInputError: its plan's id, its mode or its numbers cannot be used.
     """
+    if len(message.plan_id) > MAX_PLAN_ID_CHARACTERS:  # every lease repeats it
+        raise InvalidInputError(f"its plan's id has more than {MAX_PLAN_ID_CHARACTERS} characters")
     if not (0 <= message.power_limit_w < math.inf and 0 <= message.longest_s < math.inf):
         raise InvalidInputError("power limit and longest training must be finite and 0 or more")
     mode = mode_from_message(message.mode) if message.HasField("mode") else None

@@ -31,7 +31,7 @@ from wattfleet_proto.version import own_version
 PLAN = "7/1"
 KNOWN: Known = {
     "reference_digest": [REFERENCE.digest],
-    "plan_id": [PLAN],
+    "plan_id": [PLAN, PLAN, "x" * 100_000],
     "sequence": [1, 2, 3],
     "lease_number": [1, 2],
     "lease_s": [5.0],

@@ -88,6 +88,17 @@ def test_errors_end_with_their_code_and_one_line(
     assert (shown.out, shown.err) == ("", f"wattfleet: {error}\n")
 
 
+def test_an_error_that_quotes_a_whole_file_is_cut(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    corpus = tmp_path / "corpus.csv"
+    corpus.write_text(f"cores,cpu_khz,gpu_hz,mem_hz,minibatch_ms,power_mw\n{'[' * 200_000},1,1,1,1,1\n")
+    assert main(monkeypatch, "agent", "modes", "--device", f"replay:{corpus}") == 2
+    error = capsys.readouterr().err
+    assert "corpus.csv, line 2: cores is [[[" in error
+    assert len(error) < 10_000
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
