@@ -68,6 +68,12 @@ class FleetCollector(Collector):
         yield from _device_families(self._fleet.rounds.latest_results)
         yield from _round_families(rounds, self._fleet.rounds.latest_results, self._fleet.operator.site_budget_w)
         yield from _supply_families(self._fleet, rounds)
+        unplanned = GaugeMetricFamily(
+            "wattfleet_unplanned_rounds",
+            "Number of stored rounds that trained without a plan, so that no budget was kept",
+        )
+        unplanned.add_metric([], len(self._fleet.unplanned))
+        yield unplanned
 
 
 def _grant_families(grants: Grants, device_ids: Sequence[str]) -> Iterator[GaugeMetricFamily]:

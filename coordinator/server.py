@@ -151,6 +151,7 @@ async def serve(
             grants=settings.grants,
             now_s=time.monotonic,
             claims=settings.claims,
+            unplanned=kept.unplanned,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions)
@@ -193,7 +194,7 @@ async def serve(
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
-            repository, planning, budgets, references, sessions.reconnect_all, leases, settings.site
+            repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site
         )
         operator_pb2_grpc.add_OperatorServiceServicer_to_server(operator, server)
         healthy = HealthServicer()

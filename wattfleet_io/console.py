@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -83,6 +84,22 @@ def terminal(to_stderr: bool = False) -> Console:
 def count_of(count: int, singular: str) -> str:
     """A count with its noun, such as "1 mode" or "2,304 modes"."""
     return f"{count:,} {singular}{'' if count == 1 else 's'}"
+
+
+def rounds_text(numbers: Sequence[int]) -> str:
+    """Numbers of rounds in words, such as "round 2" or "rounds 1–3, 5".
+
+    Args:
+        numbers: in ascending order.
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+    return f"round{'s' if len(numbers) > 1 else ''} {words}"
 
 
 def duration_text(seconds: float | None) -> str:

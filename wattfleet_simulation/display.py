@@ -64,7 +64,7 @@ class LineDisplay:
                 )
         for view in snapshot.rounds[self._rounds_planned :]:
             chosen = ", ".join(assignment.device_id for assignment in view.plan.assignments)
-            self._print(f"{stamp} round {view.round}: {chosen}; {_watts(view)}")
+            self._print(f"{stamp} round {view.round}: {'; '.join(filter(None, (chosen, _watts(view))))}")
             self._rounds_planned += 1
         for view in snapshot.rounds[self._rounds_done :]:
             if "accuracy" not in view.metrics:
@@ -77,6 +77,8 @@ class LineDisplay:
 
 
 def _watts(view: view_pb2.RoundView) -> str:
+    if view.unplanned:
+        return "unplanned: no budget was kept"
     if view.HasField("observed_site_w"):
         return f"{view.observed_site_w:.1f} of {view.plan.site_budget_w:g} W used, {view.observed_duration_s:.0f} s"
     return f"{view.plan.planned_w:.1f} of {view.plan.site_budget_w:g} W planned, {view.plan.duration_s:.0f} s"

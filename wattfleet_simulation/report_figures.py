@@ -9,6 +9,7 @@ from html import escape
 from typing import Any, NamedTuple
 
 from wattfleet.modes import PowerMode
+from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import INK
 
 Report = Mapping[str, Any]
@@ -87,7 +88,7 @@ def _front(report: Report, device: str, style: Style) -> Figure:
             *([seconds for _, seconds, _ in rounds], [watts for _, _, watts in rounds]),
             mode="markers+text",
             marker={"size": 12, "color": style.colour, "symbol": style.symbol, "line": {"color": INK, "width": 1.5}},
-            text=[f"<b>{span(chosen)}</b>" for chosen in rounds.values()],
+            text=[f"<b>{rounds_text(chosen)}</b>" for chosen in rounds.values()],
             textposition="top right",
             customdata=[label for label, _, _ in rounds],
             hovertemplate="selected in %{text}<br>%{customdata}<br>%{x:.1f} s, %{y:.1f} W<extra></extra>",
@@ -321,18 +322,6 @@ def _label(device: str) -> str:
 def mode_label(mode: Mapping[str, int]) -> str:
     """A mode as the report holds it, in short."""
     return PowerMode(**mode).label()
-
-
-def span(rounds: Sequence[int]) -> str:
-    """Rounds in words, such as `round 2` or `rounds 1–3, 5`."""
-    runs: list[list[int]] = []
-    for number in rounds:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    words = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    return f"round{'s' if len(rounds) > 1 else ''} {words}"
 
 
 def percent(value: float | None) -> str:

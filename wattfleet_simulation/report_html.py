@@ -10,8 +10,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from wattfleet_io.console import rounds_text
 from wattfleet_io.html_page import write_page
-from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent, span
+from wattfleet_simulation.report_figures import SD_OF_90_PCT, device_styles, figures, log_sd, mode_label, percent
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
@@ -29,7 +30,7 @@ def write_html(report: Report, path: Path) -> None:
         "wattfleet_simulation",
         "report.html.j2",
         figures(report),
-        {"percent": percent, "mean": _mean, "mode": mode_label, "span": span},
+        {"percent": percent, "mean": _mean, "mode": mode_label, "span": rounds_text},
         report=report,
         styles=device_styles(report["devices"]),
         selections=_selections(report),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from wattfleet_io.console import rounds_text
 from wattfleet_proto.v1 import session_pb2, view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.processes import PartFailedError
@@ -112,11 +113,15 @@ def require_trained(run: RunSeen) -> None:
 
 
 def require_observed(run: RunSeen) -> None:
-    """Refuse a run that Flower calls completed although no device was observed in some round.
+    """Refuse a run that Flower calls completed although no device was observed in some round, or none was planned.
 
     Raises:
         PartFailedError: there is such a round.
     """
+    if unplanned := [each.round for each in run.rounds if each.unplanned]:
+        raise PartFailedError(
+            f"{rounds_text(unplanned)} unplanned: no budget was kept, since the coordinator did not answer; see its log"
+        )
     lost = [str(each.round) for each in run.rounds if not each.observations]
     if lost:
         raise PartFailedError(

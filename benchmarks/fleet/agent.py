@@ -11,6 +11,8 @@ from typing import Protocol
 from benchmarks.fleet import requests
 from benchmarks.fleet.connection import Connection, request_headers
 from coordinator.state.leases import Pace
+from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.v1 import session_pb2
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_OF_A_SMALL_FLEET_S = 0.2, 30.0, 5.0
 WELCOME_TIMEOUT_S = 60.0
@@ -22,6 +24,8 @@ _HEADERS = request_headers(f"{requests.SERVICE}/Session")
 _FRONT = requests.front()
 _STATE = requests.state(1)
 _LEASE_SHARES = (0.5, 0.8)
+TRAINS_WITHIN_S = 5.0
+"""A granted training begins at a random moment within this time, and ends at once."""
 
 
 class Observer(Protocol):
@@ -48,8 +52,8 @@ class Agent:
     """
 
     __slots__ = (
-        "_address", "_attempt", "_backoff_s", "_connection", "_heard_s", "_hello", "_loop", "_observer", "_pace",
-        "_send", "_sent", "_stated_pace", "_timer", "_welcomed", "settled",
+        "_address", "_attempt", "_backoff_s", "_connection", "_grant", "_heard_s", "_hello", "_leases", "_loop",
+        "_observer", "_pace", "_phase", "_send", "_sent", "_stated_pace", "_timer", "_training", "_welcomed", "settled",
     )  # fmt: skip
 
     def __init__(self, number: int, address: tuple[str, int], pace: Pace | None, observer: Observer) -> None:
@@ -60,6 +64,10 @@ class Agent:
         self._observer = observer
         self._loop = asyncio.get_running_loop()
         self._sent: deque[tuple[float, bool]] = deque()
+        self._leases = 0
+        self._grant: session_pb2.Grant | None = None
+        self._phase = GrantPhase.OVER
+        self._training: asyncio.TimerHandle | None = None
         self._backoff_s = FIRST_BACKOFF_S
         self._heard_s = 0.0
         self._welcomed = False
@@ -76,8 +84,10 @@ class Agent:
 
     def stop(self) -> None:
         """Disconnect without a message, and do not reconnect."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._training):
+            if timer is not None:
+                timer.cancel()
+        self._phase = GrantPhase.OVER
         if self._attempt is not None:
             self._attempt.cancel()
         connection, self._connection, self._send = self._connection, None, None
@@ -107,19 +117,37 @@ class Agent:
     def _take(self, response: bytes) -> None:
         self._heard_s = self._loop.time()
         # An echo of the bare server states no pace.
-        self._pace = self._stated_pace or requests.pace_of(response)
+        taken = self._stated_pace or requests.taken(response)
+        if isinstance(taken, session_pb2.Grant):
+            return self._granted(taken)
+        self._pace = taken
         if not self._welcomed:
             self._welcomed = True
+            self._say_lease()
             self._say(_STATE)
             self._say(_FRONT)
-            # The real agent waits before its first lease. Without that wait, the time to settle is the server's alone.
-            self._say(requests.LEASE, is_lease=True)
             self._next_lease()
             return
         sent_s, is_lease = self._sent.popleft()
         self._backoff_s = max(FIRST_BACKOFF_S, self._pace.reconnect_s)
         if is_lease:
             self._observer.leased(self, self._heard_s - sent_s)
+
+    def _granted(self, grant: session_pb2.Grant) -> None:
+        """Confirm a grant at once; its training follows."""
+        is_trained = self._grant is not None and self._grant.plan_id == grant.plan_id and self._phase is GrantPhase.OVER
+        self._grant = grant
+        if self._training is not None:
+            self._training.cancel()
+        self._phase = GrantPhase.OVER if is_trained or not grant.HasField("mode") else GrantPhase.WAITING
+        self._say_lease()
+        if self._phase is GrantPhase.WAITING:
+            self._training = self._loop.call_later(random.uniform(0, TRAINS_WITHIN_S), self._train)
+
+    def _train(self) -> None:
+        for phase in (GrantPhase.TRAINING, GrantPhase.OVER):
+            self._phase = phase
+            self._say_lease()
 
     def _end(self, status: int, text: str) -> None:
         if self._connection is not None:  # else it is this side that ended it
@@ -134,6 +162,10 @@ class Agent:
         self._sent.append((self._loop.time(), is_lease))
         self._send(message)
 
+    def _say_lease(self) -> None:
+        self._leases += 1
+        self._say(requests.lease(self._leases, self._grant, self._phase), is_lease=True)
+
     def _next_lease(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -143,5 +175,5 @@ class Agent:
     def _lease(self) -> None:
         if self._loop.time() - self._heard_s > max(SILENCE_TIMEOUT_S, SILENT_LEASES * self._pace.lease_s):
             return self._fail("no answer any more")
-        self._say(requests.LEASE, is_lease=True)
+        self._say_lease()
         self._next_lease()

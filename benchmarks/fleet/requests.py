@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.settings import SessionSettings
+from coordinator.settings import GrantSettings, SessionSettings
 from coordinator.state.leases import Pace
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
-from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.convert import front_to_message, phase_to_message
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import power_pb2, session_pb2
 from wattfleet_proto.version import own_version
 
 SERVICE = "/wattfleet.v1.SessionService"
-
-LEASE = session_pb2.SessionRequest(lease=session_pb2.Lease()).SerializeToString()
 
 # As many settings as a Jetson AGX Orin has.
 _KNOBS = (
@@ -25,7 +24,14 @@ _KNOBS = (
 
 ACK_BYTES = len(
     session_pb2.SessionResponse(
-        ack=session_pb2.Ack(sequence=1000, lease_s=SessionSettings().lease_s, reconnect_s=1.0)
+        ack=session_pb2.Ack(
+            sequence=1000,
+            lease_s=SessionSettings().lease_s,
+            reconnect_s=1.0,
+            lease_number=1000,
+            grant_lifetime_s=GrantSettings().lifetime_s,
+            is_renewed=True,
+        )
     ).SerializeToString()
 )
 
@@ -74,8 +80,18 @@ def front() -> bytes:
     ).SerializeToString()
 
 
-def pace_of(response: bytes) -> Pace:
-    """What a Welcome or an acknowledgement asks for."""
+def lease(number: int, grant: session_pb2.Grant | None, phase: GrantPhase) -> bytes:
+    """A lease, which says which grant is in force and how far its training is."""
+    said = session_pb2.Lease(number=number, phase=phase_to_message(phase))
+    if grant is not None:
+        said.grant_id, said.plan_id = grant.id, grant.plan_id
+    return session_pb2.SessionRequest(lease=said).SerializeToString()
+
+
+def taken(response: bytes) -> Pace | session_pb2.Grant:
+    """What a Welcome or an acknowledgement asks for, or the grant that came."""
     parsed = session_pb2.SessionResponse.FromString(response)
+    if parsed.HasField("grant"):
+        return parsed.grant
     asked = parsed.welcome if parsed.HasField("welcome") else parsed.ack
     return Pace(asked.lease_s, asked.reconnect_s)

@@ -82,6 +82,9 @@ class Use:
                 raise outcome
 
     async def _plan(self) -> None:
+        if self._number:
+            plan_id = plan_id_of(_RUN, self._number)
+            await self._stub.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=PLANNED_EVERY_S))
         self._number += 1
         request = planning_pb2.PlanRoundRequest(
             run_id=_RUN, round=self._number, node_ids=range(1, self._count + 1), epochs=1.0
@@ -89,8 +92,6 @@ class Use:
         begun_s = time.perf_counter()
         await self._plan_round(request)
         self._plans_s.append(time.perf_counter() - begun_s)
-        plan_id = plan_id_of(_RUN, self._number)
-        await self._stub.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan_id, wall_s=60.0))
 
     async def _scrape(self) -> None:
         begun_s = time.perf_counter()

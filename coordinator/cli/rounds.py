@@ -17,7 +17,7 @@ from coordinator.cli.options import (
     show,
 )
 from coordinator.cli.output.wording import number
-from wattfleet_io.console import count_of, duration_text
+from wattfleet_io.console import count_of, duration_text, rounds_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -77,6 +77,8 @@ def _table(content: dict[str, Any]) -> RenderableType:
     names = sorted({name for each in content["rounds"] for name in each["metrics"]})
     lines.append(Fitting(*(partial(_with_metrics, content["rounds"], names, k) for k in range(len(names), -1, -1))))
     lines += [_trim(each) for each in content["rounds"] if each["trimmed_planned_w"] is not None]
+    if unplanned := [each["round"] for each in content["rounds"] if each["unplanned"]]:
+        lines.append(Text(f"{rounds_text(unplanned)} unplanned: no budget was kept", style="bold red"))
     return Group(*lines)
 
 
@@ -100,7 +102,7 @@ def _with_metrics(rounds: Sequence[dict[str, Any]], names: Sequence[str], count:
             number(each["planned_w"]),
             number(each["observed_site_w"]),
             duration_text(each["planned_s"]),
-            "running" if is_running else duration_text(each["observed_s"]),
+            "running" if is_running else duration_text(each["wall_s" if each["unplanned"] else "observed_s"]),
             *(number(each["metrics"].get(name), 3) for name in names[:count]),
         )
     left_out = Text(f"--json also prints {', '.join(names[count:])}", style="dim")

@@ -10,7 +10,7 @@ from coordinator.repository.shared_reads import SharedReads
 from coordinator.repository.writer import Writer
 from coordinator.settings import StoreSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import RoundRecord, StoredRecord, run_of
+from coordinator.state.records import RoundRecord, StoredRecord, UnplannedRound, run_of
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History
 
@@ -104,6 +104,10 @@ class FleetRepository:
         for record in cached.values():
             yield record
 
+    async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
+        """One round without a plan; None if there is no such round."""
+        return await self._writer.unplanned_of(run_id, number)
+
     async def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, by id, as far as it is on disk (see `Store.times`)."""
         return await self._writer.times(of)
@@ -135,6 +139,7 @@ class FleetRepository:
         await self._writer.save(self.fleet.flower.run(run_id))  # and what still waits for the store
         await self._writer.delete_run(run_id)
         self.fleet.flower.remove_runs([run_id])
+        self.fleet.unplanned.remove_runs([run_id])
 
     async def delete_old_runs(self, older_than: timedelta) -> AsyncIterator[str]:
         """Delete the runs that ended longer ago, or were left alone since; yields the id of each.
@@ -144,4 +149,5 @@ class FleetRepository:
         in_flight = {record.run_id for record in self.fleet.rounds.in_flight()}
         async for run_id in self._writer.delete_old_runs(older_than, in_flight):
             self.fleet.flower.remove_runs([run_id])
+            self.fleet.unplanned.remove_runs([run_id])
             yield run_id

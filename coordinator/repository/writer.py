@@ -24,6 +24,7 @@ from coordinator.state.records import (
     RoundRecord,
     StoredRecord,
     SupplyOverride,
+    UnplannedRound,
 )
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.times import Times, TimesOf
@@ -44,6 +45,10 @@ class RecordStore(Protocol):
 
     def round_of(self, plan_id: str) -> RoundRecord | None:
         """One round."""
+        ...
+
+    def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
+        """One round without a plan."""
         ...
 
     def plan_ids_of(self, run_id: str) -> list[str]:
@@ -81,6 +86,8 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundRecord, record.plan_id)
     if isinstance(record, RoundObservation):
         return (RoundObservation, record.plan_id, record.observed.device_id)
+    if isinstance(record, UnplannedRound):
+        return (UnplannedRound, record.run_id, record.number)
     if isinstance(record, DeviceOverrides):
         return (DeviceOverrides, record.device_id)
     if isinstance(record, ForgottenDevice):
@@ -211,6 +218,15 @@ class Writer:
             StoreUnavailableError: the database does not answer.
         """
         return await self._as_owner(lambda: self._store.round_of(plan_id), self._reader)
+
+    async def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
+        """One round without a plan from disk (see `Store.unplanned_of`).
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        return await self._as_owner(lambda: self._store.unplanned_of(run_id, number), self._reader)
 
     async def times(self, of: TimesOf) -> dict[str, Times]:
         """When things happened, by id, as far as it is on disk (see `Store.times`).

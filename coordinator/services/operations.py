@@ -10,6 +10,7 @@ from typing import Any
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
 from coordinator.references import ReferenceShelf, check_published
 from coordinator.repository.repository import FleetRepository
+from coordinator.services.orders import Orders
 from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
@@ -35,6 +36,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         references: ReferenceShelf,
         reconnect_all: Callable[[str], int],
         leases: Leases,
+        orders: Orders,
         settings: SiteSettings = SiteSettings(),
     ) -> None:
         """Serve one fleet.
@@ -46,6 +48,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             references: the published predictors.
             reconnect_all: ends all sessions for the given reason, so that agents reconnect; returns their number.
             leases: the sessions' leases.
+            orders: sends devices their grants.
             settings: for how long budgets may be overridden.
         """
         self._repository = repository
@@ -56,6 +59,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self._uploads = ReferenceUploads()
         self._reconnect_all = reconnect_all
         self._leases = leases
+        self._orders = orders
         self._settings = settings
 
     async def PreviewPlan(  # noqa: N802 - named by the protocol
@@ -149,6 +153,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
             if not request.end:
                 self._fleet.require_ended(run.run_id)
         ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
+        self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(*ended)
         for run in runs:
             self._fleet.require_unused(run.run_id)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
+from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
-from coordinator.state.names import require_name
+from coordinator.state.names import require_metrics, require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
+from coordinator.state.rounds.unplanned import reported
+from coordinator.store.store import utc_now
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import plausible_examples, plausible_loss
 from wattfleet_proto.convert import plan_to_message
@@ -25,19 +31,29 @@ _LONGEST_FAILURE = 500
 class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     """Translates between a Flower server's messages and the fleet."""
 
-    def __init__(self, repository: FleetRepository, planning: RoundPlanning, orders: Orders) -> None:
+    def __init__(
+        self,
+        repository: FleetRepository,
+        planning: RoundPlanning,
+        orders: Orders,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
         """Serve one fleet.
 
         Args:
             repository: the fleet and its store.
             planning: plans its rounds.
             orders: sends devices their grants.
+            now: the date and time, with an offset.
         """
         self._repository = repository
         self._flower = repository.fleet.flower
+        self._operator = repository.fleet.operator
         self._rounds = repository.fleet.rounds
+        self._unplanned = repository.fleet.unplanned
         self._planning = planning
         self._orders = orders
+        self._now = now
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
@@ -53,12 +69,13 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
     async def ResolveNodes(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ResolveNodesRequest, context: Any
     ) -> planning_pb2.ResolveNodesResponse:
-        """Look up which nodes are bound to a device."""
+        """Look up which nodes are bound to a device, and which of these must not train."""
         nodes = self._flower.nodes
         known = {node: nodes[node] for node in request.node_ids if node in nodes}
         return planning_pb2.ResolveNodesResponse(
             bindings=[planning_pb2.NodeBinding(node_id=n, device_id=d) for n, d in known.items()],
             unknown_node_ids=[node for node in request.node_ids if node not in known],
+            exclusions=self._exclusions(known),
         )
 
     async def BindNodes(  # noqa: N802 - named by the protocol
@@ -76,7 +93,8 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         if skipped:
             _log.warning("%s of %s nodes are not bound; %s", f"{skipped:,}", f"{len(request.bindings):,}", first)
         await self._repository.save(*bound)
-        return planning_pb2.BindNodesResponse()
+        devices = {record.node_id: record.device_id for record in bound}
+        return planning_pb2.BindNodesResponse(exclusions=self._exclusions(devices))
 
     async def PlanRound(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.PlanRoundRequest, context: Any
@@ -98,21 +116,31 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self, request: planning_pb2.FinishRoundRequest, context: Any
     ) -> planning_pb2.FinishRoundResponse:
         """Finish a round: the Flower server has all replies that it will get."""
+        results = [_result(message, message.device_id) for message in request.results]
         self._flower.require_owner(run_of(request.plan_id), request.run_token)
         await self._repository.load_round(request.plan_id)
-        results = [_result(message) for message in request.results]
-        if implausible := [
-            result.device_id for result, sent in zip(results, request.results, strict=True) if _lacks(result, sent)
-        ]:
-            _log.warning(
-                "round %s: an implausible loss or number of examples counts as not reported: %s",
-                request.plan_id,
-                first_few(implausible),
-            )
+        _log_implausible(request.plan_id, results, request.results)
         finished = self._rounds.finish(request.plan_id, results, request.wall_s)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(finished)
         return planning_pb2.FinishRoundResponse()
+
+    async def ReportUnplannedRound(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.ReportUnplannedRoundRequest, context: Any
+    ) -> planning_pb2.ReportUnplannedRoundResponse:
+        """Take a round that trained without a plan; one that is stored stays as it is."""
+        run_id, number = request.run_id, request.round
+        self._flower.require_owner(run_id, request.run_token)
+        _require_round(number)
+        if not self._unplanned.is_known(run_id, number):
+            results = [_result(message.result, self._name(message)) for message in request.results]
+            metrics = dict(request.metrics)
+            record = reported(run_id, number, self._now(), request.began_ago_s, request.wall_s, results, metrics)
+            _log_implausible(plan_id_of(run_id, number), results, [message.result for message in request.results])
+            await self._repository.save(record)
+            self._unplanned.stored(record)
+            _log.warning("run %s trained round %d without a plan: no budget was kept", run_id, number)
+        return planning_pb2.ReportUnplannedRoundResponse()
 
     async def ReportMetrics(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.ReportMetricsRequest, context: Any
@@ -120,6 +148,9 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         """Take what the strategy evaluated after a round."""
         self._flower.require_owner(request.run_id, request.run_token)
         _require_round(request.round)
+        if self._unplanned.is_known(request.run_id, request.round):
+            await self._add_metrics(request.run_id, request.round, dict(request.metrics))
+            return planning_pb2.ReportMetricsResponse()
         await self._repository.load_round(plan_id_of(request.run_id, request.round))
         changed = self._flower.report_metrics(request.run_id, request.round, dict(request.metrics))
         await self._repository.save(changed)
@@ -134,6 +165,36 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._orders.send_due()
         await self._repository.save(finished)
         return planning_pb2.FinishRunResponse()
+
+    def _exclusions(self, devices: Mapping[int, str]) -> list[planning_pb2.NodeExclusion]:
+        """The nodes whose devices must not train by the operator's rules.
+
+        Args:
+            devices: Flower node id -> device id.
+        """
+        reasons = self._operator.exclusion_reasons(set(devices.values()))
+        return [
+            planning_pb2.NodeExclusion(node_id=node_id, reason=reasons[device_id])
+            for node_id, device_id in devices.items()
+            if device_id in reasons
+        ]
+
+    def _name(self, message: planning_pb2.NodeResult) -> str:
+        """The device that a node is bound to, in words."""
+        return self._flower.nodes.get(message.node_id) or message.result.device_id or f"node {message.node_id}"
+
+    async def _add_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> None:
+        """Add metrics to a round without a plan.
+
+        Raises:
+            UnknownRecordError: it was deleted meanwhile.
+            InvalidInputError: there are too many, or the name of one is not printable.
+        """
+        record = await self._repository.unplanned_of(run_id, number)
+        if record is None:
+            raise UnknownRecordError(f"unknown round {number} of run {run_id!r}")
+        require_metrics(run_id, number, metrics, record.metrics)
+        await self._repository.save(replace(record, metrics={**record.metrics, **metrics}))
 
 
 def _require_round(number: int) -> None:
@@ -151,15 +212,28 @@ async def _message(record: RoundRecord) -> planning_pb2.PlanRoundResponse:
     return await asyncio.to_thread(plan_to_message, record.plan_id, record.plan, record.nodes)
 
 
-def _result(message: planning_pb2.DeviceResult) -> DeviceResult:
-    require_name("a device's id", message.device_id)
+def _result(message: planning_pb2.DeviceResult, device_id: str) -> DeviceResult:
+    require_name("a device's id", device_id)
     return DeviceResult(
-        device_id=message.device_id,
+        device_id=device_id,
         failure=message.failure[:_LONGEST_FAILURE],
         num_examples=plausible_examples(message.num_examples) if message.HasField("num_examples") else None,
         loss=plausible_loss(message.loss) if message.HasField("loss") else None,
         share=message.share,
     )
+
+
+def _log_implausible(
+    round_name: str, results: Sequence[DeviceResult], messages: Sequence[planning_pb2.DeviceResult]
+) -> None:
+    """Log which devices' results have a value that was not plausible and is left out."""
+    devices = [result.device_id for result, sent in zip(results, messages, strict=True) if _lacks(result, sent)]
+    if devices:
+        _log.warning(
+            "round %s: an implausible loss or number of examples counts as not reported: %s",
+            round_name,
+            first_few(devices),
+        )
 
 
 def _lacks(result: DeviceResult, message: planning_pb2.DeviceResult) -> bool:

@@ -26,6 +26,7 @@ _WITH_ALL_DEVICES = frozenset(
     for method in (
         "PlanningService/BindNodes",
         "PlanningService/FinishRound",
+        "PlanningService/ReportUnplannedRound",
         "OperatorService/TagDevices",
         "OperatorService/DrainDevices",
         "OperatorService/ForgetDevices",
@@ -37,6 +38,7 @@ _WITH_ALL_DEVICES = frozenset(
 _MAX_CHARACTERS: Mapping[str, int | None] = {
     "plan_id": MAX_PLAN_ID_CHARACTERS,
     "error": None,  # a text, which is cut
+    "run_token": None,  # a secret, whose own check does not repeat it
 }
 """Limits of the characters in a field, by its name; any other text is an id or a name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import islice
@@ -11,7 +12,7 @@ import numpy as np
 
 from coordinator.repository.repository import FleetRepository
 from coordinator.state.names import MAX_METRICS
-from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord
+from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
@@ -70,11 +71,28 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
     ) -> AsyncIterator[view_pb2.RoundView]:
-        """Stream the rounds of one run, oldest first."""
+        """Stream the rounds of one run, oldest first, those without a plan among them."""
         run_id = self._fleet.flower.run(request.run_id).run_id
         times = await self._repository.times(of_rounds(run_id)) if request.with_times else {}
+        unplanned = deque(self._fleet.unplanned.of_run(run_id))
         async for record in self._repository.rounds_of(run_id):
+            while unplanned and unplanned[0] < record.number:
+                async for view in self._unplanned_view(unplanned.popleft(), request):
+                    yield view
+            if record.wall_s is None and self._fleet.unplanned.is_known(run_id, record.number):
+                continue  # its plan never reached the Flower server
             yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
+        for number in unplanned:
+            async for view in self._unplanned_view(number, request):
+                yield view
+
+    async def _unplanned_view(
+        self, number: int, request: view_pb2.StreamRoundsRequest
+    ) -> AsyncIterator[view_pb2.RoundView]:
+        """One round without a plan; nothing if it was deleted meanwhile."""
+        record = await self._repository.unplanned_of(request.run_id, number)
+        if record is not None:
+            yield _unplanned_view(record, request.with_times, not request.without_devices)
 
     def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
         operator, front = self._fleet.operator, record.front
@@ -172,6 +190,21 @@ def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_p
         finished_unix_s=times.last_unix_s,
         other_mode_count=len(record.plan.in_other_mode),
         stopped_count=len(record.plan.stopped),
+    )
+
+
+def _unplanned_view(record: UnplannedRound, with_times: bool, with_devices: bool) -> view_pb2.RoundView:
+    return view_pb2.RoundView(
+        run_id=record.run_id,
+        round=record.number,
+        unplanned=True,
+        failed_device_ids=record.failed,
+        metrics=_shown(record.metrics),
+        wall_s=record.wall_s,
+        results=[_result(result) for result in record.results if with_devices],
+        device_count=len(record.results),
+        planned_unix_s=record.began_at.timestamp() if with_times else None,
+        finished_unix_s=record.ended_at.timestamp() if with_times else None,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from coordinator.errors import StillInUseError
@@ -26,6 +26,7 @@ from coordinator.state.records import (
 )
 from coordinator.state.rounds.grants import Grant, Grants
 from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.rounds.unplanned import UnplannedRounds
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -40,7 +41,8 @@ class Fleet:
         agents: devices, their sessions, states and fronts.
         operator: budgets, tags, drained devices and rules for client selection.
         flower: Flower's nodes and runs, and requests for plans.
-        rounds: all rounds, with the devices' grants and results.
+        rounds: all planned rounds, with the devices' grants and results.
+        unplanned: the rounds without a plan.
         draw: the watts of every device.
     """
 
@@ -59,6 +61,7 @@ class Fleet:
         grants: GrantSettings = GrantSettings(),
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
+        unplanned: Iterable[tuple[str, int]] = (),
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -76,11 +79,13 @@ class Fleet:
             grants: how long devices may draw more than their idle power without the coordinator.
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
+            unplanned: run and number of each round without a plan.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
+        self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
         for record in rounds:
             for observed in record.observations.values():
@@ -235,8 +240,13 @@ class Fleet:
         return trimmed
 
     def _trimmed(self) -> None:
+        """Note that rounds were trimmed; what was never sent waits while other devices have yet to obey."""
         self.rounds.is_trim_due = False
-        self.rounds.grants.reviewed()
+        waiting: set[str] = set()
+        if never_sent := self.rounds.grants.never_sent():
+            exceeded = self._exceeded(frozenset())
+            waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
+        self.rounds.grants.reviewed(waiting)
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
@@ -253,11 +263,20 @@ class Fleet:
         given_up = [each for each, _ in self.rounds.grants.given_up() if each in expected]
         if not given_up:
             return
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), set(expected)))
-        exceeded = allowance.exceeded(allowance.use([], {}))
+        exceeded = self._exceeded(set(expected))
         for device_id in given_up:
-            if exceeded.intersection(allowance.supplies.path(self.operator.supply_of(device_id))):
+            if self._is_behind(device_id, exceeded):
                 self.rounds.grants.stop(device_id)
+
+    def _exceeded(self, expected: Set[str]) -> frozenset[str]:
+        """The supplies whose budget is exceeded, once some devices have done what they are told."""
+        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), expected))
+        return allowance.exceeded(allowance.use([], {}))
+
+    def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:
+        """Whether one of some supplies feeds a device."""
+        path = self.operator.allowance.supplies.path(self.operator.supply_of(device_id))
+        return not supplies.isdisjoint(path)
 
     def _obeys(self, device_id: str) -> bool:
         """Whether a device confirms what it is told, as far as it is known."""

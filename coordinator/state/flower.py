@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
 from coordinator.state.agents import Agents
-from coordinator.state.names import MAX_METRICS, require_name
+from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import (
@@ -151,14 +151,8 @@ class FlowerRuns:
             UnknownRecordError: no such run or round.
             InvalidInputError: the round has too many metrics, or the name of one is not printable.
         """
-        known = self._rounds.get(plan_id_of(run_id, number)).metrics if number else self.run(run_id).initial_metrics
-        count = len(known.keys() | metrics.keys()) if number else len(metrics)
-        if count > MAX_METRICS:
-            raise InvalidInputError(
-                f"run {run_id}, round {number}: a round has at most {MAX_METRICS} metrics, not {count:,}: report fewer"
-            )
-        for name in metrics:
-            require_name("a metric's name", name)
+        known = self._rounds.get(plan_id_of(run_id, number)).metrics if number else {}
+        require_metrics(run_id, number, metrics, known)
         if number == 0:
             return self._put(replace(self.run(run_id), initial_metrics=metrics))
         return self._rounds.report_metrics(plan_id_of(run_id, number), metrics)

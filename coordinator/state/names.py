@@ -5,6 +5,8 @@ Everybody reads the lists of what one caller has named, so that the number of na
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from wattfleet.errors import InvalidInputError
 from wattfleet_proto.message_sizes import MAX_ID_CHARACTERS
 
@@ -30,6 +32,27 @@ def require_name(what: str, name: str, longest: int = LONGEST_NAME) -> None:
     """
     if not (name.strip() and len(name) <= longest and name.isprintable()):
         raise InvalidInputError(f"{what} must have 1 to {longest} printable characters, not {abbreviate(name)}")
+
+
+def require_metrics(run_id: str, number: int, metrics: Collection[str], known: Collection[str] = ()) -> None:
+    """Make sure that a round may have some metrics.
+
+    Args:
+        run_id: its run.
+        number: its number.
+        metrics: names of the metrics that are reported.
+        known: names of those that were reported before.
+
+    Raises:
+        InvalidInputError: they are too many, or a name is not valid.
+    """
+    count = len({*known, *metrics})
+    if count > MAX_METRICS:
+        raise InvalidInputError(
+            f"run {run_id}, round {number}: a round has at most {MAX_METRICS} metrics, not {count:,}: report fewer"
+        )
+    for name in metrics:
+        require_name("a metric's name", name)
 
 
 def require_tag(word: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
 from coordinator.state.agents import Agents
@@ -58,6 +58,20 @@ class OperatorSettings:
         """The rules for client selection, with the devices that are drained now."""
         drained = frozenset(device_id for device_id, each in self.overrides.items() if each.drained)
         return replace(self._selection, drained=drained)
+
+    def exclusion_reasons(self, device_ids: Iterable[str]) -> dict[str, str]:
+        """The devices that must not train by the operator's rules or because of their reports, each with the reason."""
+        selection = replace(self.selection, left_out=self._agents.left_out())
+        supplies = self.allowance.supplies
+        reasons = {
+            each: selection.exclusion_reason(each, self.tags_of(each), self._supply(each), supplies)
+            for each in device_ids
+        }
+        return {device_id: reason for device_id, reason in reasons.items() if reason is not None}
+
+    def tags_of(self, device_id: str) -> frozenset[str]:
+        """All tags of a device: the site file's and those set by command."""
+        return self._placement.rules_of(device_id).tags | self.overrides_of(device_id).tags
 
     def overrides_of(self, device_id: str) -> DeviceOverrides:
         """What was set by command for a device."""
@@ -136,6 +150,13 @@ class OperatorSettings:
         """Remove what was set by command for some devices."""
         for device_id in device_ids:
             self.overrides.pop(device_id, None)
+
+    def _supply(self, device_id: str) -> str:
+        """The supply that a device is behind; empty if the site file does not tell."""
+        try:
+            return self._placement.supply_of(device_id)
+        except InvalidInputError:
+            return ""
 
     def _put(self, changed: list[DeviceOverrides]) -> list[DeviceOverrides]:
         self.overrides.update({each.device_id: each for each in changed})

@@ -35,7 +35,7 @@ class PowerDraw:
             return None
         rules = self._operator.rules_of(device.device_id)
         supply = self._operator.supply_of(device.device_id)
-        tags = rules.tags | self._operator.overrides_of(device.device_id).tags
+        tags = self._operator.tags_of(device.device_id)
         return Offer(device.device_id, device.front, device.idle_w, supply, rules.limit_w, tags)
 
     def elsewhere_w(self, offered: Set[str], expected: Set[str] = frozenset()) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS
 from wattfleet.budgets import Override
@@ -262,6 +263,37 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class UnplannedRound:
+    """One round that trained without a plan, and so without a budget, while its Flower server reached no coordinator.
+
+    Attributes:
+        run_id: Flower's run.
+        number: from 1.
+        began_at: when it began, as its Flower server reported afterwards.
+        wall_s: duration at the Flower server in seconds.
+        results: of the nodes that were sent a training; `node N` in place of a device that is unknown.
+        metrics: what the strategy reported for the round, such as accuracy.
+    """
+
+    run_id: str
+    number: int
+    began_at: datetime
+    wall_s: float
+    results: tuple[DeviceResult, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ended_at(self) -> datetime:
+        """When it ended."""
+        return self.began_at + timedelta(seconds=self.wall_s)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Devices that sent no usable reply."""
+        return tuple(result.device_id for result in self.results if result.failure)
+
+
+@dataclass(frozen=True)
 class RunRecord:
     """One Flower run.
 
@@ -300,7 +332,7 @@ OperatorRecord = (
 )
 """What the operator changes by command."""
 
-StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | OperatorRecord
+StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | UnplannedRound | OperatorRecord
 """A record to store: it replaces what was stored for the same thing before."""
 
 

@@ -17,6 +17,7 @@ CHECKED_TABLES = (
     "run",
     "round",
     "observation",
+    "unplanned_round",
     "device_overrides",
     "budget_override",
     "reference",

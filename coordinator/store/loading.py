@@ -40,6 +40,7 @@ class StoredState:
         budget_overrides: budgets that the operator set, by supply; some may have expired.
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
+        unplanned: run and number of each round without a plan.
         is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
@@ -51,6 +52,7 @@ class StoredState:
     budget_overrides: Mapping[str, Override]
     references: Sequence[PublishedReference]
     pinned: str | None
+    unplanned: Sequence[tuple[str, int]]
     is_clock_doubtful: bool
 
     @property
@@ -85,6 +87,7 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
             for row in connection.execute(select(Reference.__table__))
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
+        unplanned=rounds.unplanned(connection),
         is_clock_doubtful=is_clock_doubtful,
     )
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, Connection, and_, delete, func, or_, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or_, select
 
-from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, parts_of
+from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, UnplannedRound, parts_of
 from coordinator.store import rows
-from coordinator.store.tables import Observation, Round, Run
+from coordinator.store.tables import Observation, Round, Run, UnplannedRoundRow
 from wattfleet.planning import History
 
 _NEWEST = 3
@@ -31,6 +31,19 @@ def round_of(connection: Connection, plan_id: str) -> RoundRecord | None:
         return None
     observed = connection.execute(select(Observation.__table__).where(Observation.plan_id == plan_id))
     return rows.round_record(row, [ObservedTraining(each.device_id, each.epoch_s, each.power_w) for each in observed])
+
+
+def unplanned(connection: Connection) -> list[tuple[str, int]]:
+    """Run and number of each round without a plan."""
+    columns = select(UnplannedRoundRow.run_id, UnplannedRoundRow.number)
+    return [(row.run_id, row.number) for row in connection.execute(columns)]
+
+
+def unplanned_of(connection: Connection, run_id: str, number: int) -> UnplannedRound | None:
+    """One round without a plan; None if it is not stored."""
+    is_it = and_(UnplannedRoundRow.run_id == run_id, UnplannedRoundRow.number == number)
+    row = connection.execute(select(UnplannedRoundRow.__table__).where(is_it)).one_or_none()
+    return None if row is None else rows.unplanned_record(row)
 
 
 def history_of(connection: Connection, run_id: str) -> History:
@@ -98,12 +111,19 @@ def delete_some_of(connection: Connection, run_id: str) -> bool:
     connection.execute(delete(Round).where(Round.plan_id.in_(deleted)))
     if len(deleted) < len(plan_ids):
         return False
+    of_run = UnplannedRoundRow.run_id == run_id
+    numbers = list(connection.scalars(select(UnplannedRoundRow.number).where(of_run).limit(_DELETED_AT_ONCE)))
+    connection.execute(delete(UnplannedRoundRow).where(of_run, UnplannedRoundRow.number.in_(numbers)))
+    if len(numbers) == _DELETED_AT_ONCE:  # there may be more
+        return False
     connection.execute(delete(Run).where(Run.run_id == run_id))
     return True
 
 
 def _is_untouched(since: datetime) -> ColumnElement[bool]:
-    """Runs that ended before, and unfinished runs without a round planned or finished since."""
+    """Runs that ended before, and unfinished runs without a round planned, finished or trained without a plan since."""
     of_rounds = select(func.max(func.coalesce(Round.finished_at, Round.planned_at))).where(Round.run_id == Run.run_id)
     touched_at = func.coalesce(of_rounds.correlate(Run).scalar_subquery(), Run.started_at)
-    return or_(Run.finished_at < since, and_(Run.finished.is_(False), touched_at < since))
+    is_unplanned_since = and_(UnplannedRoundRow.run_id == Run.run_id, UnplannedRoundRow.ended_at >= since)
+    is_trained_since = exists().where(is_unplanned_since).correlate(Run)
+    return or_(Run.finished_at < since, and_(Run.finished.is_(False), touched_at < since, ~is_trained_since))

@@ -19,6 +19,7 @@ from coordinator.state.records import (
     RoundObservation,
     RoundRecord,
     RunRecord,
+    UnplannedRound,
 )
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
@@ -124,6 +125,25 @@ def round_record(row: Row[Any], observations: Iterable[ObservedTraining]) -> Rou
         metrics=row.metrics,
         wall_s=row.wall_s,
     )
+
+
+def unplanned_values(record: UnplannedRound) -> Values:
+    """A round's columns, of one without a plan."""
+    return {
+        "run_id": record.run_id,
+        "number": record.number,
+        "began_at": record.began_at,
+        "ended_at": record.ended_at,
+        "wall_s": record.wall_s,
+        "results": [asdict(result) for result in record.results],
+        "metrics": record.metrics,
+    }
+
+
+def unplanned_record(row: Row[Any]) -> UnplannedRound:
+    """A round without a plan, from its columns."""
+    results = tuple(DeviceResult(**result) for result in row.results)
+    return UnplannedRound(row.run_id, row.number, row.began_at, row.wall_s, results, row.metrics)
 
 
 def observation_values(record: RoundObservation) -> Values:

@@ -19,6 +19,7 @@ from coordinator.store.tables import (
     ReferencePin,
     Round,
     Run,
+    UnplannedRoundRow,
 )
 
 _INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
@@ -47,6 +48,7 @@ class Statements:
         self.node = self._replacing(Node, "node_id")
         self.run = self._replacing(Run, "run_id")
         self.round = self._replacing(Round, "plan_id")
+        self.unplanned = self._replacing(UnplannedRoundRow, "run_id", "number")
         self.observation = self._replacing(Observation, "plan_id", "device_id")
         self.device_overrides = self._replacing(DeviceOverridesRow, "device_id")
         self.override = self._replacing(BudgetOverride, "supply")

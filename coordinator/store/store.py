@@ -26,6 +26,7 @@ from coordinator.state.records import (
     RunRecord,
     StoredRecord,
     SupplyOverride,
+    UnplannedRound,
 )
 from coordinator.store import checksums, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
@@ -174,6 +175,10 @@ class Store:
                 (self._statements.round, round_rows),
                 (self._statements.observation, observations),
                 (
+                    self._statements.unplanned,
+                    [rows.unplanned_values(each) for each in records if isinstance(each, UnplannedRound)],
+                ),
+                (
                     self._statements.device_overrides,
                     [rows.device_overrides_values(each) for each in records if isinstance(each, DeviceOverrides)],
                 ),
@@ -211,6 +216,16 @@ class Store:
         """
         with self._reading() as connection:
             return rounds.round_of(connection, plan_id)
+
+    def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
+        """One round without a plan; None if it is not stored.
+
+        Raises:
+            NotOwnerError: another coordinator has taken the store over.
+            StoreUnavailableError: the database does not answer.
+        """
+        with self._reading() as connection:
+            return rounds.unplanned_of(connection, run_id, number)
 
     def plan_ids_of(self, run_id: str) -> list[str]:
         """The ids of a run's rounds, oldest first.

@@ -149,6 +149,20 @@ class Observation(Base):
     checksum: Mapped[int | None]
 
 
+class UnplannedRoundRow(Base):
+    """A round that trained without a plan."""
+
+    __tablename__ = "unplanned_round"
+    run_id: Mapped[str] = mapped_column(primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    began_at: Mapped[datetime]
+    ended_at: Mapped[datetime]
+    wall_s: Mapped[float]
+    results: Mapped[list[dict[str, Any]]] = mapped_column(JsonText)
+    metrics: Mapped[dict[str, float]] = mapped_column(JsonText)
+    checksum: Mapped[int | None]
+
+
 class DeviceOverridesRow(Base):
     """What the operator set for a device by command."""
 

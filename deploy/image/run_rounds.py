@@ -64,7 +64,10 @@ def print_log(run_id: str) -> None:
 
 def round_line(ended: view_pb2.RoundView) -> str:
     """One line on a round: devices, watts, seconds and accuracy, as far as known."""
-    parts = [", ".join(assignment.device_id for assignment in ended.plan.assignments)]
+    if ended.unplanned:
+        parts = ["unplanned: no budget was kept"]
+    else:
+        parts = [", ".join(assignment.device_id for assignment in ended.plan.assignments)]
     if ended.failed_device_ids:
         parts.append(f"failed: {', '.join(ended.failed_device_ids)}")
     if ended.HasField("observed_site_w"):

@@ -37,6 +37,7 @@ SEED = int(os.environ.get("CHAOS_SEED", "0"))
 KILLS = int(os.environ.get("CHAOS_KILLS", "3"))
 AGENTS = 100 if KILLS > 10 else 30
 BACK_WITHIN_S = 5.0
+GRANTED_WITHIN_S = 30.0
 RUN = "chaos"
 FRONT = front((10, 14), (12, 10), (20, 7))
 
@@ -78,8 +79,11 @@ class SimulatedAgent:
         self.session.report_state(session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY))
         await self.session.run()
 
-    async def observe(self, plan_id: str, epoch_s: float) -> None:
-        """Report a training, and wait until that is acknowledged."""
+    async def train(self, plan_id: str, takes_s: float, epoch_s: float) -> None:
+        """Train under the round's grant, report it, and wait until that is acknowledged."""
+        await self.session.grants.begin(plan_id, GRANTED_WITHIN_S)
+        await asyncio.sleep(takes_s)
+        self.session.grants.ended()
         self.session.report_observation(session_pb2.Observation(plan_id=plan_id, epoch_s=epoch_s, power_w=9.0))
         while not await self.session.flush(5):
             pass
@@ -115,8 +119,7 @@ class FlowerServer:
 
     async def _train(self, number: int, plan_id: str, device_id: str) -> None:
         epoch_s = self._chance.uniform(8, 12)
-        await asyncio.sleep(self._chance.uniform(0, 0.1))
-        await self._agents[device_id].observe(plan_id, epoch_s)
+        await self._agents[device_id].train(plan_id, self._chance.uniform(0, 0.1), epoch_s)
         self._acknowledged.observations.add((number, device_id, epoch_s))
 
     async def asked(self, method: str, request: Any) -> Any:

@@ -204,6 +204,7 @@ class PlannerStub:
     Attributes:
         chosen: devices that it chooses, where they are connected; None for all.
         nodes: which node is which device.
+        excluded: why devices are drained or excluded.
         away: whether it does not answer.
         full: whether its disk is: what would have to be stored is refused.
         taken: runs that another app has started.
@@ -215,6 +216,7 @@ class PlannerStub:
 
     chosen: Sequence[str] | None = None
     nodes: dict[int, str] = field(default_factory=dict)
+    excluded: dict[str, str] = field(default_factory=dict)
     away: bool = False
     full: bool = False
     taken: Collection[str] = ()
@@ -241,17 +243,27 @@ class PlannerStub:
             if method == "ResolveNodes":
                 bindings = [self._binding(node_id) for node_id in request.node_ids if node_id in self.nodes]
                 unknown = [node_id for node_id in request.node_ids if node_id not in self.nodes]
-                return planning_pb2.ResolveNodesResponse(bindings=bindings, unknown_node_ids=unknown)
+                return planning_pb2.ResolveNodesResponse(
+                    bindings=bindings, unknown_node_ids=unknown, exclusions=self._exclusions(bindings)
+                )
             if method == "BindNodes":
                 self.nodes.update({binding.node_id: binding.device_id for binding in request.bindings})
+                return planning_pb2.BindNodesResponse(exclusions=self._exclusions(request.bindings))
             if method == "PlanRound":
                 plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
                 return plan
             if method == "GetPlan":
                 return self._current_plan(request.plan_id)
-            return None
+            return getattr(planning_pb2, f"{method}Response")()
 
         return call
+
+    def _exclusions(self, bindings: Iterable[planning_pb2.NodeBinding]) -> list[planning_pb2.NodeExclusion]:
+        return [
+            planning_pb2.NodeExclusion(node_id=each.node_id, reason=self.excluded[each.device_id])
+            for each in bindings
+            if each.device_id in self.excluded
+        ]
 
     def _binding(self, node_id: int) -> planning_pb2.NodeBinding:
         return planning_pb2.NodeBinding(node_id=node_id, device_id=self.nodes[node_id])
@@ -259,7 +271,8 @@ class PlannerStub:
     def _plan(self, request: planning_pb2.PlanRoundRequest) -> planning_pb2.PlanRoundResponse:
         if self.refusals:
             raise self.refusals.pop(0)
-        chosen = [n for n in request.node_ids if self.chosen is None or self.nodes[n] in self.chosen]
+        candidates = [n for n in request.node_ids if self.nodes[n] not in self.excluded]
+        chosen = [n for n in candidates if self.chosen is None or self.nodes[n] in self.chosen]
         return planning_pb2.PlanRoundResponse(
             plan_id=f"{request.run_id}/{request.round}",
             assignments=[

@@ -15,6 +15,7 @@ from coordinator.state.records import (
     DeviceRecord,
     RoundRecord,
     StoredRecord,
+    UnplannedRound,
 )
 from coordinator.store.errors import UnstorableRecordError
 from coordinator.store.times import Times, TimesOf
@@ -57,6 +58,10 @@ class RecordingStore:
         self._read(plan_id)
         run_id, _, number = plan_id.partition("/")
         return None if number == "gone" else planned_round(int(number), run_id)
+
+    def unplanned_of(self, run_id: str, number: int) -> UnplannedRound | None:
+        self._read(f"{run_id}/{number}")
+        return None
 
     def times(self, of: TimesOf) -> dict[str, Times]:
         self._read("times")

@@ -46,7 +46,7 @@ class Agent:
         self._sequence = 100
         self._leases = 0
         self.is_welcome = False
-        self._keeps_to: session_pb2.Grant | None = None
+        self.keeps_to: session_pb2.Grant | None = None
         self._phase = GrantPhase.OVER
 
     async def hello(
@@ -80,7 +80,7 @@ class Agent:
     async def lease(self, phase: GrantPhase = GrantPhase.OVER, grant: session_pb2.Grant | None = None) -> None:
         """Say which grant is in force, none unless it is given, and how far its training is."""
         self._leases += 1
-        self._keeps_to, self._phase = grant, phase
+        self.keeps_to, self._phase = grant, phase
         lease = session_pb2.Lease(number=self._leases, phase=phase_to_message(phase))
         if grant is not None:
             lease.grant_id, lease.plan_id = grant.id, grant.plan_id
@@ -102,7 +102,7 @@ class Agent:
 
     async def obey(self, phase: GrantPhase = GrantPhase.WAITING) -> None:
         """Put the newest grant in force, if one has come, and say how far its training is."""
-        await self.lease(self._phase, self._keeps_to)
+        await self.lease(self._phase, self.keeps_to)
         while self.grants:
             newest = self.grants.pop()
             self.grants.clear()

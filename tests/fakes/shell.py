@@ -16,6 +16,7 @@ from tests.fakes.served import Client, serving_client
 from tests.fakes.small_fleet import RUN
 from wattfleet.errors import WattfleetError
 from wattfleet_io import cli
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 _SITE = """
@@ -79,6 +80,7 @@ def rack_and_roof(folder: Path) -> dict[str, Any]:
 async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.PlanRoundResponse:
     """One that the Orin finished and the Nano did not."""
     plan = await client.plan(number)
+    await orin.obey(GrantPhase.OVER)
     await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
     results = [
         planning_pb2.DeviceResult(device_id="orin", num_examples=96, loss=0.125, share=1.0),
@@ -86,6 +88,7 @@ async def a_round(client: Client, orin: Any, number: int = 1) -> planning_pb2.Pl
     ]
     request = planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=41.5, results=results)
     await client.planning.FinishRound(request)
+    await client.end_trainings()
     metrics = {"accuracy": 2 / 3, "loss": 1.5, "f1": 0.5, "recall": 0.25}
     await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=number, metrics=metrics))
     return plan

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from edge_agent.session.grants import Grants
 from edge_agent.session.held_grant import Grant, HeldGrant
 from edge_agent.session.outbox import Outbox
+from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import state_to_message
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 SILENCE_S = 15.0
 GRANT_TIMEOUT_S = 10.0
 APPLYING_S = 2.0
-PARKING_S = 3.0
-"""Seconds that setting a power mode and parking take at most; the margin of a grant covers the second."""
+"""Seconds that setting a power mode takes at most."""
 
 
 class MemoryFile:
@@ -111,7 +111,7 @@ class Device:
     @property
     def training(self) -> Grant | None:
         """The grant of the training in progress."""
-        return self.grants.held.in_force if self.grants.held.phase is GrantPhase.TRAINING else None
+        return self.held.in_force if self.held.phase is GrantPhase.TRAINING else None
 
     @property
     def drawn_w(self) -> float:
@@ -119,12 +119,12 @@ class Device:
         if self.is_profiling:
             return max(self.idle_w, float(self.front.planned_w[0]))
         training = self.training
-        return self.idle_w if training is None else max(self.idle_w, training.power_limit_w)
+        return self.idle_w if training is None or training.power_limit_w < self.idle_w else training.power_limit_w
 
     # --- lives of the agent -------------------------------------------------------------------------------------
 
     def _boot(self) -> None:
-        self.grants = OpenGrants(self.clock_s)
+        self._take_grants()
         self.grants.on_change = self._lease_is_due
         # A file of the agent's, with two of its methods.
         self.outbox = Outbox(self._file)  # type: ignore[arg-type]
@@ -136,6 +136,10 @@ class Device:
         self.outbox.add(session_pb2.SessionRequest(front=session_pb2.FrontReport(idle_w=self.idle_w)))
         self._reconnect_soon()
 
+    def _take_grants(self) -> None:
+        self.grants = OpenGrants(self.clock_s)
+        self.held = self.grants.held
+
     def restart(self, down_s: float) -> None:
         """Kill the agent; the device is parked until it is back."""
         self._world.note(f"{self.id}: agent restarts, down {down_s:.1f} s")
@@ -146,7 +150,7 @@ class Device:
             self.stream.close("agent")
             self.stream = None
         self.app = None
-        self.grants = OpenGrants(self.clock_s)  # holds nothing until it is back
+        self._take_grants()  # none until it is back
         self.is_profiling = False
         self._in_this_life(down_s, self._boot)
 
@@ -274,7 +278,7 @@ class Device:
 
     def _look(self) -> None:
         """What the training's side of the agent does when something has changed."""
-        held, app = self.grants.held, self.app
+        held, app = self.held, self.app
         if app is None or self._is_changing:
             return
         if self.training is None:
@@ -310,7 +314,7 @@ class Device:
         """Look at the training when its grant lapses, or it has lasted too long."""
         if self.app is not app or self.training is None:
             return
-        left_s = (self.grants.held.next_check_s() - self.clock_s()) / (1 + self._drift)
+        left_s = (self.held.next_check_s() - self.clock_s()) / (1 + self._drift)
         if left_s <= 0:
             self._look()
         else:
@@ -319,6 +323,11 @@ class Device:
     def _app_ends(self, app: App) -> None:
         if self.app is app:
             self._park_soon(app, not app.is_failing)
+
+    def app_finishes(self) -> None:
+        """The training in progress finishes."""
+        if self.app is not None and self.training is not None:
+            self._park_soon(self.app, True)
 
     def app_dies(self) -> None:
         """The app's process ends in the midst of whatever it does."""

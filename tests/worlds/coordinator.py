@@ -11,6 +11,7 @@ from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import DeviceOverrides, DeviceRecord, ObservedTraining, RoundRecord, RunRecord
+from coordinator.state.rounds.grants import DeviceGrant
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -82,6 +83,7 @@ class Coordinator:
         self._saving: list[Any] = []
         self._is_writing = False
         self._is_planning = False
+        self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
         self._tick()
 
     def crash(self, down_s: float) -> None:
@@ -385,11 +387,17 @@ class Coordinator:
 
     # --- what the world asks ------------------------------------------------------------------------------------
 
-    def counted_w(self, device_id: str) -> float:
-        """What the coordinator counts for a device."""
-        assert self.fleet is not None
-        others = self.fleet.agents.devices.keys() - {device_id}
-        return sum(self.fleet.draw.elsewhere_w(others).values())
+    def counted_w(self, device_id: str) -> float | None:
+        """What the coordinator counts for a device; None while no coordinator runs."""
+        if self.fleet is None:
+            return None
+        record, grant = self.fleet.agents.devices[device_id], self.fleet.rounds.grants.of(device_id)
+        before = self._counted.get(device_id)
+        if before is None or before[0] is not record or before[1] is not grant:
+            others = self.fleet.agents.devices.keys() - {device_id}
+            before = record, grant, sum(self.fleet.draw.elsewhere_w(others).values())
+            self._counted[device_id] = before
+        return before[2]
 
     def bind(self, node: int, device_id: str) -> None:
         """Bind a Flower node to a device."""

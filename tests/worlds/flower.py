@@ -9,7 +9,7 @@ from coordinator.state.records import RoundRecord
 if TYPE_CHECKING:
     from tests.worlds.world import World
 
-_LONGEST_TRAINING_S = 40.0
+_LONGEST_TRAINING_S = 60.0
 
 
 class FlowerServer:
@@ -17,13 +17,14 @@ class FlowerServer:
 
     Attributes:
         run_id: its run.
+        number: of its newest round.
         open: the devices that it waits for, by plan.
         sent: every training that it ever sent, as device and plan.
     """
 
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
-        self._runs = self._life = self._number = 0
+        self._runs = self._life = self.number = 0
         self.open: dict[str, set[str]] = {}
         self.sent: list[tuple[str, str]] = []
         self.run_id = ""
@@ -31,13 +32,13 @@ class FlowerServer:
 
     def _begin_run(self) -> None:
         self._runs += 1
-        self.run_id, self._number = f"{self._name}{self._runs}", 0
+        self.run_id, self.number = f"{self._name}{self._runs}", 0
         self._world.coordinator.start_run(self.run_id, lambda: None)
 
     @property
     def next_plan_id(self) -> str:
         """A plan that an app may make up: of the newest round, or of one that was never planned."""
-        return f"{self.run_id}/{self._number + self._world.rng.randrange(2)}"
+        return f"{self.run_id}/{self.number + self._world.rng.randrange(2)}"
 
     def restart(self, resumes: bool) -> None:
         """Forget the round in flight; resume the run, or begin another."""
@@ -45,7 +46,7 @@ class FlowerServer:
         self._life += 1
         self.open.clear()
         if resumes:
-            self._number = max(0, self._number - 1)
+            self.number = max(0, self.number - 1)
         else:
             self._begin_run()
 
@@ -66,12 +67,12 @@ class FlowerServer:
             world.coordinator.start_run(self.run_id, lambda: None)
         if not free:
             return
-        self._number += 1
+        self.number += 1
 
         def replied(record: RoundRecord) -> None:
             world.timeline.after(0.2 * world.rng.random(), lambda: self._life == life and self._send(record))
 
-        world.coordinator.plan(self.run_id, self._number, free, replied)
+        world.coordinator.plan(self.run_id, self.number, free, replied)
 
     def _send(self, record: RoundRecord) -> None:
         rng, timeline = self._world.rng, self._world.timeline
@@ -94,7 +95,7 @@ class FlowerServer:
     def arrive(self, device: str, plan_id: str) -> None:
         """A training arrives at a node, on time, late or again."""
         rng = self._world.rng
-        lasts_s = rng.random() * _LONGEST_TRAINING_S if rng.random() < 0.9 else 1e4
+        lasts_s = rng.random() * _LONGEST_TRAINING_S if rng.random() < 0.8 else 1e4
         self._world.devices[device].ask_to_train(plan_id, lasts_s, rng.random() < 0.1)
 
     def answered(self, device: str, plan_id: str) -> None:

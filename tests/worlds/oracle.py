@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 from edge_agent.session.held_grant import Grant as AgentGrant
 from wattfleet_proto.v1 import session_pb2
 
+PARKING_S = 3.0
+"""Seconds in which a device parks, which the margin of a grant covers."""
+
 if TYPE_CHECKING:
     from coordinator.state.rounds.grants import Grant
     from tests.worlds.agent import Device
@@ -21,6 +24,11 @@ PROMPTLY_S = 8.0
 
 class BrokenPromiseError(AssertionError):
     """A world in which a promise does not hold; the text says which and when."""
+
+    def __init__(self, promise: str, text: str) -> None:
+        """Name the promise, and say what happened instead."""
+        super().__init__(text)
+        self.promise = promise
 
 
 class Ledger:
@@ -88,15 +96,21 @@ class Oracle:
         """The agent begins a training."""
         ledger = self._ledgers[device.id]
         newest = ledger.newest
-        self._require(newest is not None and newest.HasField("mode"), f"{device.id} trains without a grant")
+        self._require("granted", newest is not None and newest.HasField("mode"), f"{device.id} trains without a grant")
         assert newest is not None
         self._require(
-            newest.plan_id == grant.plan_id, f"{device.id} trains {grant.plan_id}, granted is {newest.plan_id}"
+            "granted",
+            newest.plan_id == grant.plan_id,
+            f"{device.id} trains {grant.plan_id}, granted is {newest.plan_id}",
         )
-        self._require(newest.power_limit_w == grant.power_limit_w, f"{device.id} trains at another limit than granted")
-        self._require(device.clock_s() < ledger.lapses_s, f"{device.id} begins under a lapsed grant")
-        self._require(newest.id not in ledger.trained_grants, f"{device.id} trains twice for grant {newest.id}")
-        self._require(grant.plan_id not in ledger.trained_plans, f"{device.id} trains twice for plan {grant.plan_id}")
+        self._require(
+            "granted", newest.power_limit_w == grant.power_limit_w, f"{device.id} trains at another limit than granted"
+        )
+        self._require("granted", device.clock_s() < ledger.lapses_s, f"{device.id} begins under a lapsed grant")
+        self._require("once", newest.id not in ledger.trained_grants, f"{device.id} trains twice for grant {newest.id}")
+        self._require(
+            "once", grant.plan_id not in ledger.trained_plans, f"{device.id} trains twice for plan {grant.plan_id}"
+        )
         ledger.trained_grants.add(newest.id)
         ledger.trained_plans.add(grant.plan_id)
 
@@ -115,12 +129,13 @@ class Oracle:
             return
         for device in drawing:
             drawn_w = device.drawn_w
-            if world.coordinator.fleet is not None and (counted_w := world.coordinator.counted_w(device.id)) < drawn_w:
-                raise self._broken(f"{device.id} draws {drawn_w:.0f} W but counts {counted_w:.0f} W")
+            counted_w = world.coordinator.counted_w(device.id)
+            if counted_w is not None and counted_w < drawn_w:
+                raise self._broken("counted", f"{device.id} draws {drawn_w:.0f} W but counts {counted_w:.0f} W")
             if device.training is not None:
                 late_s = device.clock_s() - self._ledgers[device.id].lapses_s
-                if late_s > world.margin_s:
-                    raise self._broken(f"{device.id} trains {late_s:.1f} s after its grant lapsed")
+                if late_s > PARKING_S + 0.1:
+                    raise self._broken("lapsed", f"{device.id} trains {late_s:.1f} s after its grant lapsed")
         total_w = sum(device.drawn_w for device in devices)
         if total_w <= world.budget_w + _EPS_W:
             return
@@ -132,17 +147,17 @@ class Oracle:
             before_w = max((watts for at_s, watts in sent if at_s <= self._cut_s), default=0.0)
             if device.drawn_w > max(before_w, device.idle_w):
                 raise self._broken(
-                    f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
+                    "cut", f"{excess}; {device.id} had {before_w:.0f} W when the budget fell at {self._cut_s:.1f} s"
                 )
         since_s = now_s - self._cut_s
         if since_s > world.lifetime_s * (1 + _DRIFT) + world.margin_s:
-            raise self._broken(f"{excess}, {since_s:.1f} s after the budget fell")
+            raise self._broken("stated time", f"{excess}, {since_s:.1f} s after the budget fell")
         if since_s > PROMPTLY_S and world.is_sound_since(self._cut_s):
-            raise self._broken(f"{excess}, {since_s:.1f} s after the budget fell, with all sessions sound")
+            raise self._broken("promptly", f"{excess}, {since_s:.1f} s after the budget fell, with all sessions sound")
 
-    def _broken(self, text: str) -> BrokenPromiseError:
-        return BrokenPromiseError(f"at {self._world.timeline.now_s:.2f} s: {text}")
+    def _broken(self, promise: str, text: str) -> BrokenPromiseError:
+        return BrokenPromiseError(promise, f"at {self._world.timeline.now_s:.2f} s: {text}")
 
-    def _require(self, holds: bool, otherwise: str) -> None:
+    def _require(self, promise: str, holds: bool, otherwise: str) -> None:
         if not holds:
-            raise self._broken(otherwise)
+            raise self._broken(promise, otherwise)

@@ -150,7 +150,7 @@ class World:
         finally:
             offered = {offer.device_id for offer in request.offers} if request else set()
             if left_out := self.devices.keys() - offered:
-                raise BrokenPromiseError(f"{sorted(left_out)} cannot be planned in a quiet world")
+                raise BrokenPromiseError("plannable", f"{sorted(left_out)} cannot be planned in a quiet world")
         record = fleet.flower.accept_plan(request, request.planned())
         self.timeline.advance(1.0)
         for device_id in sorted(record.nodes):
@@ -159,7 +159,7 @@ class World:
         self.timeline.advance(8.0)
         idle = [each for each in record.nodes if not self.oracle.has_trained(each, record.plan_id)]
         if idle:
-            raise BrokenPromiseError(f"{idle} do not train in a quiet world")
+            raise BrokenPromiseError("plannable", f"{idle} do not train in a quiet world")
 
     # --- rules --------------------------------------------------------------------------------------------------
 
@@ -173,6 +173,45 @@ class World:
 
     def plan(self) -> None:
         self._server().plan()
+
+    def plan_and_finish(self) -> None:
+        """A round that is planned and given up almost at once."""
+        server = self._server()
+        server.plan()
+
+        def finish() -> None:
+            if server.open:
+                server.finish_round(max(server.open))
+
+        plan_id, is_abandoned = f"{server.run_id}/{server.number}", self.rng.random() < 0.3
+        self.timeline.after(
+            self.rng.random() * (1.5 if not is_abandoned else 0.6),
+            (lambda: self.coordinator.abandon(plan_id)) if is_abandoned else finish,
+        )
+
+    def plan_and_crash(self) -> None:
+        """The coordinator dies while it plans; an app asks for the plan all the same."""
+        server, device = self._server(), self._device()
+        server.plan()
+        plan_id = f"{server.run_id}/{server.number}"
+        down_s = 1.0 + self.rng.random() * 5.0
+        if self.rng.random() < 0.5:
+            self.coordinator.store_fails_until_s = self.timeline.now_s + 3.0
+        self.timeline.after(self.rng.random(), lambda: self.coordinator.crash(down_s))
+        if self.rng.random() < 0.5:
+            self.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
+
+    def finish_unheard(self) -> None:
+        """A training finishes while the session is lost; then agent and Flower's node restart."""
+        device = self._device()
+        training = device.training
+        if training is None or device.stream is None:
+            return
+        device.stream.up.lose()
+        device.app_finishes()
+        down_s, again_s = 4.0 + self.rng.random(), 5.0 * self.rng.random()
+        self.timeline.after(down_s, lambda: device.restart(1.0))
+        self.timeline.after(down_s + again_s, lambda: device.ask_to_train(training.plan_id, 30.0, False))
 
     def finish_round(self) -> None:
         server = self._server()
@@ -195,11 +234,45 @@ class World:
         self._device().ask_to_train(self.rng.choice(plans), self.rng.random() * 50.0, False)
 
     def change_budget(self) -> None:
-        self.set_budget(float(self.rng.randint(8, 70)))
+        if self.rng.random() < 0.5:
+            self._cut_to(0.4 + 0.7 * self.rng.random())
+        else:
+            self.set_budget(float(self.rng.randint(8, 70)))
+
+    def cut_in_trouble(self) -> None:
+        """The budget falls, twice perhaps, while it is hard to reach a device that trains."""
+        training = [device for device in self.devices.values() if device.training is not None]
+        if not training:
+            return
+        device, trouble = self.rng.choice(training), self.rng.randrange(4)
+        self._focus = device
+        self.note(f"{device.id} is hard to reach: {('flaps', 'answers lost', 'answers late', 'hangs up')[trouble]}")
+        if trouble == 0:
+            device.flaps_until_s = self.timeline.now_s + 60.0
+            device.hang_up()
+        elif trouble == 3:
+            device.hang_up()
+        elif device.stream is not None and trouble == 1:
+            device.stream.down.lose()
+        elif device.stream is not None:
+            device.stream.down.stall(14.0 * self.rng.random())
+        for seconds in (self.rng.random(), 12.0 * self.rng.random())[: self.rng.randint(1, 2)]:
+            share = 0.2 + 0.8 * self.rng.random()
+            self.timeline.after(seconds, lambda share=share: self._cut_to(share))
+
+    def _cut_to(self, share: float) -> None:
+        drawn_w = sum(device.drawn_w for device in self.devices.values())
+        self.set_budget(float(round(share * drawn_w)))
 
     def lose(self) -> None:
         """A session becomes half-open."""
         device, which = self._device(), self.rng.randrange(4)
+        if device.stream is not None and self.rng.random() < 0.3:  # its last answers arrive late
+            stream, seconds = device.stream, self.rng.random() * 14.0
+            self.note(f"{device.id}: answers stalled for {seconds:.1f} s, then lost")
+            stream.down.stall(seconds)
+            self.timeline.after(seconds + 0.01, stream.down.lose)
+            return
         if device.stream is not None:
             self.note(f"{device.id}: {('up', 'down', 'both', 'both')[which]} lost")
             if which != 1:
@@ -271,11 +344,15 @@ class World:
 
 _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "plan": (20, World.plan),
+    "plan and finish": (3, World.plan_and_finish),
+    "plan and crash": (2, World.plan_and_crash),
+    "finish unheard": (2, World.finish_unheard),
     "finish round": (5, World.finish_round),
     "give a device up and plan": (4, World.give_up_device),
     "repeat a message": (5, World.repeat_message),
     "ask for a made-up plan": (4, World.made_up_plan),
     "change the budget": (10, World.change_budget),
+    "cut in trouble": (7, World.cut_in_trouble),
     "lose a session": (7, World.lose),
     "flap": (3, World.flap),
     "stall a session": (4, World.stall),
@@ -291,6 +368,8 @@ _RULES: dict[str, tuple[int, Callable[[World], None]]] = {
     "profile": (3, World.profile),
     "wait": (4, World.wait),
 }
+
+NOTHING = "wait"
 
 PROFILING = "profile"
 """A rule that is off by default: profiling is not granted."""

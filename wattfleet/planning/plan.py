@@ -125,9 +125,9 @@ def _excluded(
     """Devices that no policy may select, each with the reason."""
     needed_w = min_power_w(offers)
     excluded = {
-        offer.device_id: reason
-        for offer in offers
-        if (reason := selection.exclusion_reason(offer, allowance.supplies)) is not None
+        each.device_id: reason
+        for each in offers
+        if (reason := selection.exclusion_reason(each.device_id, each.tags, each.supply, allowance.supplies))
     }
     for offer, watts in zip(offers, needed_w, strict=True):
         if offer.device_id not in excluded and offer.limit_w is not None and watts > offer.limit_w:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -51,19 +51,22 @@ class Selection:
                 f"the share of over-selection must be 0 to {_MOST_OVER_SELECTION:g}, not {self.over_selection}"
             )
 
-    def exclusion_reason(self, offer: Offer, supplies: Supplies) -> str | None:
-        """Why a device must not be selected; None if it may be."""
-        if offer.device_id in self.drained:
+    def exclusion_reason(self, device_id: str, tags: Set[str], supply: str, supplies: Supplies) -> str | None:
+        """Why a device must not be selected; None if it may be.
+
+        Args:
+            device_id: the device.
+            tags: its tags.
+            supply: the supply that it is behind; empty if it is unknown.
+            supplies: all supplies.
+        """
+        if device_id in self.drained:
             return DRAINED
-        if offer.device_id in self.left_out:
-            return f"left out: {self.left_out[offer.device_id]}"
+        if device_id in self.left_out:
+            return f"left out: {self.left_out[device_id]}"
         if not self.include and not self.exclude:
             return None
-        names = {
-            "id": {offer.device_id},
-            "tag": offer.tags,
-            "site": set(supplies.path(offer.supply)),
-        }
+        names = {"id": {device_id}, "tag": tags, "site": supplies.path(supply) if supply else ()}
 
         def matches(pattern: str) -> bool:
             kind, _, name = pattern.partition(":")

@@ -40,7 +40,7 @@ class RefusedError(PlanningError):
 
 
 class CoordinatorUnreachableError(PlanningError):
-    """The coordinator does not answer; training continues without it."""
+    """The coordinator does not answer."""
 
 
 class NoUpdatesError(WattfleetError):

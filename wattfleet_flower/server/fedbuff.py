@@ -21,12 +21,15 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
-from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
+from wattfleet_flower.server.errors import CoordinatorUnreachableError, NoUpdatesError, RefusedError
 from wattfleet_flower.server.replies import describe_error
-from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds
+from wattfleet_flower.server.rounds import PlannedRounds
+from wattfleet_flower.server.sent_rounds import SentRound
 from wattfleet_io.clock import Clock, SystemClock
 
 _POLL_S = 1.0
+# While trainings are in flight, an attempt to reach the coordinator delays their updates.
+_AWAY_POLL_S = 10.0
 # Backoff of a node whose training failed; it doubles with each failure.
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 10.0, 320.0
 
@@ -35,9 +38,9 @@ Evaluation = Callable[[int, ArrayRecord], MetricRecord | None]
 
 @dataclass
 class _Dispatch:
-    """Messages that were sent together, for one plan if there is one."""
+    """Messages that were sent together, in one round of the coordinator if there is one."""
 
-    planned: PlannedRound | None
+    sent: SentRound | None
     timeout_s: float
     unanswered: set[str] = field(default_factory=set)
     replies: list[Message] = field(default_factory=list)
@@ -219,6 +222,7 @@ class _Loop:
         self._failures: dict[int, int] = {}
         self._not_before_s: dict[int, float] = {}
         self._updated_s = clock.now_s()
+        self._no_plan_before_s = clock.now_s()
 
     def run(self, steps: int, evaluate_fn: Evaluation | None) -> Result:
         result = Result()
@@ -239,10 +243,10 @@ class _Loop:
             else:
                 self._clock.sleep_s(_POLL_S)
         for dispatch in {id(flight.dispatch): flight.dispatch for flight in self._in_flight.values()}.values():
-            if dispatch.planned is not None:
+            if dispatch.sent is not None:
                 # A training still in flight has not failed; its update is no longer needed.
-                sent = dispatch.planned.sent
-                dispatch.planned.sent = [part for part in sent if part[0].message_id not in dispatch.unanswered]
+                sent = dispatch.sent.sent
+                dispatch.sent.sent = [part for part in sent if part[0].message_id not in dispatch.unanswered]
             self._report(dispatch)
         return result
 
@@ -254,27 +258,34 @@ class _Loop:
             for node_id in self._grid.get_node_ids()
             if node_id not in busy and self._not_before_s.get(node_id, now_s) <= now_s
         ]
-        if not free:
+        if not free or now_s < self._no_plan_before_s:
             return
-        planned = None
+        sent = None
         if self._rounds is not None:
             try:
-                planned = self._rounds.plan(self._grid, self._dispatches + 1, free, waits=not self._in_flight)
+                sent = self._rounds.plan(self._grid, self._dispatches + 1, free, waits=not self._in_flight)
+            except CoordinatorUnreachableError:  # trainings in flight go on, and send their updates meanwhile
+                self._updated_s, self._no_plan_before_s = now_s, self._clock.now_s() + _AWAY_POLL_S
+                return
             except RefusedError as refused:
                 if not (self._in_flight and refused.is_transient):
                     raise
                 return  # trainings in flight hold the watts; a plan becomes possible when one of them ends
+            finally:
+                # No training was late while the coordinator or its watts were waited for.
+                waited_s = self._clock.now_s() - now_s
+                self._updated_s, now_s = self._updated_s + waited_s, now_s + waited_s
         self._dispatches += 1
         self._config["server-round"] = self._version + 1
         record = ArrayRecord({key: Array(array) for key, array in self._arrays.items()})
         content = RecordDict({self._strategy.arrayrecord_key: record, self._strategy.configrecord_key: self._config})
-        to = free if planned is None else planned.node_ids
+        to = free if sent is None else sent.node_ids
         messages = [Message(content, dst_node_id=node_id, message_type="train") for node_id in to]
         timeout_s: float | None = self._timeout_s
-        if planned is not None and self._rounds is not None:
-            messages = self._rounds.with_assignments(planned, messages)
-            timeout_s = self._rounds.reply_timeout_s(planned, self._timeout_s)
-        dispatch = _Dispatch(planned, timeout_s or self._timeout_s)
+        if sent is not None and self._rounds is not None:
+            messages = self._rounds.with_assignments(sent, messages)
+            timeout_s = self._rounds.reply_timeout_s(sent, self._timeout_s)
+        dispatch = _Dispatch(sent, timeout_s or self._timeout_s)
         accepted = set(self._grid.push_messages(messages))
         for message in messages:
             message_id, node_id = message.metadata.message_id, message.metadata.dst_node_id
@@ -312,9 +323,9 @@ class _Loop:
 
     def _extend_timeout(self, dispatch: _Dispatch) -> bool:
         """Give the trainings more time if their plan was trimmed since; return whether it was."""
-        if dispatch.planned is None or self._rounds is None:
+        if dispatch.sent is None or self._rounds is None:
             return False
-        extended_s = self._rounds.extended_timeout_s(dispatch.planned, self._timeout_s) or self._timeout_s
+        extended_s = self._rounds.extended_timeout_s(dispatch.sent, self._timeout_s) or self._timeout_s
         more_s = extended_s - dispatch.timeout_s
         if more_s <= 0:
             return False
@@ -356,10 +367,10 @@ class _Loop:
                 self._report(dispatch)
 
     def _report(self, dispatch: _Dispatch) -> None:
-        """Report a plan's results to the coordinator, once."""
-        planned, dispatch.planned = dispatch.planned, None
-        if planned is not None and self._rounds is not None:
-            self._rounds.finish(planned, dispatch.replies, self._strategy.weighted_by_key)
+        """Report a dispatch's results to the coordinator, once."""
+        sent, dispatch.sent = dispatch.sent, None
+        if sent is not None and self._rounds is not None:
+            self._rounds.finish(sent, dispatch.replies, self._strategy.weighted_by_key)
 
     def _step(self, result: Result) -> None:
         updates = [update for update, _ in self._buffer]

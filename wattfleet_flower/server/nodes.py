@@ -1,7 +1,8 @@
-"""Flower's nodes: which are connected, and which device each one is."""
+"""Flower's nodes: which are connected, which device each one is, and which of these must not train."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -12,6 +13,7 @@ from wattfleet_flower.server.errors import PlanningError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import describe_error
 from wattfleet_io.clock import Clock
+from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2
 
@@ -25,7 +27,7 @@ _BINDINGS_PER_REQUEST = 1000
 
 
 class Nodes:
-    """Waits for nodes to connect, and asks unknown nodes for their device id."""
+    """Waits for nodes to connect, asks unknown nodes for their device id, and knows the operator's exclusions."""
 
     def __init__(self, planner: PlanningClient, timeout_s: float, clock: Clock) -> None:
         """Use a coordinator.
@@ -41,6 +43,17 @@ class Nodes:
         self._accepted = 0
         self._asked_s: dict[int, float] = {}
         self._asked_in: dict[int, int] = {}
+        self._devices: dict[int, str] = {}
+        # Nodes that told their device while the coordinator was away.
+        self._unbound: dict[int, str] = {}
+        # The devices that the coordinator was asked about: why it must not train, or "" if it may.
+        self._exclusions: dict[str, str] = {}
+        self._left_out: set[str] = set()
+
+    @property
+    def are_exclusions_known(self) -> bool:
+        """Whether the coordinator has told of any device whether it may train."""
+        return bool(self._exclusions)
 
     def connected(self, grid: Grid, least: int) -> list[int]:
         """Wait until `least` nodes are connected, or until the timeout, and return the connected ones.
@@ -84,19 +97,77 @@ class Nodes:
             RefusedError: the coordinator refused the request.
         """
         known = self._planner.call("ResolveNodes", planning_pb2.ResolveNodesRequest(node_ids=node_ids))
-        now_s = self._clock.now_s()
-        unknown = [
-            node_id
-            for node_id in known.unknown_node_ids
-            if node_id not in self._asked_s or now_s - self._asked_s[node_id] >= _IDENTIFY_INTERVAL_S
-        ]
-        bindings = self._ask(grid, unknown) if unknown else []
+        self._note(known.bindings, known.exclusions)
+        told = [node_id for node_id in known.unknown_node_ids if node_id in self._unbound]
+        bindings = [planning_pb2.NodeBinding(node_id=node_id, device_id=self._unbound[node_id]) for node_id in told]
+        bindings += self._ask(grid, [node_id for node_id in known.unknown_node_ids if node_id not in self._unbound])
         for start in range(0, len(bindings), _BINDINGS_PER_REQUEST):
             batch = bindings[start : start + _BINDINGS_PER_REQUEST]
-            self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
+            bound = self._planner.call("BindNodes", planning_pb2.BindNodesRequest(bindings=batch))
+            self._note(batch, bound.exclusions)
         return self._without_replaced([*known.bindings, *bindings])
 
-    def _ask(self, grid: Grid, node_ids: list[int]) -> list[planning_pb2.NodeBinding]:
+    def allowed_without_plan(self, grid: Grid, node_ids: list[int]) -> list[int]:
+        """Return the nodes that may train while the coordinator is away; unknown nodes are asked for their device id.
+
+        A drained or excluded device does not train. Nor does one that the coordinator was never asked about, since it
+        may be drained. If the coordinator has not answered at all, every node may train.
+        """
+        if not self.are_exclusions_known:
+            return node_ids
+        told = self._ask(grid, [node_id for node_id in node_ids if node_id not in self._devices])
+        self._unbound.update({binding.node_id: binding.device_id for binding in told})
+        self._devices.update({binding.node_id: binding.device_id for binding in told})
+        newest = self._without_replaced(
+            [
+                planning_pb2.NodeBinding(node_id=node_id, device_id=self._devices[node_id])
+                for node_id in node_ids
+                if node_id in self._devices
+            ]
+        )
+        reasons = {
+            device_id: self._exclusions.get(device_id, "the coordinator was never asked whether it may train")
+            for device_id in map(self._devices.__getitem__, newest)
+        }
+        left_out = {device_id for device_id, reason in reasons.items() if reason}
+        for device_id in sorted(left_out - self._left_out):
+            log(
+                WARNING,
+                "%s does not train while the coordinator is away: %s",
+                device_id,
+                plain_text(reasons[device_id]),
+            )
+        self._left_out = left_out
+        return [node_id for node_id in newest if self._devices[node_id] not in left_out]
+
+    def without_excluded(self, node_ids: Iterable[int]) -> list[int]:
+        """Return the nodes without those whose device is drained or excluded, as far as the coordinator has told."""
+        return [node_id for node_id in node_ids if not self._exclusions.get(self._devices.get(node_id, ""))]
+
+    def device_of(self, node_id: int) -> str:
+        """Return a node's device; empty if it is unknown."""
+        return self._devices.get(node_id, "")
+
+    def _note(
+        self, bindings: Iterable[planning_pb2.NodeBinding], exclusions: Iterable[planning_pb2.NodeExclusion]
+    ) -> None:
+        """Remember which devices nodes belong to, and which of these must not train now."""
+        reasons = {exclusion.node_id: exclusion.reason for exclusion in exclusions}
+        for binding in bindings:
+            self._unbound.pop(binding.node_id, None)
+            self._devices[binding.node_id] = binding.device_id
+            self._exclusions[binding.device_id] = reasons.get(binding.node_id, "")
+
+    def _ask(self, grid: Grid, unknown: Iterable[int]) -> list[planning_pb2.NodeBinding]:
+        """Ask nodes for their device id, except those that were asked lately."""
+        now_s = self._clock.now_s()
+        node_ids = [
+            node_id
+            for node_id in unknown
+            if node_id not in self._asked_s or now_s - self._asked_s[node_id] >= _IDENTIFY_INTERVAL_S
+        ]
+        if not node_ids:
+            return []
         messages = [
             Message(
                 RecordDict({RECORD_KEY: ConfigRecord({IDENTIFY_KEY: True})}), dst_node_id=node_id, message_type="train"

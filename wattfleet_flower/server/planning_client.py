@@ -5,7 +5,9 @@ It tells an unreachable coordinator from one that refuses, and keeps reports unt
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Any
 
@@ -13,49 +15,89 @@ import grpc
 from flwr.common.logger import log
 
 from wattfleet_flower.server.errors import CoordinatorUnreachableError, RefusedError
+from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import UNREACHABLE, open_channel
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
-# A coordinator that starts beside Flower gets the longer time. Later attempts must not delay rounds.
+# A coordinator that starts beside Flower gets the longer time. The first attempts after it was lost must not delay
+# rounds. They get more time with every failure, up to the same: the link may have become slow.
 _CONNECT_TIMEOUT_S = 15.0
 _RECONNECT_TIMEOUT_S = 2.0
+# Over a slow link both get more: TCP, HTTP/2 and the first answer take three to four round trips.
+_ROUND_TRIPS = 5.0
+_LONGEST_TIMEOUT_S = 60.0
+
+# Its answers take no longer than the link, unlike those that need a plan or the store.
+_MEASURED = "ResolveNodes"
+
+
+class _NotNowError(RefusedError):
+    """The coordinator cannot take a report now."""
+
+
+@dataclass(frozen=True)
+class _Report:
+    """A report that is sent, or kept.
+
+    Attributes:
+        method: the method to call.
+        build: builds the request when it is sent.
+        corrects: may change what is built after a refusal; returns whether to send it again.
+    """
+
+    method: str
+    build: Callable[[], Any]
+    corrects: Callable[[RefusedError], bool]
 
 
 class PlanningClient:
-    """Calls the planning service; remembers whether it answers, and which reports are still to be sent."""
+    """Calls the planning service; remembers whether it answers, and which reports are still to be sent.
 
-    def __init__(self, coordinator: str | Any) -> None:
+    Attributes:
+        name: the coordinator's address.
+        is_unreachable: whether it did not answer the last request.
+    """
+
+    def __init__(self, coordinator: str | Any, clock: Clock) -> None:
         """Use one coordinator.
 
         Args:
             coordinator: its host:port, or a stub of its PlanningService.
+            clock: measures round trips.
         """
         self.name = coordinator if isinstance(coordinator, str) else "its stub"
         if isinstance(coordinator, str):
             coordinator = planning_pb2_grpc.PlanningServiceStub(open_channel(coordinator))
         self._stub = coordinator
-        self._pending: list[tuple[str, Any]] = []
+        self._clock = clock
+        self._pending: list[_Report] = []
+        self._round_trip_s = 0.0
+        self._failed_attempts = 0
         self.is_unreachable = False
 
-    def connect(self) -> None:
+    def connect(self, within_s: float = float("inf")) -> None:
         """Make sure that the coordinator answers, and send pending reports.
+
+        Args:
+            within_s: seconds after which to give up in any case.
 
         Raises:
             CoordinatorUnreachableError: it does not answer.
             RefusedError: another service answers.
         """
-        timeout_s = _RECONNECT_TIMEOUT_S if self.is_unreachable else _CONNECT_TIMEOUT_S
+        timeout_s = self._reconnect_timeout_s if self.is_unreachable else self._connect_timeout_s
         try:
-            self._call("ResolveNodes", planning_pb2.ResolveNodesRequest(), timeout_s)
+            self._call(_MEASURED, planning_pb2.ResolveNodesRequest(), min(timeout_s, within_s))
         except RefusedError as refused:
             if refused.code not in UNREACHABLE:
                 raise
+            self._failed_attempts += self.is_unreachable
             self.is_unreachable = True
             raise CoordinatorUnreachableError(str(refused)) from None
-        self.is_unreachable = False
+        self.is_unreachable, self._failed_attempts = False, 0
         with suppress(RefusedError):
             self._send_pending()
 
@@ -74,22 +116,28 @@ class PlanningClient:
                 self.connect()
             raise
 
-    def report(self, method: str, request: Any) -> None:
+    def report(
+        self, method: str, build: Callable[[], Any], corrects: Callable[[RefusedError], bool] = lambda _: False
+    ) -> None:
         """Send a report that the training does not depend on, or keep it until the coordinator can take it.
+
+        Args:
+            method: the method to call.
+            build: builds the request when it is sent.
+            corrects: may change what is built after the coordinator refused it; returns whether to send it again.
 
         Raises:
             RefusedError: the coordinator will never take it.
         """
+        report = _Report(method, build, corrects)
         if not self.is_unreachable:
             try:
                 self._send_pending()
-                self._call(method, request, _CONNECT_TIMEOUT_S)
+                self._send(report)
                 return
-            except RefusedError as refused:
-                if not _is_retryable(refused, request):
-                    raise
+            except _NotNowError as refused:
                 self.is_unreachable = refused.code in UNREACHABLE
-        self._pending.append((method, request))
+        self._pending.append(report)
 
     @property
     def pending_reports(self) -> int:
@@ -114,25 +162,56 @@ class PlanningClient:
 
     def _send_pending(self) -> None:
         while self._pending:
-            method, request = self._pending[0]
+            report = self._pending[0]
             try:
-                self._call(method, request, _CONNECT_TIMEOUT_S)
+                self._send(report)
+            except _NotNowError:
+                raise
             except RefusedError as refused:
-                if _is_retryable(refused, request):
-                    raise
-                log(WARNING, "the coordinator rejected %s: %s", method, refused)
+                log(WARNING, "the coordinator rejected %s: %s", report.method, refused)
             del self._pending[0]
 
+    def _send(self, report: _Report) -> None:
+        """Send a report, again while a refusal can be corrected.
+
+        Raises:
+            _NotNowError: the coordinator may take it later, when it is back or its disk has room again.
+            RefusedError: the coordinator will never take it.
+        """
+        while True:
+            request = report.build()
+            try:
+                self._call(report.method, request, self._connect_timeout_s)
+                return
+            except RefusedError as refused:
+                is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if refused.code in UNREACHABLE or (is_full and request.ByteSize() <= MAX_MESSAGE_BYTES):
+                    raise _NotNowError(str(refused), refused.code) from None
+                if not report.corrects(refused):
+                    raise
+
+    @property
+    def _connect_timeout_s(self) -> float:
+        """How long a coordinator that is expected to answer may take, with the time to connect."""
+        return min(_LONGEST_TIMEOUT_S, max(_CONNECT_TIMEOUT_S, _ROUND_TRIPS * self._round_trip_s))
+
+    @property
+    def _reconnect_timeout_s(self) -> float:
+        """How long one that did not answer may take: several round trips as last measured.
+
+        gRPC goes on connecting between the attempts, so that later ones only need the time of one answer.
+        """
+        grown_s = min(_RECONNECT_TIMEOUT_S * 2.0 ** min(self._failed_attempts, 10), _CONNECT_TIMEOUT_S)
+        return min(_LONGEST_TIMEOUT_S, max(_RECONNECT_TIMEOUT_S, grown_s, _ROUND_TRIPS * self._round_trip_s))
+
     def _call(self, method: str, request: Any, timeout_s: float, wait_for_ready: bool = True) -> Any:
+        began_s = self._clock.now_s()
         try:
-            return getattr(self._stub, method)(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            answer = getattr(self._stub, method)(request, timeout=timeout_s, wait_for_ready=wait_for_ready)
+            if method == _MEASURED:
+                self._round_trip_s = self._clock.now_s() - began_s
+            return answer
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             text = f"the coordinator at {self.name}: {error.code().name}: {details}"
             raise RefusedError(text, error.code()) from None
-
-
-def _is_retryable(refused: RefusedError, request: Any) -> bool:
-    """Whether the coordinator may take the request later, when it is back or its disk has room again."""
-    is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED and request.ByteSize() <= MAX_MESSAGE_BYTES
-    return is_full or refused.code in UNREACHABLE

@@ -11,12 +11,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
 from wattfleet_flower.server.grids import SelectedNodesGrid, TimeLimitedGrid
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds, WaitLimits
+from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
+from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_io.clock import Clock, SystemClock
 
 ALLOWANCE_S = 90.0
@@ -32,8 +34,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     """Runs each training round on the devices and in the power modes that the coordinator plans.
 
     The wrapped strategy writes the messages, aggregates the replies and evaluates as usual. While the coordinator is
-    unreachable, the wrapped strategy also selects the nodes, and a warning is logged. `docs/flower.md` lists every
-    failure and how it is handled.
+    unreachable, no device trains, unless `on_coordinator_away` says otherwise. `docs/flower.md` lists every failure and
+    how it is handled.
     """
 
     def __init__(
@@ -45,6 +47,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
+        on_coordinator_away: OnCoordinatorAway = "wait",
+        coordinator_patience_s: float | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Wrap a strategy.
@@ -60,10 +64,16 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 run ends.
             low_budget_patience_s: seconds to wait for more watts when the budget suffices for no device any more, in a
                 run that has trained before.
+            on_coordinator_away: what to do while the coordinator does not answer: "wait" until it does, "stop" the run
+                with an error, or train "unplanned", with the wrapped strategy's own selection and without any budget.
+                Drained and excluded devices do not train either way.
+            coordinator_patience_s: with "wait", seconds after which the run ends with an error; None to wait without
+                end.
             clock: measures the waiting; None for the system's clock.
 
         Raises:
             TwoStrategiesError: the strategy is, or wraps, a power-aware one.
+            InvalidInputError: `on_coordinator_away` or `coordinator_patience_s` cannot be used.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
@@ -71,13 +81,14 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._coordinator = coordinator if isinstance(coordinator, str) else "its stub"
         self._clock = clock or SystemClock()
         self._rounds = PlannedRounds(
-            PlanningClient(coordinator),
+            PlanningClient(coordinator, self._clock),
             type(strategy).__name__,
             local_epochs,
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
+            AwayPolicy(on_coordinator_away, coordinator_patience_s),
             self._clock,
         )
-        self._planned: PlannedRound | None = None
+        self._sent: SentRound | None = None
 
     def start(
         self,
@@ -92,7 +103,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         """Run the rounds as the wrapped strategy would, and report each one to the coordinator.
 
         Raises:
-            PlanningError: a round cannot be planned, even after waiting; the text gives the reason.
+            PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
+                not go on without it; the text gives the reason.
             TwoStrategiesError: another power-aware strategy runs.
         """
 
@@ -121,39 +133,37 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Plan the round, let the wrapped strategy write its messages, and add each node's assignment."""
-        self._planned = None
+        self._sent = None
         if attribute(self.strategy, "fraction_train", 1.0) == 0:  # the app trains nothing
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
-        planned = self._rounds.plan(grid, server_round, node_ids)
-        if planned is None:
-            with sampling_at_most(self.strategy, len(node_ids)):
-                return list(
-                    self.strategy.configure_train(server_round, arrays, config, SelectedNodesGrid(grid, node_ids))
-                )
-        self._planned = planned
-        with sampling_all(self.strategy):
-            selected = SelectedNodesGrid(grid, planned.node_ids)
+        self._sent = sent = self._rounds.plan(grid, server_round, node_ids)
+        selected = SelectedNodesGrid(grid, sent.node_ids)
+        is_planned = isinstance(sent, PlannedRound)
+        with sampling_all(self.strategy) if is_planned else sampling_at_most(self.strategy, len(sent.node_ids)):
             return self._rounds.with_assignments(
-                planned, self.strategy.configure_train(server_round, arrays, config, selected)
+                sent, self.strategy.configure_train(server_round, arrays, config, selected)
             )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Report the round's results to the coordinator, and let the wrapped strategy aggregate."""
-        planned, self._planned = self._planned, None
-        if planned is not None:
-            replies = self._rounds.finish(planned, replies, attribute(self.strategy, "weighted_by_key", "num-examples"))
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            replies = self._rounds.finish(sent, replies, attribute(self.strategy, "weighted_by_key", "num-examples"))
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let the wrapped strategy configure evaluation, without waiting for more nodes than are connected."""
-        node_ids = list(grid.get_node_ids())
+        """Let the wrapped strategy configure evaluation, without waiting for more nodes than are connected.
+
+        Drained and excluded devices do not evaluate, since that draws power too.
+        """
+        node_ids = self._rounds.without_excluded(grid.get_node_ids())
         if not node_ids:
-            log(WARNING, "no evaluation after round %d: no node is connected", server_round)
+            log(WARNING, "no evaluation after round %d: no node is connected that may take part", server_round)
             return []
         with sampling_at_most(self.strategy, len(node_ids)):
             selected = SelectedNodesGrid(grid, node_ids)
@@ -170,8 +180,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
     def _reply_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return how long to wait for a training's replies."""
-        return timeout_s if self._planned is None else self._rounds.reply_timeout_s(self._planned, timeout_s)
+        return timeout_s if self._sent is None else self._rounds.reply_timeout_s(self._sent, timeout_s)
 
     def _extended_timeout_s(self, timeout_s: float | None) -> float | None:
         """Return the timeout for missing replies once the first has passed."""
-        return timeout_s if self._planned is None else self._rounds.extended_timeout_s(self._planned, timeout_s)
+        return timeout_s if self._sent is None else self._rounds.extended_timeout_s(self._sent, timeout_s)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from logging import INFO, WARNING
-from typing import Any
 
 import grpc
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
@@ -15,26 +13,26 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, RefusedError
+from wattfleet_flower.server.away import AwayPolicy, Outage
+from wattfleet_flower.server.coordinator_run import CoordinatorRun
+from wattfleet_flower.server.errors import CoordinatorUnreachableError, PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_flower.server.replies import RoundReplies, truncate_failures
-from wattfleet_flower.server.run_start import start_run
+from wattfleet_flower.server.replies import RoundReplies
+from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
-from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
 
 # Without a deadline a round is given this many times its predicted duration: the prediction is a median, and devices
 # may measure power modes during training. Devices keep a deadline themselves, so it needs no slack.
 _DURATION_SLACK = 2.0
 _LOW_BUDGET_POLL_S = 10.0
+_AWAY_POLL_S = 5.0
 _LOG_INTERVAL_S = 600.0
 _FINAL_REPORTS_WITHIN_S = 30.0
-# Leaves room for the other fields of the message.
-_RESULTS_BYTES = MAX_MESSAGE_BYTES - 4096
 
 
 @dataclass(frozen=True)
@@ -52,35 +50,17 @@ class WaitLimits:
     low_budget_s: float
 
 
-@dataclass
-class PlannedRound:
-    """A plan and the messages sent for it.
-
-    Attributes:
-        plan: the coordinator's plan.
-        number: the round's number, from 1.
-        began_s: when the round began, seconds of the clock.
-        timeout_s: how long to wait for its replies; None for no limit.
-        sent: each message's metadata, and the device it is sent to.
-    """
-
-    plan: planning_pb2.PlanRoundResponse
-    number: int
-    began_s: float
-    timeout_s: float | None = None
-    sent: list[tuple[Any, str]] = field(default_factory=list)
-
-    @property
-    def node_ids(self) -> list[int]:
-        """The selected nodes."""
-        return [assignment.node_id for assignment in self.plan.assignments]
-
-
 class PlannedRounds:
-    """Plans and reports the rounds of a run; logs when the coordinator becomes unreachable and when it is back."""
+    """Plans and reports the rounds of a run, and decides what happens while the coordinator does not answer."""
 
     def __init__(
-        self, planner: PlanningClient, strategy: str, local_epochs: float, limits: WaitLimits, clock: Clock
+        self,
+        planner: PlanningClient,
+        strategy: str,
+        local_epochs: float,
+        limits: WaitLimits,
+        away: AwayPolicy,
+        clock: Clock,
     ) -> None:
         """Plan for one strategy.
 
@@ -89,18 +69,19 @@ class PlannedRounds:
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that the app's training makes at each node in a round.
             limits: how long to wait.
+            away: what to do while the coordinator does not answer.
             clock: measures the waiting.
         """
         self._planner = planner
         self._strategy = strategy
         self._local_epochs = local_epochs
+        self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._limits = limits
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
-        self._run_token = secrets.token_urlsafe(32)
-        self._run: planning_pb2.StartRunRequest | None = None
+        self._outage = Outage(away, strategy, clock)
         self._has_planned = False
-        self._is_unplanned = False
+        self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
     def run(self, grid: Grid, rounds: int) -> Iterator[None]:
@@ -123,92 +104,92 @@ class PlannedRounds:
         """Return the connected nodes; see `Nodes.connected`."""
         return self._nodes.connected(grid, least)
 
-    def plan(self, grid: Grid, number: int, node_ids: list[int], waits: bool = True) -> PlannedRound | None:
-        """Plan a round; returns None, with a warning, while the coordinator is unreachable.
+    def without_excluded(self, node_ids: Iterable[int]) -> list[int]:
+        """Return the nodes without those of drained and excluded devices; see `Nodes.without_excluded`."""
+        return self._nodes.without_excluded(node_ids)
+
+    def plan(self, grid: Grid, number: int, node_ids: list[int], waits: bool = True) -> SentRound:
+        """Plan a round; while the coordinator is away, wait for it, or return a round without a plan.
 
         Args:
             grid: Flower's grid.
             number: the round's number, from 1.
             node_ids: nodes that are connected and free.
-            waits: whether to wait for a plan that is refused for now. Later attempts use all connected nodes.
+            waits: whether to wait for the coordinator, and for a plan that is refused for now. Later attempts use all
+                connected nodes.
 
         Raises:
             RefusedError: no device became ready, the watts suffice for none, or the coordinator refused otherwise.
+            CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
+            PlanningError: the run has to end, since the coordinator does not answer.
         """
-        if self._run is None:  # called without `start`, directly or by another strategy
+        if not self._run.is_started:  # called without `start`, directly or by another strategy
             self._start(str(grid.run.run_id), 0)
-        try:
-            if self._planner.is_unreachable:
-                self._planner.connect()
-            plan = self._request_plan(grid, number, node_ids, waits)
-        except CoordinatorUnreachableError as unreachable:
-            if not self._is_unplanned:
+        began_s = self._clock.now_s()
+        while True:
+            try:
+                if self._planner.is_unreachable:
+                    self._planner.connect(self._outage.left_s)
+                plan = self._request_plan(grid, number, node_ids, waits)
+            except CoordinatorUnreachableError as unreachable:
+                self._outage.continues(unreachable, self._nodes.are_exclusions_known)
+                if self._outage.policy.action == "unplanned" and (
+                    allowed := self._nodes.allowed_without_plan(grid, node_ids)
+                ):
+                    self._unplanned[number] = UnplannedRound(allowed, number, self._clock.now_s())
+                    return self._unplanned[number]
+                if not waits:
+                    raise
+                self._require_patience(self._clock.now_s() - began_s)
+                self._clock.sleep_s(min(_AWAY_POLL_S, self._outage.left_s))
+                node_ids = list(grid.get_node_ids())
+                continue
+            self._outage.end(self._planner.name)
+            self._has_planned = True
+            for decision in plan.decisions:
                 log(
-                    WARNING,
-                    "%s. Training continues with plain %s, and NO BUDGET IS KEPT: every node may train, in its current"
-                    " power mode. Start the coordinator ('wattfleet coordinator serve'), or correct its address in"
-                    " the app; rounds are planned again once it answers.",
-                    unreachable,
-                    self._strategy,
+                    INFO,
+                    "%s %s: %s",
+                    "+" if decision.selected else "-",
+                    decision.device_id,
+                    plain_text(decision.reason),
                 )
-            self._is_unplanned = True
-            return None
-        if self._is_unplanned:
-            log(INFO, "the coordinator at %s is back: rounds are planned again", self._planner.name)
-        self._is_unplanned, self._has_planned = False, True
-        for decision in plan.decisions:
-            log(INFO, "%s %s: %s", "+" if decision.selected else "-", decision.device_id, plain_text(decision.reason))
-        return PlannedRound(plan, number, self._clock.now_s())
+            return PlannedRound(plan, number, self._clock.now_s())
 
-    def reply_timeout_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
+    def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout."""
-        plan, allowance_s = planned.plan, self._limits.allowance_s
-        if allowance_s is not None:
-            training_s = plan.deadline_s or _DURATION_SLACK * plan.duration_s
+        allowance_s = self._limits.allowance_s
+        if isinstance(sent, PlannedRound) and allowance_s is not None:
+            training_s = sent.plan.deadline_s or _DURATION_SLACK * sent.plan.duration_s
             timeout_s = min(timeout_s or float("inf"), training_s + allowance_s)
-        planned.timeout_s = timeout_s
+        sent.timeout_s = timeout_s
         return timeout_s
 
-    def extended_timeout_s(self, planned: PlannedRound, timeout_s: float | None) -> float | None:
+    def extended_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return the timeout again once it has passed: longer if the plan was trimmed to fewer watts since."""
-        assert self._run is not None, "it has planned"
+        if isinstance(sent, UnplannedRound):
+            return sent.timeout_s
         try:
-            planned.plan = self._current_plan(planned.plan.plan_id, planned.number)
+            sent.plan = self._run.current_plan(sent.plan.plan_id, sent.number)
         except (CoordinatorUnreachableError, RefusedError) as error:
             log(WARNING, "not waiting longer for replies, since it is unknown whether the plan was trimmed: %s", error)
-            return planned.timeout_s
-        previous_s = planned.timeout_s
-        extended_s = self.reply_timeout_s(planned, timeout_s)
+            return sent.timeout_s
+        previous_s = sent.timeout_s
+        extended_s = self.reply_timeout_s(sent, timeout_s)
         if extended_s != previous_s:
             log(INFO, "the plan was trimmed: waiting for replies for up to %.0f s", extended_s)
         return extended_s
 
-    def _current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
-        """Look up a plan as it is now: it may have been trimmed since it was made.
+    def with_assignments(self, sent: SentRound, messages: Iterable[Message]) -> list[Message]:
+        """Add each node's assignment to its message; drops messages to nodes that the plan did not select.
 
-        Raises:
-            CoordinatorUnreachableError: the coordinator does not answer.
-            RefusedError: the coordinator refused.
+        Without a plan, messages stay as they are.
         """
-        assert self._run is not None, "it has planned"
-        try:
-            answer: planning_pb2.GetPlanResponse = self._planner.call(
-                "GetPlan", planning_pb2.GetPlanRequest(plan_id=plan_id)
-            )
-            return answer.plan
-        except RefusedError as refused:
-            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
-                raise
-        # Before protocol 1.2: without nodes the coordinator returns the existing plan and never makes a new one.
-        request = planning_pb2.PlanRoundRequest(
-            run_id=self._run.run_id, round=number, epochs=self._local_epochs, run_token=self._run_token
-        )
-        plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
-        return plan
-
-    def with_assignments(self, planned: PlannedRound, messages: Iterable[Message]) -> list[Message]:
-        """Add each node's assignment to its message; drops messages to nodes that the plan did not select."""
-        assignments = assignments_from_plan(planned.plan, self._local_epochs)
+        if isinstance(sent, UnplannedRound):
+            unchanged = list(messages)
+            sent.sent += [(message.metadata, str(message.metadata.dst_node_id)) for message in unchanged]
+            return unchanged
+        assignments = assignments_from_plan(sent.plan, self._local_epochs)
         kept = []
         for message in messages:
             assignment = assignments.get(message.metadata.dst_node_id)
@@ -223,59 +204,66 @@ class PlannedRounds:
             content[RECORD_KEY] = ConfigRecord(assignment.to_record())
             message.content = content
             # Flower sets the message id in the metadata when it sends the message.
-            planned.sent.append((message.metadata, assignment.device_id))
+            sent.sent.append((message.metadata, assignment.device_id))
             kept.append(message)
         return kept
 
-    def finish(self, planned: PlannedRound, replies: Iterable[Message], weighted_by_key: str) -> list[Message]:
+    def finish(self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str) -> list[Message]:
         """Report a round's results to the coordinator; returns the replies that the strategy aggregates."""
-        answered = RoundReplies(planned.sent, replies, planned.timeout_s)
+        answered = RoundReplies(sent.sent, replies, sent.timeout_s)
         results = answered.results(weighted_by_key)
         for result in results:
             if result.failure:
-                log(WARNING, "%s failed: %s", result.device_id, result.failure)
+                log(WARNING, "%s failed: %s", self._name(sent, result.device_id), result.failure)
             elif result.share < 1:
                 log(INFO, "%s did %.0f %% of its work before the deadline", result.device_id, 100 * result.share)
-        truncate_failures(results, _RESULTS_BYTES)
-        request = planning_pb2.FinishRoundRequest(
-            plan_id=planned.plan.plan_id,
-            results=results,
-            wall_s=self._clock.now_s() - planned.began_s,
-            run_token=self._run_token,
-        )
-        self._report("FinishRound", request)
+        wall_s = self._clock.now_s() - sent.began_s
+        if isinstance(sent, UnplannedRound):
+            self._report_unplanned(sent, results, wall_s)
+            return answered.replies
+        self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
 
     def report_metrics(self, number: int, metrics: MetricRecord | None) -> None:
         """Report the strategy's metrics after a round; round 0 is the evaluation before the first round."""
-        if self._run is None or (number and self._is_unplanned):
-            return  # the coordinator has no such round
+        if not self._run.is_started:
+            return
         numbers = {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, (int, float))}
-        self._report(
-            "ReportMetrics",
-            planning_pb2.ReportMetricsRequest(
-                run_id=self._run.run_id, round=number, metrics=numbers, run_token=self._run_token
-            ),
-        )
+        if number in self._unplanned:  # FedBuff evaluates while nodes still train
+            self._unplanned[number].metrics.update(numbers)
+            return
+        self._run.report_metrics(number, numbers)
+
+    def _name(self, sent: SentRound, label: str) -> str:
+        """The device that a message was sent to, in words."""
+        if isinstance(sent, PlannedRound):
+            return label
+        return self._nodes.device_of(int(label)) or f"node {label}"
+
+    def _report_unplanned(
+        self, unplanned: UnplannedRound, results: list[planning_pb2.DeviceResult], wall_s: float
+    ) -> None:
+        self._unplanned.pop(unplanned.number, None)
+        by_node = {int(result.device_id): result for result in results}
+        for node_id, result in by_node.items():
+            result.device_id = self._nodes.device_of(node_id)
+        self._run.report_unplanned(unplanned, by_node, wall_s)
 
     def _start(self, run_id: str, rounds: int) -> None:
-        run = planning_pb2.StartRunRequest(
-            run_id=run_id, strategy=self._strategy, rounds=rounds, run_token=self._run_token
-        )
-        self._has_planned = self._is_unplanned = False
-        self._run = start_run(self._planner, run)
+        self._has_planned = False
+        self._unplanned = {}
+        self._run.start(run_id, rounds)
+        if self._planner.is_unreachable and self._outage.policy.action == "stop":
+            unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
+            self._outage.continues(unreachable, are_exclusions_known=False)
 
     def _finish(self, error: str) -> None:
-        assert self._run is not None, "it was started"
-        request = planning_pb2.FinishRunRequest(run_id=self._run.run_id, error=error, run_token=self._run_token)
-        self._report("FinishRun", request)
+        self._run.finish(error)
         began_s = self._clock.now_s()
         while self._planner.pending_reports and not error:
             try:
                 self._planner.send_pending()
-            except CoordinatorUnreachableError:
-                break
-            except RefusedError:
+            except (CoordinatorUnreachableError, RefusedError):
                 if self._clock.now_s() - began_s >= _FINAL_REPORTS_WITHIN_S:
                     break
                 self._clock.sleep_s(POLL_S)
@@ -286,42 +274,35 @@ class PlannedRounds:
                 self._planner.pending_reports,
             )
 
-    def _report(self, method: str, request: Any) -> None:
-        try:
-            self._planner.report(method, request)
-        except RefusedError as refused:
-            log(WARNING, "the coordinator rejected %s: %s", method, refused)
+    def _require_patience(self, waited_s: float) -> None:
+        """Make sure that a run without plans does not wait longer than for nodes.
+
+        Raises:
+            PlanningError: the coordinator is away, and no connected node may train without a plan.
+        """
+        if self._outage.policy.action == "unplanned" and waited_s >= self._limits.nodes_s:
+            raise PlanningError(
+                f"no connected node may train without a plan (see the warnings above), and the coordinator at"
+                f" {self._planner.name} did not answer for {self._limits.nodes_s:g} s: start the coordinator, or wait"
+                " longer with PowerAware(patience_s=...)"
+            ) from None
 
     def _request_plan(
         self, grid: Grid, number: int, node_ids: list[int], waits: bool
     ) -> planning_pb2.PlanRoundResponse:
         """Request the plan until there is one: devices may have to get ready, or the budget to rise."""
-        assert self._run is not None, "it was started"
         refusal = None
         began_s = logged_s = -float("inf")
-        is_run_known = is_run_ours = True
+        is_run_known = True
         while True:
             try:
                 self._planner.send_pending()
-                request = planning_pb2.PlanRoundRequest(
-                    run_id=self._run.run_id,
-                    round=number,
-                    node_ids=self._nodes.identified(grid, node_ids),
-                    epochs=self._local_epochs,
-                    run_token=self._run_token,
-                )
-                plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
-                return plan
+                return self._run.plan(number, self._nodes.identified(grid, node_ids))
             except RefusedError as refused:
                 if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
                     # The coordinator's store was replaced since the run began.
                     is_run_known = False
-                    self._planner.call("StartRun", self._run)
-                    continue
-                if refused.code is grpc.StatusCode.PERMISSION_DENIED and is_run_ours:
-                    # The run was started while the coordinator could not be reached, and refused since.
-                    is_run_ours = False
-                    self._run = start_run(self._planner, self._run)
+                    self._run.start_again()
                     continue
                 timeout_s, poll_s = self._wait_for(refused) if waits else (0.0, 0.0)
                 now_s = self._clock.now_s()

@@ -73,6 +73,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "rounds": {
         **_ROUND,
+        "unplanned": _FLAG,
         "plan_id": _TEXT,
         "epochs": _NUMBER,
         "devices": _COUNT,
@@ -123,6 +124,9 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces.
 
+A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
+budget was kept; its columns of the plan are empty.
+
 Plans are listed as first made. Columns named `trimmed_...` hold what replaced them when the budget fell, and are empty
 otherwise. The column `became` of an assignment is empty, `other mode` or `stopped`.
 """
@@ -159,12 +163,12 @@ class Tables:
             self._add_round(view)
 
     def _add_round(self, view: view_pb2.RoundView) -> None:
-        key, plan = (view.run_id, view.round), view.plan
+        key = (view.run_id, view.round)
         values = round_values(view)
         self._add("rounds", {**values, "run_id": view.run_id, "failed": len(values["failed"])})
         self._add_metrics(key, view.metrics)
-        self._add_plan(key, plan)
-        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in plan.decisions]
+        if not view.unplanned:
+            self._add_plan(key, view.plan)
         self.rows["observations"] += [(*key, seen.device_id, seen.epoch_s, seen.power_w) for seen in view.observations]
         self.rows["results"] += [
             (*key, each.device_id, each.failure, known(each, "num_examples"), known(each, "loss"), each.share)
@@ -172,7 +176,8 @@ class Tables:
         ]
 
     def _add_plan(self, key: tuple[str, int], message: planning_pb2.PlanRoundResponse) -> None:
-        """Add a plan's assignments and supplies, as first made and as trimmed."""
+        """Add a plan's decisions, and its assignments and supplies as first made and as trimmed."""
+        self.rows["decisions"] += [(*key, each.device_id, each.selected, each.reason) for each in message.decisions]
         plan = plan_from_message(message)
         first, is_trimmed = plan.original, plan.first_planned is not None
         now = {use.supply: use for use in plan.supplies} if is_trimmed else {}

@@ -64,20 +64,22 @@ def run_values(view: view_pb2.RunView) -> Values:
 
 
 def round_values(view: view_pb2.RoundView) -> Values:
-    """A round's totals, as first planned and as trimmed."""
+    """A round's totals, as first planned and as trimmed; without a plan there are no planned ones."""
     is_trimmed = view.plan.HasField("first_planned")
     first = view.plan.first_planned if is_trimmed else view.plan
+    unplanned = view.unplanned
     return {
         "round": view.round,
-        "plan_id": view.plan_id,
-        "epochs": view.epochs,
+        "unplanned": unplanned,
+        "plan_id": view.plan_id or None,
+        "epochs": None if unplanned else view.epochs,
         "devices": view.device_count,
         "failed": list(view.failed_device_ids),
-        "site_budget_w": first.site_budget_w,
-        "planned_w": first.planned_w,
-        "idle_w": view.idle_w,
+        "site_budget_w": None if unplanned else first.site_budget_w,
+        "planned_w": None if unplanned else first.planned_w,
+        "idle_w": None if unplanned else view.idle_w,
         "observed_site_w": known(view, "observed_site_w"),
-        "planned_s": first.duration_s,
+        "planned_s": None if unplanned else first.duration_s,
         "observed_s": known(view, "observed_duration_s"),
         "wall_s": known(view, "wall_s"),
         "deadline_s": view.plan.deadline_s or None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 
 from coordinator.settings import GrantSettings
@@ -277,9 +277,21 @@ class Grants:
             if not known.is_over:
                 self._unreviewed.add(device_id)
 
-    def reviewed(self) -> None:
-        """Note that all grants were compared with the budgets, and trimmed where necessary."""
-        self._unreviewed.clear()
+    def never_sent(self) -> list[str]:
+        """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
+        return [
+            device_id
+            for device_id, each in self._grants.items()
+            if each.granted_w and not each.was_sent and not each.superseded_w
+        ]
+
+    def reviewed(self, too_much: Set[str] = frozenset()) -> None:
+        """Note that all grants were compared with the budgets, and trimmed where necessary.
+
+        Args:
+            too_much: devices whose first grants have to wait until others have confirmed that they draw less.
+        """
+        self._unreviewed = set(too_much)
 
     def may_be_renewed(self, device_id: str) -> bool:
         """Whether a device may be told that its grant is renewed.

@@ -86,6 +86,30 @@ class NodeBinding(_message.Message):
 Global___NodeBinding: _TypeAlias = NodeBinding  # noqa: Y015
 
 @_typing.final
+class NodeExclusion(_message.Message):
+    """A node whose device must not train, by the operator's rules or because of what it reported."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    reason: _builtins.str
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeExclusion: _TypeAlias = NodeExclusion  # noqa: Y015
+
+@_typing.final
 class ResolveNodesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -111,19 +135,25 @@ class ResolveNodesResponse(_message.Message):
 
     BINDINGS_FIELD_NUMBER: _builtins.int
     UNKNOWN_NODE_IDS_FIELD_NUMBER: _builtins.int
+    EXCLUSIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bindings(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeBinding]: ...
     @_builtins.property
     def unknown_node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def exclusions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeExclusion]:
+        """of the nodes in bindings, whatever their devices are doing"""
+
     def __init__(
         self,
         *,
         bindings: _abc.Iterable[Global___NodeBinding] | None = ...,
         unknown_node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        exclusions: _abc.Iterable[Global___NodeExclusion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bindings", b"bindings", "unknown_node_ids", b"unknown_node_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bindings", b"bindings", "exclusions", b"exclusions", "unknown_node_ids", b"unknown_node_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -153,12 +183,19 @@ Global___BindNodesRequest: _TypeAlias = BindNodesRequest  # noqa: Y015
 class BindNodesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    EXCLUSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def exclusions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeExclusion]:
+        """of the nodes in the request"""
+
     def __init__(
         self,
+        *,
+        exclusions: _abc.Iterable[Global___NodeExclusion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["exclusions", b"exclusions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -476,6 +513,113 @@ class FinishRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishRoundResponse: _TypeAlias = FinishRoundResponse  # noqa: Y015
+
+@_typing.final
+class NodeResult(_message.Message):
+    """The result of one node in a round without a plan."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    @_builtins.property
+    def result(self) -> Global___DeviceResult:
+        """the device's id is empty if Flower's server does not know it"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        result: Global___DeviceResult | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["node_id", b"node_id", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodeResult: _TypeAlias = NodeResult  # noqa: Y015
+
+@_typing.final
+class ReportUnplannedRoundRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROUND_FIELD_NUMBER: _builtins.int
+    BEGAN_AGO_S_FIELD_NUMBER: _builtins.int
+    WALL_S_FIELD_NUMBER: _builtins.int
+    RESULTS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    round: _builtins.int
+    began_ago_s: _builtins.float
+    """when the round began, seconds before this request was sent"""
+    wall_s: _builtins.float
+    """measured by Flower's server, seconds"""
+    run_token: _builtins.str
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeResult]:
+        """of the nodes that were sent a training"""
+
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """evaluated before the round was over"""
+
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        round: _builtins.int = ...,
+        began_ago_s: _builtins.float = ...,
+        wall_s: _builtins.float = ...,
+        results: _abc.Iterable[Global___NodeResult] | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        run_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["began_ago_s", b"began_ago_s", "metrics", b"metrics", "results", b"results", "round", b"round", "run_id", b"run_id", "run_token", b"run_token", "wall_s", b"wall_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportUnplannedRoundRequest: _TypeAlias = ReportUnplannedRoundRequest  # noqa: Y015
+
+@_typing.final
+class ReportUnplannedRoundResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportUnplannedRoundResponse: _TypeAlias = ReportUnplannedRoundResponse  # noqa: Y015
 
 @_typing.final
 class ReportMetricsRequest(_message.Message):

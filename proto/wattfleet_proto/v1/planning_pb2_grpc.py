@@ -66,6 +66,11 @@ class PlanningServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundResponse.FromString,
                 _registered_method=True)
+        self.ReportUnplannedRound = channel.unary_unary(
+                '/wattfleet.v1.PlanningService/ReportUnplannedRound',
+                request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.FromString,
+                _registered_method=True)
         self.ReportMetrics = channel.unary_unary(
                 '/wattfleet.v1.PlanningService/ReportMetrics',
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportMetricsRequest.SerializeToString,
@@ -124,6 +129,13 @@ class PlanningServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportUnplannedRound(self, request, context):
+        """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportMetrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -168,6 +180,11 @@ def add_PlanningServiceServicer_to_server(servicer, server):
                     servicer.FinishRound,
                     request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundResponse.SerializeToString,
+            ),
+            'ReportUnplannedRound': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportUnplannedRound,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.SerializeToString,
             ),
             'ReportMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportMetrics,
@@ -344,6 +361,33 @@ class PlanningService:
             '/wattfleet.v1.PlanningService/FinishRound',
             wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_planning__pb2.FinishRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportUnplannedRound(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.PlanningService/ReportUnplannedRound',
+            wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.FromString,
             options,
             channel_credentials,
             insecure,

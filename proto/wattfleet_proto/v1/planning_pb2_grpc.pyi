@@ -46,6 +46,8 @@ class PlanningServiceStub:
     GetPlan: _grpc.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]
     """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]
+    ReportUnplannedRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportUnplannedRoundRequest, _planning_pb2.ReportUnplannedRoundResponse]
+    """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]
     FinishRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]
 
@@ -67,6 +69,8 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     GetPlan: _aio.UnaryUnaryMultiCallable[_planning_pb2.GetPlanRequest, _planning_pb2.GetPlanResponse]  # type: ignore[assignment]
     """Looks up a plan as it is now: it may have been trimmed since it was made."""
     FinishRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]  # type: ignore[assignment]
+    ReportUnplannedRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportUnplannedRoundRequest, _planning_pb2.ReportUnplannedRoundResponse]  # type: ignore[assignment]
+    """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     FinishRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]  # type: ignore[assignment]
 
@@ -121,6 +125,14 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _planning_pb2.FinishRoundRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.FinishRoundResponse, _abc.Awaitable[_planning_pb2.FinishRoundResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ReportUnplannedRound(
+        self,
+        request: _planning_pb2.ReportUnplannedRoundRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planning_pb2.ReportUnplannedRoundResponse, _abc.Awaitable[_planning_pb2.ReportUnplannedRoundResponse]]:
+        """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
 
     @_abc_1.abstractmethod
     def ReportMetrics(

@@ -20,11 +20,14 @@ from benchmarks.fleet import agent, requests
 from benchmarks.fleet.__main__ import main
 from benchmarks.fleet.connection import OK, UNAVAILABLE, Connection, request_headers
 from benchmarks.fleet.result import figure
+from benchmarks.fleet.swarm import Swarm
+from coordinator.settings import CoordinatorSettings
 from edge_agent.session import coordinator_session
 from edge_agent.settings import SessionSettings
+from tests.fakes.served import serving_client
 from wattfleet_io import backoff
 from wattfleet_proto.convert import front_from_message
-from wattfleet_proto.v1 import session_pb2
+from wattfleet_proto.v1 import planning_pb2, session_pb2
 
 AGENTS = 8
 SHORT = ["--steady-s", "0.5", "--window-s", "0.2", "--repeats", "1", "--limit-s", "20", "--reference-kib", "256"]
@@ -88,6 +91,24 @@ def test_what_agents_say_is_what_the_coordinator_takes() -> None:
     assert agent.SILENT_LEASES == private["_SILENT_LEASES"]
     assert agent.WELCOME_TIMEOUT_S == settings.welcome_timeout_s
     assert agent.SILENCE_TIMEOUT_S == settings.silence_timeout_s
+
+
+async def test_agents_train_what_they_are_granted(config: CoordinatorSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "TRAINS_WITHIN_S", 0.01)
+
+    async with serving_client(config) as client:
+        host, _, port = client.bound.address.rpartition(":")
+        swarm = Swarm(2, (host, int(port)))
+        assert await swarm.ramp(100.0, 10.0) is not None
+        nodes = {number + 1: requests.device_id(number) for number in range(2)}
+        bindings = [planning_pb2.NodeBinding(node_id=node, device_id=device_id) for node, device_id in nodes.items()]
+        await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="1", strategy="FedAvg", rounds=2))
+        for number in (1, 2, 3):
+            asked = planning_pb2.PlanRoundRequest(run_id="1", round=number, node_ids=nodes, epochs=1.0)
+            assert len((await client.planning.PlanRound(asked)).assignments) == 2, "their last trainings are over"
+        swarm.leave()
+        assert not swarm.ended
 
 
 Ended = tuple[list[bytes], int, str]

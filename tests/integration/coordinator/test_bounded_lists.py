@@ -21,6 +21,7 @@ from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
 # Eight of these fill the largest answer; one exceeds what this test's client takes.
 _LARGE = {f"{k:0190}": 1.0 for k in range(40_000)}
+_MANY = {f"{k:0190}": 1.0 for k in range(5_000)}
 
 
 async def test_metrics_of_8_mb_are_refused_and_runs_can_be_listed(config: CoordinatorSettings) -> None:
@@ -31,11 +32,14 @@ async def test_metrics_of_8_mb_are_refused_and_runs_can_be_listed(config: Coordi
             await client.planning.StartRun(started)
             request = planning_pb2.ReportMetricsRequest(run_id=f"run-{k}", metrics=_LARGE)
             assert MAX_MESSAGE_BYTES > request.ByteSize() > 0.9 * MAX_MESSAGE_BYTES
-            with pytest.raises(grpc.aio.AioRpcError) as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match="is too large: at most 1,048,576 bytes") as refused:
                 await client.planning.ReportMetrics(request)
+            assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=f"run-{k}", metrics=_MANY))
             assert status(refused) == (
                 grpc.StatusCode.INVALID_ARGUMENT,
-                f"run run-{k}, round 0: a round has at most {MAX_METRICS} metrics, not 40,000: report fewer",
+                f"run run-{k}, round 0: a round has at most {MAX_METRICS} metrics, not 5,000: report fewer",
             )
         assert [run.run_id for run in await client.runs()] == [f"run-{k}" for k in range(12)]
 
@@ -61,11 +65,15 @@ async def test_400_000_tags_on_a_device_are_refused_and_none_is_added(config: Co
     async with serving_client(config) as client:
         await client.two_ready()
         request = operator_pb2.TagDevicesRequest(device_ids=["orin", "nano"], add=[f"t{k}" for k in range(400_000)])
+        with pytest.raises(grpc.aio.AioRpcError, match="a list in a message is too long") as refused:
+            await client.operator.TagDevices(request)
+        assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        del request.add[10_000:]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.operator.TagDevices(request)
         assert status(refused) == (
             grpc.StatusCode.INVALID_ARGUMENT,
-            f"at most {MAX_TAGS} tags can be added by command, not 400,000",
+            f"at most {MAX_TAGS} tags can be added by command, not 10,000",
         )
         for word in ("a", "b"):
             request = operator_pb2.TagDevicesRequest(device_ids=["orin"], add=[f"{word}{k}" for k in range(MAX_TAGS)])

@@ -21,6 +21,7 @@ FORMULA = '=HYPERLINK("http://evil")'
 async def a_hostile_run(client: Client, orin: Any, text: str) -> None:
     """A round and a run in which everything that a peer may write is `text`."""
     plan = await client.plan(1)
+    await client.end_trainings()
     await orin.send(
         state=session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50, detail=f"{text} detail")
     )

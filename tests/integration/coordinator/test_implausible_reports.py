@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.settings import CoordinatorSettings
+from coordinator.store import checksums
 from tests.fakes.served import READY, Agent, Client, serving_client
 from tests.fakes.small_fleet import NODES, RUN
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
@@ -82,6 +83,7 @@ async def test_an_implausible_front_leaves_out_its_device_only(config: Coordinat
             assert shown.state == session_pb2.DEVICE_STATE_READY, "its session lasts"
             assert "no device can have" in shown.left_out or "more than" in shown.left_out
             await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=case))
+            await client.end_trainings()
 
 
 @pytest.mark.parametrize("case", IMPLAUSIBLE)
@@ -163,6 +165,7 @@ async def test_an_implausible_result_counts_as_not_reported(
             results[0].loss, results[0].num_examples = loss, num_examples
             finish = planning_pb2.FinishRoundRequest(plan_id=made.plan_id, results=results, wall_s=40.0)
             await client.planning.FinishRound(finish)
+            await client.end_trainings()
         first = (await client.rounds()).rounds[0].results[0]
         assert not first.HasField("loss") or abs(first.loss) <= 1e9
         assert not first.HasField("num_examples") or 0 <= first.num_examples <= 1e9
@@ -172,6 +175,7 @@ async def test_a_stored_front_that_is_not_plausible_does_not_end_the_start(confi
     async with serving_client(config) as client:
         await client.two_ready()
     with closing(sqlite3.connect(config.store.location)) as store, store:
+        checksums.prepare(store)
         points = np.array([[4, 1.5e6, 6e8, 2.1e9, 20.0, 30.0, 800.0, 0.0, 0.0]], dtype="<f8")
         store.execute("UPDATE front SET points = ? WHERE device_id = 'orin'", (points.tobytes(),))
     async with serving_client(config) as client:

@@ -40,6 +40,7 @@ DOCUMENTED = {
     "wattfleet_supply_power_watts": {"supply", "kind"},
     "wattfleet_supply_fallback": {"supply"},
     "wattfleet_site_power_watts": {"kind"},
+    "wattfleet_unplanned_rounds": set(),
 }
 
 Samples = dict[tuple[str, ...], float]
@@ -145,7 +146,8 @@ def test_before_the_first_device_only_the_budget_is_known() -> None:
     samples = scraped(Fleet(Allowance.of_site(90.0), FastestK()))
     assert set(of(samples, "wattfleet_devices").values()) == {0}
     assert {key: value for key, value in samples.items() if key[0] != "wattfleet_devices"} == {
-        ("wattfleet_site_power_watts", "allowed"): 90
+        ("wattfleet_site_power_watts", "allowed"): 90,
+        ("wattfleet_unplanned_rounds",): 0,
     }
 
 
@@ -157,6 +159,7 @@ def test_a_device_that_only_connected_has_no_watts_and_no_times() -> None:
         "wattfleet_device_state",
         "wattfleet_devices",
         "wattfleet_device_profiled_modes",
+        "wattfleet_unplanned_rounds",
     }
 
 

@@ -29,7 +29,7 @@ async def test_one_connection_has_a_hundred_sessions_and_another_connection_is_f
             await Agent(session_pb2_grpc.SessionServiceStub(other)).hello("elsewhere")
         agents[0].call.cancel()
         await asyncio.sleep(0.1)
-        await client.agent().hello("one-more")
+        await client.agent().hello("device-0")
 
 
 async def test_a_host_has_as_many_calls_as_its_setting_says(config: CoordinatorSettings) -> None:

@@ -19,6 +19,7 @@ from tests.fakes.served import Agent, Client
 from tests.fakes.shell import a_round, asked, served_with_shell
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, RUN
 from wattfleet.errors import InvalidInputError
+from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 
 _TRAINING = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
@@ -170,11 +171,19 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
 
 
 async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: CoordinatorSettings) -> None:
+    config = config.with_values(site={"trim_check_s": 1_000.0})  # no check calls the trainings off
 
     async with served_with_shell(config) as (client, shell):
         orin, nano = await client.two_ready()
         plan = await client.plan()
+        await orin.obey(GrantPhase.TRAINING)
         await orin.send(state=_TRAINING)
+        await nano.obey()
+        with pytest.raises(RequestRefusedError, match="held for nano, orin"):
+            await shell("delete", RUN, "--end")
+        stop = await nano.grant()
+        assert not stop.HasField("mode"), "its training, which had not begun, is called off at once"
+        await nano.lease(GrantPhase.OVER, stop)
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "--end")
         assert str(refused.value) == (
@@ -183,6 +192,7 @@ async def test_a_run_is_ended_and_deleted_once_no_device_trains_for_it(config: C
         )
         [run] = await client.runs()
         assert (run.finished, run.error) == (True, "ended by the operator")
+        await orin.lease(GrantPhase.OVER, orin.keeps_to)
         await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.5, power_w=31.25))
         ready = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_READY, profiled_modes=50)
         await orin.send(state=ready)
@@ -196,6 +206,7 @@ async def test_a_run_with_more_rounds_than_one_transaction_deletes_is_deleted(co
         _agents = await client.two_ready()
         for number in range(1, 20):
             plan = await client.plan(number)
+            await client.end_trainings()
             await client.planning.FinishRound(planning_pb2.FinishRoundRequest(plan_id=plan.plan_id, wall_s=1.0))
         assert (await shell("delete", RUN, "--end")).stdout == f"run {RUN}: deleted\n"
         streamed = client.view.StreamRounds(view_pb2.StreamRoundsRequest(run_id=RUN))

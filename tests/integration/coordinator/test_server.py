@@ -207,6 +207,7 @@ async def test_a_restart_on_the_same_store_keeps_devices_nodes_and_rounds(config
     async with serving_client(config) as client:
         orin, nano = await client.two_ready()
         plan = await client.plan()
+        await client.end_trainings()
         await orin.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=20.0, power_w=31.0))
         await client.planning.ReportMetrics(metrics(1, accuracy=0.5))
         await client.plan(2)

@@ -39,6 +39,7 @@ SERVED = {
     "wattfleet_round_accuracy": set(),
     "wattfleet_supply_power_watts": {"supply", "kind"},
     "wattfleet_supply_fallback": {"supply"},
+    "wattfleet_unplanned_rounds": set(),
 }
 
 

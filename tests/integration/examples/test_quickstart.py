@@ -7,6 +7,7 @@ import importlib
 import logging
 import random
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
             return metrics
 
         patch.setattr(server, "global_evaluate", kept)
+        if hasattr(server, "PowerAware"):
+            patch.setattr(server, "PowerAware", partial(server.PowerAware, on_coordinator_away="unplanned"))
         random.seed(0)
         torch.manual_seed(0)
         context = Context(run_id=RUN_ID, node_id=1, node_config={}, state=RecordDict(), run_config=dict(config))
@@ -92,6 +95,7 @@ def test_without_a_coordinator_both_learn_the_same(
     # Wherever this runs, nobody is to be found at the address that is the default.
     nobody = grpc.insecure_channel("127.0.0.1:1")
     monkeypatch.setattr(planning_client, "open_channel", lambda address: nobody)
+    monkeypatch.setattr("wattfleet_flower.server.rounds._FINAL_REPORTS_WITHIN_S", 0.0)
     monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)

@@ -13,10 +13,12 @@ from flwr.app import Error
 
 from coordinator.server import OPTIONS
 from tests.fakes.flower_in_process import GridOfNodes, Node, RecordingClock
+from wattfleet_flower.server.away import AwayPolicy
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.nodes import Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
-from wattfleet_flower.server.rounds import PlannedRound, PlannedRounds, WaitLimits
+from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
+from wattfleet_flower.server.sent_rounds import PlannedRound
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 DEVICES = 10_000
@@ -60,7 +62,7 @@ def planner(coordinator: Coordinator) -> Iterator[PlanningClient]:
         planning_pb2_grpc.add_PlanningServiceServicer_to_server(coordinator, server)
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
-        yield PlanningClient(f"127.0.0.1:{port}")
+        yield PlanningClient(f"127.0.0.1:{port}", RecordingClock())
         server.stop(None).wait()
 
 
@@ -88,7 +90,7 @@ def finish(planner: PlanningClient, failed: int) -> None:
         for k in range(failed)
     ]
     plan = planning_pb2.PlanRoundResponse(plan_id="run/1")
-    rounds = PlannedRounds(planner, "FedAvg", 1.0, WaitLimits(None, 60.0, 60.0), RecordingClock())
+    rounds = PlannedRounds(planner, "FedAvg", 1.0, WaitLimits(None, 60.0, 60.0), AwayPolicy(), RecordingClock())
     rounds.finish(PlannedRound(plan, 1, 1000.0, 90.0, sent), replies, "num-examples")
 
 
@@ -111,5 +113,5 @@ def test_a_request_above_the_size_limit_is_refused_and_not_kept(
 ) -> None:
     bindings = [planning_pb2.NodeBinding(node_id=k, device_id=one) for k, one in enumerate(10 * IDS)]
     with pytest.raises(RefusedError, match="larger than max"):
-        planner.report("BindNodes", planning_pb2.BindNodesRequest(bindings=bindings))
+        planner.report("BindNodes", lambda: planning_pb2.BindNodesRequest(bindings=bindings))
     assert planner.pending_reports == 0

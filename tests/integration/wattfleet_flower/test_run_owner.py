@@ -46,7 +46,8 @@ def test_a_process_that_comes_anew_to_a_run_goes_on_under_the_next_id(warnings: 
     assert [request.run_id for request in planner.asked("PlanRound")] == [f"{RUN_ID}-3"]
     assert [request.run_id for request in planner.asked("FinishRun")] == [f"{RUN_ID}-3"]
     assert len(grid.trainings()) == 2
-    assert warnings.about(f"run {RUN_ID} was started by another process: this one continues as run {RUN_ID}-3")
+    assert warnings.about(f"run {RUN_ID} was started by another process: this one continues as run {RUN_ID}-2")
+    assert warnings.about(f"run {RUN_ID}-2 was started by another process: this one continues as run {RUN_ID}-3")
 
 
 def test_a_start_that_was_kept_and_then_refused_goes_on_under_the_next_id(warnings: WarningLog) -> None:

@@ -93,7 +93,8 @@ def test_the_planned_timeout_stands_if_a_trim_cannot_be_looked_up(warnings: Warn
     vars(grid.nodes[D]).update(train=train, takes_s=3_000)
     began_s = grid.clock.now_s()
     result = run(grid, planner, timeout=10_000)
-    assert grid.clock.now_s() - began_s == 2 * 600 + 90 and result.arrays
+    assert grid.timeouts_s[-1] == 2 * 600 + 90 and result.arrays
+    assert grid.clock.now_s() - began_s < 2 * 600 + 90 + 60
     assert warnings.about("not waiting longer for replies")
 
 

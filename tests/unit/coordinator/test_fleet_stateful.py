@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pytest
@@ -11,24 +12,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
-from coordinator.state.records import (
-    DeviceRecord,
-    ObservedTraining,
-    Reassignment,
-    RoundObservation,
-    RoundRecord,
-    RunRecord,
-)
+from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
-from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.device_state import DeviceState, GrantPhase
 
 BUDGET_W = 45.0
+# Connected devices are expected to obey however long they take: the random worlds have those that do not.
+GRANTS = GrantSettings(confirm_timeout_s=1e9)
+LAPSED_S = 1_000.0
 IDS = [f"device-{k}" for k in range(4)]
 RUNS = ["run", "other"]
 REPORTED = [DeviceState.READY, DeviceState.TRAINING, DeviceState.PROFILING, DeviceState.DEGRADED]
@@ -38,15 +36,44 @@ numbers = st.integers(1, 4)
 
 
 @dataclass
-class Sent:
-    """A device's part in the newest round that chose it."""
+class Granted:
+    """A device's part in the newest round that chose it.
+
+    Attributes:
+        told_w: the newest limit; 0 where it has to stop.
+        had_w: the highest limit of before that it may still keep to.
+    """
 
     run: str
     plan_id: str
-    watts: float
-    is_ended: bool = False
+    told_w: float
+    had_w: float = 0.0
+    was_sent: bool = False
+    is_confirmed: bool = False
     has_begun: bool = False
+    is_given_up: bool = False
     is_over: bool = False
+
+    def tell(self, watts: float) -> None:
+        """Another limit takes the place of the newest."""
+        if self.was_sent:
+            self.had_w = max(self.had_w, self.told_w)
+        self.told_w, self.was_sent, self.is_confirmed = watts, False, False
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        if self.is_over or self.is_given_up:
+            return
+        self.is_given_up = True
+        if not self.was_sent and not self.had_w:
+            self.is_over = True
+        elif not self.has_begun and self.told_w:
+            self.tell(0.0)
+
+    @property
+    def counted_w(self) -> float:
+        """What it may draw beyond idling."""
+        return 0.0 if self.is_over else max(self.told_w, self.had_w)
 
 
 class FleetMachine(RuleBasedStateMachine):
@@ -59,15 +86,19 @@ class FleetMachine(RuleBasedStateMachine):
     def begin(self, policy: Policy, ready: list[tuple[str, Front]]) -> None:
         self.policy = policy
         self.budget_w = BUDGET_W
-        self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy)
+        self.now_s = 0.0
+        self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy, grants=GRANTS, now_s=self.clock_s)
         self.stored_devices: dict[str, DeviceRecord] = {}
         self.stored_runs: dict[str, RunRecord] = {run: self.fleet.flower.start_run(run, "FedAvg", 4) for run in RUNS}
         self.stored_rounds: dict[str, RoundRecord] = {}
         self.connected: set[str] = set()
         self.nodes: dict[int, str] = {}
-        self.sent: dict[str, Sent] = {}
+        self.granted: dict[str, Granted] = {}
         for device, device_front in ready:
             self.become_ready(device, device_front)
+
+    def clock_s(self) -> float:
+        return self.now_s
 
     def keep(self, record: DeviceRecord) -> None:
         self.stored_devices[record.device_id] = record
@@ -77,10 +108,67 @@ class FleetMachine(RuleBasedStateMachine):
 
     # --- devices ------------------------------------------------------------------------------------------------
 
-    @rule(device=devices)
-    def connect(self, device: str) -> None:
+    @rule(device=devices, is_restarted=st.booleans())
+    def connect(self, device: str, is_restarted: bool) -> None:
+        """Begin a session: the agent still has its grant, or has restarted and none."""
         self.keep(self.fleet.agents.connect(device, "orin-nx", "simulated", 5_824))
+        self.fleet.rounds.grants.session_began(device, self.now_s)
         self.connected.add(device)
+        part = self.granted.get(device)
+        if part is not None and part.is_confirmed and not is_restarted:
+            self.confirm(device, part)
+            return
+        self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
+        if part is not None and not part.is_over:
+            part.had_w, part.is_over = 0.0, part.is_given_up
+
+    @rule(unheard=st.sets(devices))
+    def deliver(self, unheard: set[str]) -> None:
+        """Send what is due; most devices confirm it."""
+        for device, grant in self.fleet.take_orders():
+            part = self.granted[device]
+            assert device in self.connected and not part.is_over
+            assert (grant.plan_id, grant.limit_w) == (part.plan_id, part.told_w)
+            part.was_sent = True
+            if device not in unheard:
+                self.confirm(device, part)
+
+    @rule(device=devices)
+    def train(self, device: str) -> None:
+        part = self.granted.get(device)
+        if part is not None and device in self.connected and part.is_confirmed and part.told_w and not part.is_over:
+            part.has_begun = True
+            self.confirm(device, part)
+            self.report_state(device, DeviceState.TRAINING)
+
+    @rule(device=devices)
+    def end_training(self, device: str) -> None:
+        part = self.granted.get(device)
+        if part is not None and device in self.connected and part.is_confirmed and part.has_begun:
+            part.is_over = True
+            self.confirm(device, part)
+            self.report_state(device, DeviceState.READY)
+
+    def confirm(self, device: str, part: Granted) -> None:
+        """The device says that it keeps to the newest grant."""
+        known = self.fleet.rounds.grants.of(device)
+        assert known is not None
+        part.is_over |= not part.told_w
+        part.is_confirmed, part.had_w = True, 0.0
+        phase = GrantPhase.TRAINING if part.has_begun else GrantPhase.WAITING
+        phase = GrantPhase.OVER if part.is_over else phase
+        self.fleet.rounds.grants.confirm(device, known.grant.grant_id, part.plan_id, phase)
+
+    @rule()
+    def lapse(self) -> None:
+        """Time passes: grants of devices without a session lapse."""
+        self.now_s += LAPSED_S
+        for device in self.connected:
+            self.fleet.rounds.grants.renew(device, self.now_s)
+        lapsed = {device for device, part in self.granted.items() if device not in self.connected and not part.is_over}
+        assert set(self.fleet.check_grants()) == lapsed
+        for device in lapsed:
+            self.granted[device].is_over = True
 
     @rule(device=devices)
     def disconnect(self, device: str) -> None:
@@ -93,10 +181,6 @@ class FleetMachine(RuleBasedStateMachine):
         if device not in self.connected:
             return
         self.keep(self.fleet.agents.report_state(device, state, 50, ""))
-        if device in self.sent:
-            sent = self.sent[device]
-            sent.is_over |= sent.has_begun and state is DeviceState.READY
-            sent.has_begun |= state is DeviceState.TRAINING
 
     @rule(device=devices, device_front=fronts(), idle_w=st.integers(0, 5))
     def report_front(self, device: str, device_front: Front, idle_w: int) -> None:
@@ -107,7 +191,7 @@ class FleetMachine(RuleBasedStateMachine):
     def become_ready(self, device: str, device_front: Front) -> None:
         """All that a device does before a round, so that rounds are frequent."""
         if device not in self.connected:
-            self.connect(device)
+            self.connect(device, False)
         self.report_front(device, device_front, 2)
         self.report_state(device, DeviceState.READY)
         self.bind(IDS.index(device), device)
@@ -127,6 +211,8 @@ class FleetMachine(RuleBasedStateMachine):
     def plan_next(self, run: str, some: set[str]) -> None:
         """A run's next round over the nodes of some devices, so that several are in flight."""
         nodes = {device: node for node, device in self.nodes.items() if device in some}
+        self.release(run, some)
+        self.deliver(set())
         self.plan_over(run, 5 + len(self.stored_rounds), [*nodes.values()])
 
     @rule(run=runs, some=st.sets(devices, min_size=1), watts=st.integers(0, 60))
@@ -137,7 +223,9 @@ class FleetMachine(RuleBasedStateMachine):
     def plan_over(self, run: str, number: int, nodes: list[int]) -> None:
         known = self.stored_rounds.get(f"{run}/{number}")
         named = [self.nodes[node] for node in nodes if node in self.nodes]
-        ready = {device for device in named if self.is_ready(device) and not self.is_awaited_by_another(device, run)}
+        if known is None:
+            self.release(run, set(named))
+        ready = {device for device in named if self.is_ready(device)}
         drawn_w = {
             device: self.idle_w(device) if device in ready else self.drawn_w(device) for device in self.stored_devices
         }
@@ -164,12 +252,17 @@ class FleetMachine(RuleBasedStateMachine):
         assert record.idle_w == rest_w
         assert record.plan.planned_w == sum(part.power_limit_w for part in chosen.values()) + rest_w
         assert record.plan.planned_w <= record.plan.site_budget_w == self.budget_w
-        for device in ready:
-            if device in self.sent and self.sent[device].run == run:
-                self.sent[device].is_over = True
         for device, part in chosen.items():
-            self.sent[device] = Sent(run, record.plan_id, part.power_limit_w)
+            self.granted[device] = Granted(run, record.plan_id, part.power_limit_w)
         assert self.site_w() == record.plan.planned_w, "nobody's watts are promised twice"
+
+    def release(self, run: str, some: set[str]) -> None:
+        """A run's Flower server does not wait for some devices any more."""
+        nodes = [node for node, device in self.nodes.items() if device in some]
+        self.fleet.flower.release(run, nodes)
+        for device in {self.nodes[node] for node in nodes}:
+            if device in self.granted and self.granted[device].run == run:
+                self.granted[device].give_up()
 
     @precondition(lambda self: self.stored_rounds)
     @rule(data=st.data(), device=devices, watts=st.integers(1, 30))
@@ -206,27 +299,30 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(watts=st.integers(0, 60))
     def set_budget(self, watts: int) -> None:
         self.budget_w = float(watts)
-        self.take_trim(*self.fleet.set_budget("site", InForce(self.budget_w, "query", False, "the meter")))
+        meter = InForce(self.budget_w, "query", False, "the meter")
+        self.take_trim(lambda: self.fleet.set_budget("site", meter))
 
     @rule()
     def trim(self) -> None:
-        before_w = self.site_w()
-        changed, told = self.fleet.trim()
-        assert (before_w > self.budget_w and bool(self.tellable())) == bool(told)
-        self.take_trim(changed, told)
+        self.take_trim(self.fleet.trim)
 
-    def take_trim(self, changed: list[RoundRecord], told: list[Reassignment]) -> None:
-        least_w = self.site_w() - sum(self.drawn_w(device) - self.idle_w(device) for device in self.tellable())
-        assert {each.device_id for each in told} <= self.tellable()
+    def take_trim(self, trim: Callable[[], list[RoundRecord]]) -> None:
+        before_w, tellable, grants = self.expected_w(), self.tellable(), self.fleet.rounds.grants
+        before = {device: grants.of(device) for device in self.granted}
+        least_w = before_w - sum(self.expected_of_w(device) - self.idle_w(device) for device in tellable)
+        changed = trim()
+        told = {device for device, known in before.items() if grants.of(device) != known}
+        assert told <= tellable and bool(told) == (before_w > self.budget_w and bool(tellable))
         for record in changed:
             self.keep_round(record)
-        for each in told:
-            sent = self.sent[each.device_id]
-            assert sent.plan_id == each.plan_id in {record.plan_id for record in changed}
-            sent.is_ended = each.assignment is None
-            sent.watts = 0.0 if each.assignment is None else each.assignment.power_limit_w
-        assert self.site_w() <= max(self.budget_w, least_w), "reachable devices keep within the budget"
-        assert all(record.plan.planned_w == self.site_w() for record in changed)
+        for device in told:
+            known, part = grants.of(device), self.granted[device]
+            assert known is not None and known.plan_id == part.plan_id
+            assert known.grant.limit_w <= part.told_w, "a trim raises nothing"
+            assert part.is_given_up or part.plan_id in {record.plan_id for record in changed}
+            part.tell(known.grant.limit_w)
+        assert self.expected_w() <= max(self.budget_w, least_w), "what can be told to keep the watts is"
+        assert all(record.plan.planned_w == self.expected_w() for record in changed)
 
     @rule()
     def restart(self) -> None:
@@ -237,56 +333,75 @@ class FleetMachine(RuleBasedStateMachine):
             self.nodes,
             list(self.stored_runs.values()),
             list(self.stored_rounds.values()),
+            grants=GRANTS,
+            now_s=self.clock_s,
         )
         self.connected.clear()
         self.stored_devices = {
             device: replace(record, state=DeviceState.OFFLINE) for device, record in self.stored_devices.items()
         }
-        # What a store does not keep: who was seen to be done, or given up.
-        for device, sent in self.sent.items():
-            record = self.stored_rounds[sent.plan_id]
-            sent.has_begun, sent.is_over = False, record.wall_s is not None or device in record.observations
+        # A store does not keep what devices have confirmed: each may keep to the highest limit that it ever had.
+        for device, part in self.granted.items():
+            record = self.stored_rounds[part.plan_id]
+            told = {each.device_id: each.power_limit_w for each in record.plan.assignments}
+            had = {each.device_id: each.power_limit_w for each in record.plan.original.assignments}
+            self.granted[device] = Granted(
+                part.run, part.plan_id, told.get(device, 0.0), max(told.get(device, 0.0), had[device])
+            )
+            if record.wall_s is not None or device in record.observations:
+                self.granted[device].give_up()
 
     # --- the account --------------------------------------------------------------------------------------------
 
     def over(self, plan_id: str, *device_ids: str) -> None:
+        """Nobody waits for some devices any more."""
         for device in device_ids:
-            if device in self.sent and self.sent[device].plan_id == plan_id:
-                self.sent[device].is_over = True
+            if device in self.granted and self.granted[device].plan_id == plan_id:
+                self.granted[device].give_up()
 
     def is_ready(self, device: str) -> bool:
-        if device not in self.connected:
+        if device not in self.connected or (device in self.granted and not self.granted[device].is_over):
             return False
         record = self.stored_devices[device]
         return record.state is DeviceState.READY and record.front is not None
 
-    def is_awaited_by_another(self, device: str, run: str) -> bool:
-        return device in self.sent and not self.sent[device].is_over and self.sent[device].run != run
-
     def tellable(self) -> set[str]:
-        """Devices that are waited for, and can be told to go on otherwise."""
+        """Devices that can be told to keep to less."""
         return {
             device
-            for device, sent in self.sent.items()
+            for device, part in self.granted.items()
             if device in self.connected
-            and not (sent.is_over or sent.is_ended)
-            and self.stored_devices[device].state is not DeviceState.PROFILING
+            and not part.is_over
+            and part.told_w
+            and (part.is_given_up or self.stored_devices[device].state is not DeviceState.PROFILING)
         }
 
     def idle_w(self, device: str) -> float:
-        return (self.stored_devices[device].idle_w or 0.0) if device in self.connected else 0.0
+        return self.stored_devices[device].idle_w or 0.0
 
-    def drawn_w(self, device: str) -> float:
-        """What a device draws as far as it is known: what was set aside while it is waited for or trains."""
-        record, sent = self.stored_devices[device], self.sent.get(device)
-        is_on = sent is not None and (not sent.is_over or record.state is DeviceState.TRAINING)
-        watts = [self.idle_w(device), sent.watts if sent is not None and is_on else 0.0]
-        if record.state is DeviceState.PROFILING and record.front is not None:
-            watts.append(float(record.front.planned_w[0]))
-        return max(watts)
+    def drawn_w(self, device: str, granted_w: float | None = None) -> float:
+        """What a device may draw as far as it is known."""
+        record, part = self.stored_devices[device], self.granted.get(device)
+        if granted_w is None:
+            granted_w = part.counted_w if part is not None else 0.0
+        if record.front is None:
+            return granted_w
+        hungriest_w = float(record.front.planned_w[0]) if record.state is DeviceState.PROFILING else 0.0
+        return max(granted_w, hungriest_w, self.idle_w(device))
+
+    def expected_of_w(self, device: str) -> float:
+        """What a device draws once it has obeyed, if it can be told anything."""
+        part = self.granted.get(device)
+        # After a restart, devices are expected to come back and to obey.
+        if part is None or (device not in self.connected and part.was_sent):
+            return self.drawn_w(device)
+        return self.drawn_w(device, 0.0 if part.is_over else part.told_w)
+
+    def expected_w(self) -> float:
+        return sum(map(self.expected_of_w, self.stored_devices))
 
     def site_w(self) -> float:
-        return sum(self.drawn_w(device) for device in self.stored_devices)
+        return sum(map(self.drawn_w, self.stored_devices))
 
     # --- what always holds --------------------------------------------------------------------------------------
 
@@ -303,12 +418,17 @@ class FleetMachine(RuleBasedStateMachine):
             assert (record.state is DeviceState.OFFLINE) == (device not in self.connected)
 
     @invariant()
-    def a_device_is_told_what_it_is_waited_for(self) -> None:
+    def a_device_counts_with_all_that_it_may_act_on(self) -> None:
         for device in IDS:
-            sent, order = self.sent.get(device), self.fleet.rounds.reassignment_for(device)
-            assert (order is not None) == (sent is not None and not sent.is_over)
-            if order is not None and sent is not None:
-                assert (order.plan_id, order.assignment is None) == (sent.plan_id, sent.is_ended)
+            part, known = self.granted.get(device), self.fleet.rounds.grants.of(device)
+            assert (part is None) == (known is None)
+            if part is not None and known is not None:
+                assert (known.plan_id, known.is_over, known.counted_w) == (part.plan_id, part.is_over, part.counted_w)
+                assert part.is_over or known.is_given_up == part.is_given_up
+
+    @invariant()
+    def a_trim_is_due_or_what_can_be_told_is(self) -> None:
+        assert self.fleet.rounds.is_trim_due or not self.tellable() or self.expected_w() <= self.budget_w
 
     @invariant()
     def the_site_was_observed_when_every_chosen_device_was(self) -> None:

@@ -245,9 +245,11 @@ def test_a_training_gets_more_time_when_its_plan_is_trimmed(trimmed_s: float, fa
     assert [first[device].failure for device in "abc"] == ["", failure, failure]
 
 
-def test_without_a_coordinator_it_trains_on_every_node() -> None:
+def test_unplanned_it_trains_on_every_node_without_a_coordinator() -> None:
     grid = grid_of(Node("a", adds(1.0)), Node("b", adds(3.0)))
-    assert planned(grid, PlannerStub(away=True), steps=1, buffer_size=2).weights == [0, 2]
+    planner = PlannerStub(away=True)
+    watched = planned(grid, planner, steps=1, buffer_size=2, on_coordinator_away="unplanned")
+    assert watched.weights == [0, 2]
     assert not any(RECORD_KEY in message.content for message in grid.sent)
 
 

@@ -49,17 +49,26 @@ def test_devices_match_by_id_tag_and_any_supply_that_feeds_them(
     assert chosen(Selection(include, exclude)) == expected
 
 
+def reason(selection: Selection, offer: Offer) -> str | None:
+    return selection.exclusion_reason(offer.device_id, offer.tags, offer.supply, SUPPLIES)
+
+
 def test_the_reason_names_the_pattern() -> None:
     selection = Selection(include=("tag:lab", "id:x"), exclude=("site:shed",))
-    assert selection.exclusion_reason(FLEET[1], SUPPLIES) == "not included: matches none of tag:lab, id:x"
-    assert selection.exclusion_reason(FLEET[0], SUPPLIES) == "excluded: matches site:shed"
-    assert selection.exclusion_reason(FLEET[2], SUPPLIES) is None
+    assert reason(selection, FLEET[1]) == "not included: matches none of tag:lab, id:x"
+    assert reason(selection, FLEET[0]) == "excluded: matches site:shed"
+    assert reason(selection, FLEET[2]) is None
+
+
+def test_a_device_without_a_known_supply_matches_no_site() -> None:
+    selection = Selection(exclude=("site:*",))
+    assert selection.exclusion_reason("new", frozenset(), "", SUPPLIES) is None
 
 
 def test_a_drained_device_is_excluded_even_if_it_is_included() -> None:
     selection = Selection(include=("id:orin-1",), drained=frozenset({"orin-1", "gone"}))
-    assert selection.exclusion_reason(FLEET[0], SUPPLIES) == "drained by the operator"
-    assert Selection(drained=frozenset({"orin-1"})).exclusion_reason(FLEET[1], SUPPLIES) is None
+    assert reason(selection, FLEET[0]) == "drained by the operator"
+    assert reason(Selection(drained=frozenset({"orin-1"})), FLEET[1]) is None
     assert "orin-1" not in chosen(Selection(drained=frozenset({"orin-1"})))
 
 

@@ -1,0 +1,287 @@
+"""PowerAware's choice of what a run does while the coordinator is away: wait, stop, or train without plans."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from flwr.app import ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import FedAvg
+
+from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, RecordingClock, raised, trained
+from tests.fakes.power_aware_runs import ARRAYS, KNOWN, A, B, C, D, WarningLog, fleet, run
+from wattfleet_flower import FedBuff, PlanningError, PowerAware
+from wattfleet_proto.assignment import RECORD_KEY
+
+
+class ClockOfOutage(RecordingClock):
+    """A clock by which a coordinator that is away comes back after a while."""
+
+    def __init__(self, planner: PlannerStub, seconds: float) -> None:
+        super().__init__()
+        self._planner, self._seconds = planner, seconds
+        self._away_since_s: float | None = None
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        if self._planner.away:
+            self._away_since_s = self.now_s() if self._away_since_s is None else self._away_since_s
+            self._planner.away = self.now_s() - self._away_since_s < self._seconds
+
+
+def trainings_by_round(grid: GridOfNodes) -> dict[int, int]:
+    rounds = [message.content["config"]["server-round"] for message in grid.trainings()]
+    return {number: rounds.count(number) for number in rounds}
+
+
+def lost_in_round(grid: GridOfNodes, planner: PlannerStub, number: int) -> None:
+    """Let the coordinator vanish while node B trains in a round."""
+
+    def train(message: Any) -> Any:
+        planner.away |= message.content["config"]["server-round"] == number
+        return trained(message)
+
+    grid.nodes[B].train = train
+
+
+# --- wait -----------------------------------------------------------------------------------------------------------
+
+
+def test_by_default_no_device_trains_until_the_coordinator_is_back(warnings: WarningLog, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    planner = PlannerStub(chosen=["b", "d"], nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 3600.0))
+    lost_in_round(grid, planner, 1)
+    result = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock).start(grid, ARRAYS, num_rounds=3)
+    assert result.arrays
+    assert trainings_by_round(grid) == {1: 2, 2: 2, 3: 2}, "only what the coordinator planned"
+    told = [method for method, _ in planner.calls if method != "ResolveNodes"]
+    assert told == ["StartRun", *(3 * ["PlanRound", "FinishRound"]), "FinishRun"]
+    [said] = warnings.about("no device trains")
+    assert "wattfleet coordinator serve" in said and "on_coordinator_away" in said
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum("still waiting for the coordinator" in each for each in logged) == 5, "every ten minutes of an hour"
+    assert sum("rounds are planned again" in each for each in logged) == 1
+
+
+def test_a_run_that_starts_while_the_coordinator_is_away_waits_for_it() -> None:
+    planner = PlannerStub(away=True)
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 500.0))
+    assert run(grid, planner, rounds=2).arrays
+    assert trainings_by_round(grid) == {1: 4, 2: 4}
+    assert len(planner.asked("PlanRound")) == 2
+
+
+def test_a_run_ends_with_an_error_once_the_coordinator_was_away_too_long() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(away=True)
+    began_s = grid.clock.now_s()
+    with pytest.raises(PlanningError, match=r"did not answer for 300 s \(coordinator_patience_s\)") as error:
+        run(grid, planner, coordinator_patience_s=300.0)
+    assert "wattfleet coordinator serve" in str(error.value)
+    assert grid.clock.now_s() - began_s == pytest.approx(300.0, abs=40.0)
+    assert not grid.trainings()
+
+
+# --- stop -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_shall_stop_ends_when_the_coordinator_is_lost() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(chosen=["b", "d"])
+    lost_in_round(grid, planner, 2)
+    with pytest.raises(PlanningError, match="does not answer.*the run ends.*on_coordinator_away='stop'"):
+        run(grid, planner, rounds=4, on_coordinator_away="stop")
+    assert trainings_by_round(grid) == {1: 2, 2: 2}
+
+
+def test_a_run_that_shall_stop_does_not_start_without_a_coordinator() -> None:
+    grid, planner = GridOfNodes(fleet()), PlannerStub(away=True)
+    evaluated: list[int] = []
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        evaluated.append(server_round)
+        return MetricRecord({"accuracy": 0.5})
+
+    strategy = PowerAware(FedAvg(), planner, clock=grid.clock, on_coordinator_away="stop")
+    with pytest.raises(PlanningError, match="does not answer"):
+        strategy.start(grid, ARRAYS, num_rounds=1, evaluate_fn=evaluate)
+    assert not grid.sent and not evaluated
+
+
+# --- unplanned ------------------------------------------------------------------------------------------------------
+
+
+def unplanned(grid: GridOfNodes, planner: PlannerStub, rounds: int, **options: Any) -> Any:
+    strategy = options.pop("strategy", None) or FedAvg(fraction_evaluate=0.0)
+    wrapped = PowerAware(strategy, planner, clock=grid.clock, on_coordinator_away="unplanned", **options)
+    return wrapped.start(grid, ARRAYS, num_rounds=rounds)
+
+
+def nodes_of_round(grid: GridOfNodes, number: int) -> set[int]:
+    return {m.metadata.dst_node_id for m in grid.trainings() if m.content["config"]["server-round"] == number}
+
+
+@pytest.mark.parametrize("nodes", [dict(KNOWN), {}], ids=["known before", "bound in this run"])
+def test_drained_and_excluded_devices_never_train(nodes: dict[int, str], warnings: WarningLog) -> None:
+    reasons = {"a": "drained by the operator", "c": "excluded: matches tag:attic"}
+    grid, planner = GridOfNodes(fleet()), PlannerStub(nodes=nodes, excluded=reasons)
+    lost_in_round(grid, planner, 1)
+    unplanned(grid, planner, rounds=3)
+    assert [nodes_of_round(grid, number) for number in (1, 2, 3)] == [{B, D}] * 3
+    [said] = warnings.about("NO BUDGET IS KEPT")
+    assert "except those of drained and excluded devices" in said
+    assert len(warnings.about("a does not train while the coordinator is away: drained by the operator")) == 1
+    assert len(warnings.about("c does not train while the coordinator is away: excluded: matches tag:attic")) == 1
+
+
+def test_a_drained_device_does_not_train_under_a_new_node_id() -> None:
+    grid = GridOfNodes(fleet())
+    planner = PlannerStub(nodes=dict(KNOWN), excluded={"a": "drained by the operator"})
+
+    def train(message: Any) -> Any:
+        planner.away = True
+        # Restarted SuperNodes, and one that the coordinator was never asked about.
+        grid.nodes.update({77: Node("a"), 78: Node("b"), 79: Node("new")})
+        return trained(message)
+
+    grid.nodes[B].train = train
+    unplanned(grid, planner, rounds=2)
+    assert nodes_of_round(grid, 2) == {78, C, D}
+
+
+def test_nodes_that_came_during_an_outage_are_bound_afterwards() -> None:
+    planner = PlannerStub(nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 2.0))
+    lost_in_round(grid, planner, 1)
+    grid.nodes[D].train = lambda message: grid.nodes.update({77: Node("new")}) or trained(message)
+    unplanned(grid, planner, rounds=3)
+    assert nodes_of_round(grid, 2) == {A, B, C, D}
+    assert nodes_of_round(grid, 3) == {A, B, C, D, 77}
+    assert grid.identifications() == [77], "asked once"
+
+
+def test_a_run_without_any_allowed_node_ends_with_an_error() -> None:
+    grid = GridOfNodes(fleet())
+    planner = PlannerStub(nodes=dict(KNOWN))
+
+    def train(message: Any) -> Any:
+        planner.away = True
+        for node_id in (B, C, D):
+            grid.nodes.pop(node_id, None)
+        return trained(message)
+
+    planner.excluded = {"a": "drained by the operator"}
+    grid.nodes[B].train = train
+    with pytest.raises(PlanningError, match="no connected node may train without a plan"):
+        unplanned(grid, planner, rounds=2, patience_s=60.0)
+    assert nodes_of_round(grid, 2) == set()
+
+
+def test_drained_devices_do_not_evaluate_either() -> None:
+    grid = GridOfNodes(fleet())
+    planner = PlannerStub(nodes=dict(KNOWN), excluded={"a": "drained by the operator"})
+    unplanned(grid, planner, rounds=1, strategy=FedAvg())
+    evaluated = [m.metadata.dst_node_id for m in grid.sent if m.metadata.message_type == "evaluate"]
+    assert sorted(evaluated) == [B, C, D]
+
+
+def test_rounds_without_a_plan_are_reported_when_the_coordinator_is_back() -> None:
+    planner = PlannerStub(nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(c={"train": raised}), ClockOfOutage(planner, 8.0))
+    lost_in_round(grid, planner, 1)
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock, on_coordinator_away="unplanned")
+    strategy.start(grid, ARRAYS, num_rounds=4, evaluate_fn=lambda number, _: MetricRecord({"accuracy": 0.1 * number}))
+    told = [(method, request) for method, request in planner.calls if method != "ResolveNodes"]
+    assert [method for method, _ in told] == [
+        *("StartRun", "ReportMetrics", "PlanRound", "FinishRound", "ReportMetrics"),
+        *(2 * ["ReportUnplannedRound", "ReportMetrics"]),
+        *("PlanRound", "FinishRound", "ReportMetrics", "FinishRun"),
+    ]
+    first, second = planner.asked("ReportUnplannedRound")
+    assert (first.run_id, first.round, second.round) == (planner.asked("StartRun")[0].run_id, 2, 3)
+    assert [first.wall_s, second.wall_s] == [5.0, 5.0]
+    assert [first.began_ago_s, second.began_ago_s] == [10.0, 5.0], "before the report was sent"
+    results = {each.node_id: each.result for each in first.results}
+    assert {node_id: each.device_id for node_id, each in results.items()} == KNOWN
+    assert results[C].failure == "the app raised: out of memory"
+    assert results[B].failure == "" and results[B].num_examples > 0
+
+
+def test_the_results_of_a_long_outage_are_not_all_kept(monkeypatch: pytest.MonkeyPatch, warnings: WarningLog) -> None:
+    monkeypatch.setattr("wattfleet_flower.server.rounds._MAX_KEPT_RESULTS", 12)
+    planner = PlannerStub(nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 22.0))
+    lost_in_round(grid, planner, 1)
+    unplanned(grid, planner, rounds=7)
+    told = planner.asked("ReportUnplannedRound")
+    assert [report.round for report in told] == [2, 3, 4, 5, 6]
+    assert [len(report.results) for report in told] == [4, 4, 0, 0, 0]
+    assert len(warnings.about("are not kept")) == 3
+
+
+def test_a_round_that_began_without_any_coordinator_is_reported_by_node() -> None:
+    planner = PlannerStub(away=True)
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 4.0))
+    unplanned(grid, planner, rounds=2)
+    told, *_ = planner.asked("ReportUnplannedRound")
+    assert told.round == 1
+    assert {each.node_id: each.result.device_id for each in told.results} == dict.fromkeys(KNOWN, "")
+
+
+# --- FedBuff --------------------------------------------------------------------------------------------------------
+
+
+def buffered(grid: GridOfNodes, planner: PlannerStub, steps: int, timeout: float, **options: Any) -> Any:
+    wrapped = PowerAware(FedBuff(2, clock=grid.clock), planner, clock=grid.clock, **options)
+    return wrapped.start(
+        grid, ARRAYS, num_rounds=steps, timeout=timeout, evaluate_fn=lambda *_: MetricRecord({"accuracy": 0.5})
+    )
+
+
+def test_fedbuff_takes_updates_while_it_waits_for_the_coordinator() -> None:
+    planner = PlannerStub(nodes=dict(KNOWN))
+    grid = GridOfNodes(fleet(d={"takes_s": 40.0}), ClockOfOutage(planner, 3 * 3600.0))
+    lost_in_round(grid, planner, 1)
+    # The outage lasts longer than the run may go without an update.
+    assert buffered(grid, planner, steps=4, timeout=600.0).arrays
+    plans = planner.asked("PlanRound")
+    assert {m.content[RECORD_KEY]["plan-id"] for m in grid.trainings()} == {
+        f"{each.run_id}/{each.round}" for each in plans
+    }
+    assert [sorted(r.device_id for r in each.results) for each in planner.asked("FinishRound")][0] == [
+        "a",
+        "b",
+        "c",
+        "d",
+    ]
+
+
+def test_fedbuff_reports_what_it_trained_without_plans() -> None:
+    planner = PlannerStub(nodes=dict(KNOWN), excluded={"a": "drained by the operator"})
+    grid = GridOfNodes(fleet(), ClockOfOutage(planner, 12.0))
+    lost_in_round(grid, planner, 1)
+    buffered(grid, planner, steps=6, timeout=600.0, on_coordinator_away="unplanned")
+    told = planner.asked("ReportUnplannedRound")
+    assert told and all(each.node_id != A for report in told for each in report.results)
+    # It evaluates while nodes still train, before their round is reported.
+    known = {request.round for request in planner.asked("PlanRound")} | {report.round for report in told}
+    assert {request.round for request in planner.asked("ReportMetrics")} <= known | {0}
+    assert not any(message.metadata.dst_node_id == A for message in grid.trainings())
+
+
+# --- settings -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"on_coordinator_away": "ignore"}, "on_coordinator_away must be 'wait', 'stop' or 'unplanned', not 'ignore'"),
+        ({"coordinator_patience_s": -1.0}, "coordinator_patience_s must be 0 or more"),
+        ({"coordinator_patience_s": float("nan")}, "coordinator_patience_s must be 0 or more"),
+        ({"coordinator_patience_s": 60.0, "on_coordinator_away": "stop"}, "only .* with on_coordinator_away='wait'"),
+    ],
+)
+def test_unusable_choices_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(Exception, match=reason) as error:
+        PowerAware(FedAvg(), PlannerStub(), **options)
+    assert type(error.value).__name__ == "InvalidInputError"

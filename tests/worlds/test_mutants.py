@@ -1,0 +1,186 @@
+"""The random worlds find each of these mistakes: the code is broken on purpose, and a promise breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from coordinator.state.agents import Agents
+from coordinator.state.fleet import Fleet
+from coordinator.state.power_draw import PowerDraw
+from coordinator.state.records import DeviceRecord
+from coordinator.state.rounds.grants import DeviceGrant, Grants
+from edge_agent.session.held_grant import HeldGrant
+from tests.worlds.world import run, steps_of
+from wattfleet_proto.device_state import GrantPhase
+
+# ruff: noqa: SLF001 - mutants break what is inside
+
+MOST_WORLDS = 1_500
+
+
+def forget(grants: Grants, device_id: str) -> None:
+    if (known := grants._grants.get(device_id)) is not None:
+        grants._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0)
+
+
+def an_order_counts_as_obeyed_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeviceGrant, "counted_w", property(lambda self: self.granted_w))
+
+
+def a_disconnected_device_counts_0(patch: pytest.MonkeyPatch) -> None:
+    disconnect = Agents.disconnect
+
+    def forgetting(self: Agents, device_id: str) -> DeviceRecord:
+        forget(self._rounds.grants, device_id)
+        return disconnect(self, device_id)
+
+    patch.setattr(Agents, "disconnect", forgetting)
+
+
+def a_given_up_training_counts_0(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "_give_up", lambda self, device_id, plan_id: forget(self, device_id))
+
+
+def a_late_message_is_trained(patch: pytest.MonkeyPatch) -> None:
+    def may_begin(self: HeldGrant, plan_id: str, now_s: float) -> bool:
+        held = self.in_force
+        return held is not None and held.mode is not None and held.plan_id == plan_id
+
+    patch.setattr(HeldGrant, "may_begin", may_begin)
+
+
+def a_grant_does_not_lapse_on_the_device(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HeldGrant, "lapse", lambda self, now_s: None)
+    must_stop = HeldGrant.must_stop
+    patch.setattr(HeldGrant, "must_stop", lambda self, now_s: must_stop(self, min(now_s, self.lapses_s - 1.0)))
+
+
+def a_renewal_counts_from_the_acknowledgement(patch: pytest.MonkeyPatch) -> None:
+    renew = HeldGrant.renew
+    patch.setattr(HeldGrant, "renew", lambda self, sent_s, lifetime_s, now_s: renew(self, now_s, lifetime_s, now_s))
+
+
+def a_trim_raises_limits(patch: pytest.MonkeyPatch) -> None:
+    offers_in_flight = Fleet._offers_in_flight
+
+    def unlimited(self: Fleet) -> object:
+        return {
+            plan_id: [replace(offer, limit_w=None) for offer in offers]
+            for plan_id, offers in offers_in_flight(self).items()
+        }
+
+    patch.setattr(Fleet, "_offers_in_flight", unlimited)
+
+
+def a_restart_forgets_given_up_trainings(patch: pytest.MonkeyPatch) -> None:
+    init = Grants.__init__
+
+    def forgetting(self: Grants, *args: object, **named: object) -> None:
+        init(self, *args, **named)  # type: ignore[arg-type]
+        for device_id, known in list(self._grants.items()):
+            if known.is_given_up:
+                forget(self, device_id)
+
+    patch.setattr(Grants, "__init__", forgetting)
+
+
+def a_restart_forgets_higher_limits(patch: pytest.MonkeyPatch) -> None:
+    init = Grants.__init__
+
+    def forgetting(self: Grants, *args: object, **named: object) -> None:
+        init(self, *args, **named)  # type: ignore[arg-type]
+        self._grants = {device_id: replace(known, superseded_w=0.0) for device_id, known in self._grants.items()}
+
+    patch.setattr(Grants, "__init__", forgetting)
+
+
+def a_hello_renews_an_older_grant(patch: pytest.MonkeyPatch) -> None:
+    def welcome(self: HeldGrant, sent_s: float, lifetime_s: float) -> None:
+        self.lapses_s = self._next_lapses_s = sent_s + lifetime_s
+
+    patch.setattr(HeldGrant, "welcome", welcome)
+
+
+def an_older_grant_is_renewed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "may_be_renewed", lambda self, device_id: True)
+
+
+def a_returning_grant_is_not_reviewed(patch: pytest.MonkeyPatch) -> None:
+    session_began = Grants.session_began
+
+    def unreviewed(self: Grants, device_id: str, now_s: float) -> None:
+        session_began(self, device_id, now_s)
+        self._unreviewed.discard(device_id)
+
+    patch.setattr(Grants, "session_began", unreviewed)
+
+
+def a_plan_is_granted_before_it_is_stored(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "hold_back", lambda self, plan_id: None)
+
+
+def an_observation_frees_watts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Grants, "observed", lambda self, device_id, plan_id: forget(self, device_id))
+
+
+def what_is_on_its_way_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    issue = Grants._issue
+
+    def ignoring(self: Grants, device_id: str, *args: object) -> None:
+        issue(self, device_id, *args)  # type: ignore[arg-type]
+        self._grants[device_id] = replace(self._grants[device_id], is_on_its_way=False)
+
+    patch.setattr(Grants, "_issue", ignoring)
+
+
+def a_device_that_obeys_late_is_not_reviewed(patch: pytest.MonkeyPatch) -> None:
+    confirm = Grants.confirm
+
+    def unreviewed(self: Grants, *args: object) -> None:
+        late, self._late = self._late, set()
+        confirm(self, *args)  # type: ignore[arg-type]
+        self._late = late
+
+    patch.setattr(Grants, "confirm", unreviewed)
+
+
+def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
+    elsewhere_w = PowerDraw.elsewhere_w
+    patch.setattr(
+        PowerDraw,
+        "elsewhere_w",
+        lambda self, offered, expected=frozenset(): elsewhere_w(self, offered, set(self._agents.devices)),
+    )
+
+
+MUTANTS = [
+    an_order_counts_as_obeyed_at_once,
+    a_disconnected_device_counts_0,
+    a_given_up_training_counts_0,
+    a_late_message_is_trained,
+    a_grant_does_not_lapse_on_the_device,
+    a_renewal_counts_from_the_acknowledgement,
+    a_trim_raises_limits,
+    a_restart_forgets_given_up_trainings,
+    a_restart_forgets_higher_limits,
+    a_hello_renews_an_older_grant,
+    an_older_grant_is_renewed,
+    a_returning_grant_is_not_reviewed,
+    a_plan_is_granted_before_it_is_stored,
+    an_observation_frees_watts,
+    what_is_on_its_way_is_ignored,
+    a_device_that_obeys_late_is_not_reviewed,
+    plans_count_on_unconfirmed_orders,
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("mutate", MUTANTS)
+def test_the_worlds_find_a_mistake(
+    mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutate(monkeypatch)
+    assert any(run(seed, steps_of(seed)) is not None for seed in range(MOST_WORLDS))

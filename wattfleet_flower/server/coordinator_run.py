@@ -1,0 +1,229 @@
+"""One run at the coordinator: requests for its plans, and reports of its rounds.
+
+A run belongs to the process that started it, which proves it with a token in every request.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from typing import Any
+
+import grpc
+from flwr.common.logger import log
+
+from wattfleet_flower.server.errors import RefusedError
+from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.replies import truncate_failures
+from wattfleet_flower.server.sent_rounds import UnplannedRound
+from wattfleet_io.clock import Clock
+from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
+from wattfleet_proto.v1 import planning_pb2
+
+_MOST_IDS = 20
+# Leaves room for the other fields of the message.
+_RESULTS_BYTES = MAX_MESSAGE_BYTES - 4096
+# What a result in a round without a plan adds to a device's result: its node's id, and the frame around both.
+_NODE_BYTES = 20
+# Results of rounds without a plan that are kept for their reports, about 100 bytes each; later rounds are reported
+# without results.
+_MAX_KEPT_RESULTS = 200_000
+
+
+@dataclass
+class _Run:
+    """A run as it was started, or will be as soon as the coordinator can be reached.
+
+    Attributes:
+        flower_id: Flower's id of the run.
+        rounds: how many rounds it has; 0 if this is unknown.
+        ids_tried: how many ids were tried: another process may have started a run of Flower's id.
+    """
+
+    flower_id: str
+    rounds: int
+    ids_tried: int = 1
+
+    @property
+    def run_id(self) -> str:
+        """Its id at the coordinator."""
+        return self.flower_id if self.ids_tried == 1 else f"{self.flower_id}-{self.ids_tried}"
+
+
+class CoordinatorRun:
+    """Starts a run at the coordinator, requests its plans, and reports its rounds.
+
+    Flower resumes no run. A process that comes anew to a Flower run begins with round 1, which the coordinator has
+    planned already for the process before. It continues as run ID-2, ID-3 and so on.
+    """
+
+    def __init__(self, planner: PlanningClient, strategy: str, local_epochs: float, clock: Clock) -> None:
+        """Use a coordinator.
+
+        Args:
+            planner: the coordinator.
+            strategy: the strategy's name.
+            local_epochs: passes over its data that the app's training makes at each node in a round.
+            clock: measures when rounds began.
+        """
+        self._planner = planner
+        self._strategy = strategy
+        self._local_epochs = local_epochs
+        self._clock = clock
+        self._token = secrets.token_urlsafe(32)
+        self._run: _Run | None = None
+
+    @property
+    def is_started(self) -> bool:
+        """Whether `start` was called."""
+        return self._run is not None
+
+    def start(self, flower_id: str, rounds: int) -> None:
+        """Start a run; while the coordinator cannot be reached, it is started later.
+
+        Raises:
+            RefusedError: the coordinator refused the run.
+        """
+        self._run = run = _Run(flower_id, rounds)
+        self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
+
+    def start_again(self) -> None:
+        """Start the run at a coordinator whose store was replaced since.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused the run.
+        """
+        self._planner.call("StartRun", self._start_request(self._started))
+
+    def plan(self, number: int, node_ids: Sequence[int]) -> planning_pb2.PlanRoundResponse:
+        """Request a round's plan, once; without nodes the coordinator returns the existing plan and makes no new one.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+        """
+        request = planning_pb2.PlanRoundRequest(
+            run_id=self._started.run_id,
+            round=number,
+            node_ids=node_ids,
+            epochs=self._local_epochs,
+            run_token=self._token,
+        )
+        plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
+        return plan
+
+    def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
+        """Look up a plan as it is now: it may have been trimmed since it was made.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+        """
+        try:
+            request = planning_pb2.GetPlanRequest(plan_id=plan_id)
+            answer: planning_pb2.GetPlanResponse = self._planner.call("GetPlan", request)
+            return answer.plan
+        except RefusedError as refused:
+            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+        return self.plan(number, [])  # before protocol 1.2
+
+    def report_round(self, plan_id: str, results: Sequence[planning_pb2.DeviceResult], wall_s: float) -> None:
+        """Report the results of a planned round."""
+        truncate_failures(results, _RESULTS_BYTES)
+        request = planning_pb2.FinishRoundRequest(
+            plan_id=plan_id, results=results, wall_s=wall_s, run_token=self._token
+        )
+        self._report("FinishRound", lambda: request)
+
+    def report_unplanned(
+        self, unplanned: UnplannedRound, results: Mapping[int, planning_pb2.DeviceResult], wall_s: float
+    ) -> None:
+        """Report a round without a plan; it reaches the coordinator when this answers again.
+
+        Args:
+            unplanned: the round.
+            results: by node.
+            wall_s: its duration in seconds.
+        """
+        run = self._started
+        if len(results) * (self._planner.pending_reports + 1) > _MAX_KEPT_RESULTS:
+            log(WARNING, "the results of round %d are not kept: the coordinator is away for too long", unplanned.number)
+            results = {}
+        truncate_failures(list(results.values()), _RESULTS_BYTES - _NODE_BYTES * len(results))
+        of_nodes = [planning_pb2.NodeResult(node_id=node_id, result=result) for node_id, result in results.items()]
+
+        def build() -> planning_pb2.ReportUnplannedRoundRequest:
+            return planning_pb2.ReportUnplannedRoundRequest(
+                run_id=run.run_id,
+                round=unplanned.number,
+                began_ago_s=self._clock.now_s() - unplanned.began_s,
+                wall_s=wall_s,
+                results=of_nodes,
+                metrics=unplanned.metrics,
+                run_token=self._token,
+            )
+
+        self._report("ReportUnplannedRound", build)
+
+    def report_metrics(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Report the strategy's metrics after a round; round 0 is the evaluation before the first round."""
+        run = self._started
+        self._report(
+            "ReportMetrics",
+            lambda: planning_pb2.ReportMetricsRequest(
+                run_id=run.run_id, round=number, metrics=metrics, run_token=self._token
+            ),
+        )
+
+    def finish(self, error: str) -> None:
+        """Report that the run is over.
+
+        Args:
+            error: why it failed; empty if it completed.
+        """
+        run = self._started
+        self._report(
+            "FinishRun",
+            lambda: planning_pb2.FinishRunRequest(run_id=run.run_id, error=error, run_token=self._token),
+        )
+
+    @property
+    def _started(self) -> _Run:
+        assert self._run is not None, "it was started"
+        return self._run
+
+    def _start_request(self, run: _Run) -> planning_pb2.StartRunRequest:
+        return planning_pb2.StartRunRequest(
+            run_id=run.run_id, strategy=self._strategy, rounds=run.rounds, run_token=self._token
+        )
+
+    def _report(self, method: str, build: Callable[[], Any]) -> None:
+        try:
+            self._planner.report(method, build)
+        except RefusedError as refused:
+            log(WARNING, "the coordinator rejected %s: %s", method, refused)
+
+
+def _takes_next_id(run: _Run, refused: RefusedError) -> bool:
+    """Give a run the next id if another process has started a run of its id.
+
+    Returns:
+        Whether to start it again.
+    """
+    if refused.code is not grpc.StatusCode.PERMISSION_DENIED or run.ids_tried > _MOST_IDS:
+        return False
+    taken = run.run_id
+    run.ids_tried += 1
+    log(
+        WARNING,
+        "run %s was started by another process: this one continues as run %s. Devices that still train for the"
+        " former are free after `wattfleet coordinator delete %s --end`",
+        taken,
+        run.run_id,
+        taken,
+    )
+    return True
