@@ -151,13 +151,16 @@ class Fleet:
             self.rounds.is_trim_due = True
         return self.rounds.grants.check(now_s)
 
-    def take_orders(self, is_reachable: Callable[[str], bool] | None = None) -> list[tuple[str, Grant]]:
+    def take_orders(
+        self, is_reachable: Callable[[str], bool] | None = None, only: str | None = None
+    ) -> list[tuple[str, Grant]]:
         """The grants to send now, each with its device's id; they count as sent.
 
         Args:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
+            only: the only device to look at; None for all.
         """
-        return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s())
+        return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 
     def forget(self, device_ids: Collection[str]) -> list[ForgottenDevice]:
         """Remove devices with their overrides and node bindings; they may enrol again. On an error none is removed.

@@ -101,7 +101,8 @@ async def _no_coordinator_fails_an_agent_session(tmp_path: Path) -> None:
                     running = asyncio.create_task(session.run())
                     await _until_any(hostile_coordinator.answered, session.attempted)
                     with suppress(WattfleetError, TimeoutError):
-                        await session.grants.begin(PLAN, 0.01)
+                        await session.grants.wait_for(PLAN, 0.01)
+                        session.grants.begin(PLAN)
                         await asyncio.wait_for(session.grants.next_change(), 0.01)
                     assert not running.done(), "the agent gives the coordinator up"
                     running.cancel()
