@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import pytest
@@ -20,7 +20,7 @@ from tests.fakes.granted import Granted
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.planning import Allowance
+from wattfleet.planning import Allowance, Assignment
 from wattfleet.planning.policies import AllDevices, FastestK, Policy, RandomK
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 
@@ -36,6 +36,10 @@ runs = st.sampled_from(RUNS)
 numbers = st.integers(1, 4)
 
 
+def limits_w(assignments: Iterable[Assignment]) -> dict[str, float]:
+    return {each.device_id: each.power_limit_w for each in assignments}
+
+
 class FleetMachine(RuleBasedStateMachine):
     """A fleet, a store that keeps only what the fleet hands out, and a plain account of what was done to it."""
 
@@ -47,7 +51,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.policy = policy
         self.budget_w = BUDGET_W
         self.now_s = 0.0
-        self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy, grants=GRANTS, now_s=self.clock_s)
+        self.fleet = Fleet(Allowance.of_site(BUDGET_W), policy, grants=GRANTS, now_s=lambda: self.now_s)
         self.stored_devices: dict[str, DeviceRecord] = {}
         self.stored_runs: dict[str, RunRecord] = {run: self.fleet.flower.start_run(run, "FedAvg", 4) for run in RUNS}
         self.stored_rounds: dict[str, RoundRecord] = {}
@@ -56,9 +60,6 @@ class FleetMachine(RuleBasedStateMachine):
         self.granted: dict[str, Granted] = {}
         for device, device_front in ready:
             self.become_ready(device, device_front)
-
-    def clock_s(self) -> float:
-        return self.now_s
 
     def keep(self, record: DeviceRecord) -> None:
         self.stored_devices[record.device_id] = record
@@ -77,18 +78,17 @@ class FleetMachine(RuleBasedStateMachine):
         part = self.granted.get(device)
         if part is not None and part.is_confirmed and not is_restarted:
             self.confirm(device, part)
-            return
-        self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
-        if part is not None and not part.is_over:
-            part.had_w, part.is_over = 0.0, part.is_given_up
+        else:
+            self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
+            if part is not None and not part.is_over:
+                part.had_w, part.is_over = 0.0, part.is_given_up
 
     @rule(unheard=st.sets(devices))
     def deliver(self, unheard: set[str]) -> None:
         """Send what is due; most devices confirm it."""
         for device, grant in self.fleet.take_orders():
             part = self.granted[device]
-            assert device in self.connected and not part.is_over
-            assert (grant.plan_id, grant.limit_w) == (part.plan_id, part.told_w)
+            assert device in self.connected and (grant.plan_id, grant.limit_w) == (part.plan_id, part.told_w)
             part.was_sent = True
             if device not in unheard:
                 self.confirm(device, part)
@@ -115,8 +115,7 @@ class FleetMachine(RuleBasedStateMachine):
         assert known is not None
         part.is_over |= not part.told_w
         part.is_confirmed, part.had_w = True, 0.0
-        phase = GrantPhase.TRAINING if part.has_begun else GrantPhase.WAITING
-        phase = GrantPhase.OVER if part.is_over else phase
+        phase = (GrantPhase.TRAINING if part.has_begun else GrantPhase.WAITING) if not part.is_over else GrantPhase.OVER
         self.fleet.rounds.grants.confirm(device, known.grant.grant_id, part.plan_id, phase)
 
     @rule()
@@ -125,10 +124,10 @@ class FleetMachine(RuleBasedStateMachine):
         self.now_s += LAPSED_S
         for device in self.connected:
             self.fleet.rounds.grants.renew(device, self.now_s)
-        lapsed = {device for device, part in self.granted.items() if device not in self.connected and not part.is_over}
-        assert set(self.fleet.check_grants()) == lapsed
-        for device in lapsed:
-            self.granted[device].is_over = True
+        away = {device: part for device, part in self.granted.items() if device not in self.connected}
+        assert set(self.fleet.check_grants()) == {device for device, part in away.items() if not part.is_over}
+        for part in away.values():
+            part.is_over = True
 
     @rule(device=devices)
     def disconnect(self, device: str) -> None:
@@ -138,9 +137,8 @@ class FleetMachine(RuleBasedStateMachine):
 
     @rule(device=devices, state=st.sampled_from(REPORTED))
     def report_state(self, device: str, state: DeviceState) -> None:
-        if device not in self.connected:
-            return
-        self.keep(self.fleet.agents.report_state(device, state, 50, ""))
+        if device in self.connected:
+            self.keep(self.fleet.agents.report_state(device, state, 50, ""))
 
     @rule(device=devices, device_front=fronts(), idle_w=st.integers(0, 5))
     def report_front(self, device: str, device_front: Front, idle_w: int) -> None:
@@ -259,8 +257,7 @@ class FleetMachine(RuleBasedStateMachine):
     @rule(watts=st.integers(0, 60))
     def set_budget(self, watts: int) -> None:
         self.budget_w = float(watts)
-        meter = InForce(self.budget_w, "query", False, "the meter")
-        self.take_trim(lambda: self.fleet.set_budget("site", meter))
+        self.take_trim(lambda: self.fleet.set_budget("site", InForce(self.budget_w, "query", False, "the meter")))
 
     @rule()
     def trim(self) -> None:
@@ -294,7 +291,7 @@ class FleetMachine(RuleBasedStateMachine):
             list(self.stored_runs.values()),
             list(self.stored_rounds.values()),
             grants=GRANTS,
-            now_s=self.clock_s,
+            now_s=lambda: self.now_s,
         )
         self.connected.clear()
         self.stored_devices = {
@@ -303,18 +300,15 @@ class FleetMachine(RuleBasedStateMachine):
         # A store does not keep what devices have confirmed: each may keep to the highest limit that it ever had.
         for device, part in self.granted.items():
             record = self.stored_rounds[part.plan_id]
-            told = {each.device_id: each.power_limit_w for each in record.plan.assignments}
-            had = {each.device_id: each.power_limit_w for each in record.plan.original.assignments}
-            self.granted[device] = Granted(
-                part.run, part.plan_id, told.get(device, 0.0), max(told.get(device, 0.0), had[device])
-            )
+            told_w = limits_w(record.plan.assignments).get(device, 0.0)
+            had_w = limits_w(record.plan.original.assignments)[device]
+            self.granted[device] = Granted(part.run, part.plan_id, told_w, max(told_w, had_w))
             if record.wall_s is not None or device in record.observations:
                 self.granted[device].give_up()
 
     # --- the account --------------------------------------------------------------------------------------------
 
     def over(self, plan_id: str, *device_ids: str) -> None:
-        """Nobody waits for some devices any more."""
         for device in device_ids:
             if device in self.granted and self.granted[device].plan_id == plan_id:
                 self.granted[device].give_up()
@@ -344,9 +338,8 @@ class FleetMachine(RuleBasedStateMachine):
         record, part = self.stored_devices[device], self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
-        if record.front is None:
-            return granted_w
-        hungriest_w = float(record.front.planned_w[0]) if record.state is DeviceState.PROFILING else 0.0
+        is_profiling = record.state is DeviceState.PROFILING
+        hungriest_w = float(record.front.planned_w[0]) if is_profiling and record.front is not None else 0.0
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
