@@ -11,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format lint types contracts stubs chaos fuzz test-jetson-pythons bench clean
+.PHONY: help install demo test check format lint types contracts stubs chaos worlds fuzz test-jetson-pythons bench clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-19s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ stubs: install
 chaos: install ## Kill agents at 50 random moments of profiles and mode changes, and the coordinator of 100
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 tests/chaos/test_chaos.py tests/chaos/test_chaos_mode_change.py
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
+
+worlds: install ## Look for excess power in 30,000 random worlds of failures: about 20 minutes of one core
+	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds/test_worlds.py
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 import grpc
 
 from coordinator.state.fleet import Fleet
-from coordinator.state.rounds.grants import Grant
+from coordinator.state.rounds.device_grant import Grant
 from wattfleet_io.tasks import background_task
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2

@@ -24,7 +24,8 @@ from coordinator.state.records import (
     RunRecord,
     run_of,
 )
-from coordinator.state.rounds.grants import Grant, Grants
+from coordinator.state.rounds.device_grant import Grant
+from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.unplanned import UnplannedRounds
 from wattfleet.budgets import InForce

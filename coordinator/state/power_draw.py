@@ -8,7 +8,8 @@ from dataclasses import replace
 from coordinator.state.agents import Agents
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.records import DeviceRecord
-from coordinator.state.rounds.grants import DeviceGrant, Grants
+from coordinator.state.rounds.device_grant import DeviceGrant
+from coordinator.state.rounds.grants import Grants
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Offer
 from wattfleet_proto.device_state import DeviceState

@@ -6,6 +6,7 @@ import random
 from collections.abc import Coroutine
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from edge_agent.session.grants import Grants
@@ -297,18 +298,18 @@ class Device:
         if reason is not None:
             self._world.note(f"{self.id}: must stop, {reason}")
             self._park_soon(app, False)
-        elif (grant := held.change()) is not None:
+        elif (change := held.change()) is not None:
             self._is_changing = True
+            self._in_this_life(APPLYING_S * self.rng.random(), partial(self._apply, app, change))
 
-            def applied() -> None:
-                self._is_changing = False
-                if self.app is app and self.training is not None:
-                    self._world.note(f"{self.id}: goes on at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
-                    held.apply(grant)
-                    self.grants.on_change()
-                    self._look()
-
-            self._in_this_life(APPLYING_S * self.rng.random(), applied)
+    def _apply(self, app: App, grant: Grant) -> None:
+        """Go on under another grant."""
+        self._is_changing = False
+        if self.app is app and self.training is not None:
+            self._world.note(f"{self.id}: goes on at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
+            self.held.apply(grant)
+            self.grants.on_change()
+            self._look()
 
     def _watch(self, app: App) -> None:
         """Look at the training when its grant lapses, or it has lasted too long."""
@@ -348,12 +349,20 @@ class Device:
             self.grants.ended()
             self.app = None
             if is_finished:
-                seen = session_pb2.Observation(plan_id=training.plan_id, epoch_s=1.0, power_w=training.power_limit_w)
+                seen = session_pb2.Observation(
+                    plan_id=training.plan_id, epoch_s=self._epoch_s(training), power_w=training.power_limit_w
+                )
                 self.outbox.add(session_pb2.SessionRequest(observation=seen))
             self._report(DeviceState.READY)
             self._world.answer(self.id, training.plan_id)
 
         self._in_this_life(PARKING_S * self.rng.random(), parked)
+
+    def _epoch_s(self, training: Grant) -> float:
+        """The predicted seconds per epoch, which are true in these worlds."""
+        assert training.mode is not None
+        [[k]] = (self.front.modes[:, 1] == training.mode.cpu_khz).nonzero()
+        return float(self.front.epoch_s[k])
 
     def profile(self, lasts_s: float) -> None:
         """Measure the device anew, since it has drifted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +12,8 @@ from coordinator.services.orders import grant_to_message
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
-from coordinator.state.records import DeviceOverrides, DeviceRecord, ObservedTraining, RoundRecord, RunRecord
-from coordinator.state.rounds.grants import DeviceGrant
+from coordinator.state.records import DeviceOverrides, DeviceRecord, RoundRecord, RunRecord
+from coordinator.state.rounds.device_grant import DeviceGrant
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -28,14 +30,14 @@ TICK_S = 1.0
 _CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
 
 
+@dataclass
 class Stored:
-    """What a store holds, and what has not been written yet."""
+    """What a store holds."""
 
-    def __init__(self) -> None:
-        self.devices: dict[str, DeviceRecord] = {}
-        self.runs: dict[str, RunRecord] = {}
-        self.rounds: dict[str, RoundRecord] = {}
-        self.overrides: dict[str, DeviceOverrides] = {}
+    devices: dict[str, DeviceRecord] = field(default_factory=dict)
+    runs: dict[str, RunRecord] = field(default_factory=dict)
+    rounds: dict[str, RoundRecord] = field(default_factory=dict)
+    overrides: dict[str, DeviceOverrides] = field(default_factory=dict)
 
 
 class Coordinator:
@@ -47,10 +49,8 @@ class Coordinator:
 
     def __init__(self, world: World) -> None:
         self._world, self._timeline = world, world.timeline
-        self._stored = Stored()
-        self._life = 0
+        self._stored, self._life, self.store_fails_until_s = Stored(), 0, 0.0
         self.fleet: Fleet | None = None
-        self.store_fails_until_s = 0.0
         self._nodes: dict[int, str] = {}
         self._connected_before: set[str] = set()
         self.start()
@@ -81,8 +81,7 @@ class Coordinator:
         self._streams: list[Stream] = []
         self._unsaved: dict[tuple[str, str], Any] = {}
         self._saving: list[Any] = []
-        self._is_writing = False
-        self._is_planning = False
+        self._is_writing = self._is_planning = False
         self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
         self._tick()
 
@@ -111,12 +110,13 @@ class Coordinator:
 
         self._timeline.after(seconds, if_alive)
 
-    def enrol(self, device: Device) -> None:
-        """Have a device enrolled and stored, before the world begins."""
+    def enrol(self, device: Device, node: int) -> None:
+        """Have a device and its Flower node enrolled and stored, before the world begins."""
         assert self.fleet is not None
         self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
         self.fleet.agents.report_front(device.id, device.front, device.idle_w, 50, "")
         self._save("device", device.id, self.fleet.agents.disconnect(device.id))
+        self.fleet.flower.bind_node(node, device.id)
 
     # --- store --------------------------------------------------------------------------------------------------
 
@@ -171,26 +171,24 @@ class Coordinator:
             self._acknowledge(stream, number)
             return
         self._sequence[stream] = max(number, self._sequence[stream])
-        agents = self.fleet.agents
+        acknowledge = partial(self._acknowledge, stream, number)
         if body == "lease":
             self._take_lease(stream, device_id, message.lease)
-            return
-        if body == "state":
+        elif body == "state":
             state = state_from_message(message.state.state)
-            record = agents.report_state(device_id, state, 50, "")
-            self._save("device", device_id, record, lambda: self._acknowledge(stream, number))
+            self._save("device", device_id, self.fleet.agents.report_state(device_id, state, 50, ""), acknowledge)
         elif body == "front":
             front, idle_w = self._world.devices[device_id].front, message.front.idle_w
-            record = agents.report_front(device_id, front, idle_w, 50, "")
-            self._save("device", device_id, record, lambda: self._acknowledge(stream, number))
+            record = self.fleet.agents.report_front(device_id, front, idle_w, 50, "")
+            self._save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
             try:
-                self.fleet.rounds.observe(seen.plan_id, ObservedTraining(device_id, seen.epoch_s, seen.power_w))
+                self.fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
             except UnknownRecordError:
-                self._acknowledge(stream, number)
+                acknowledge()
             else:
-                self._save_round(seen.plan_id, lambda: self._acknowledge(stream, number))
+                self._save_round(seen.plan_id, acknowledge)
 
     def _begin(self, stream: Stream, hello: session_pb2.Hello) -> None:
         assert self.fleet is not None
@@ -398,9 +396,3 @@ class Coordinator:
             before = record, grant, sum(self.fleet.draw.elsewhere_w(others).values())
             self._counted[device_id] = before
         return before[2]
-
-    def bind(self, node: int, device_id: str) -> None:
-        """Bind a Flower node to a device."""
-        assert self.fleet is not None
-        self.fleet.flower.bind_node(node, device_id)
-        self._nodes = self.fleet.flower.nodes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from coordinator.state.records import RoundRecord
@@ -70,11 +71,13 @@ class FlowerServer:
         self.number += 1
 
         def replied(record: RoundRecord) -> None:
-            world.timeline.after(0.2 * world.rng.random(), lambda: self._life == life and self._send(record))
+            world.timeline.after(0.2 * world.rng.random(), partial(self._send, record, life))
 
         world.coordinator.plan(self.run_id, self.number, free, replied)
 
-    def _send(self, record: RoundRecord) -> None:
+    def _send(self, record: RoundRecord, life: int) -> None:
+        if self._life != life:
+            return
         rng, timeline = self._world.rng, self._world.timeline
         plan_id = record.plan_id
         if record.wall_s is not None:
@@ -84,9 +87,9 @@ class FlowerServer:
             self.sent.append((device, plan_id))
             if rng.random() < 0.05:
                 continue  # the message is lost
-            timeline.after(self._delay_s(), lambda device=device: self.arrive(device, plan_id))
+            timeline.after(self._delay_s(), partial(self.arrive, device, plan_id))
             if rng.random() < 0.1:
-                timeline.after(3 * self._delay_s(), lambda device=device: self.arrive(device, plan_id))
+                timeline.after(3 * self._delay_s(), partial(self.arrive, device, plan_id))
 
     def _delay_s(self) -> float:
         rng = self._world.rng

@@ -12,7 +12,7 @@ PARKING_S = 3.0
 """Seconds in which a device parks, which the margin of a grant covers."""
 
 if TYPE_CHECKING:
-    from coordinator.state.rounds.grants import Grant
+    from coordinator.state.rounds.device_grant import Grant
     from tests.worlds.agent import Device
     from tests.worlds.world import World
 

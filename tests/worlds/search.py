@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.worlds.oracle import BrokenPromiseError
-from tests.worlds.world import NOTHING, Step, run, steps_of
+from tests.worlds.rules import NOTHING, Step, steps_of
+from tests.worlds.world import run
 
 
 class BrokenWorldError(AssertionError):

@@ -11,9 +11,11 @@ from coordinator.state.agents import Agents
 from coordinator.state.fleet import Fleet
 from coordinator.state.power_draw import PowerDraw
 from coordinator.state.records import DeviceRecord
-from coordinator.state.rounds.grants import DeviceGrant, Grants
+from coordinator.state.rounds.device_grant import DeviceGrant
+from coordinator.state.rounds.grants import Grants
 from edge_agent.session.held_grant import HeldGrant
-from tests.worlds.world import run, steps_of
+from tests.worlds.rules import steps_of
+from tests.worlds.world import run
 from wattfleet_proto.device_state import GrantPhase
 
 # ruff: noqa: SLF001 - mutants break what is inside

@@ -10,96 +10,16 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
+from coordinator.state.rounds.device_grant import DeviceGrant, Grant
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
 _DRIFT = 0.01
 """Relative error of two clocks that count seconds: a hundred times that of a poor quartz."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """What one device may draw beyond idling, for its training of one plan.
-
-    Attributes:
-        grant_id: its name in confirmations.
-        plan_id: the plan; empty where a device is told to stop a training that no plan has.
-        assignment: mode and power limit; None where the training has to stop, or may not begin.
-        longest_s: the training ends after so many seconds.
-    """
-
-    grant_id: int
-    plan_id: str
-    assignment: Assignment | None
-    longest_s: float
-
-    @property
-    def limit_w(self) -> float:
-        """Watts that the device may draw; 0 where it may only idle."""
-        return 0.0 if self.assignment is None else self.assignment.power_limit_w
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGrant:
-    """The newest grant of a device, with what it may still act on.
-
-    Attributes:
-        grant: the newest grant.
-        superseded_w: the highest limit of the grants before it that the device may still act on.
-        phase: how far the device is, as far as it is known.
-        was_sent: the device may have received the grant.
-        is_confirmed: the device has put the grant in force.
-        is_in_session: the grant was sent in the device's current session.
-        is_on_its_way: this grant or one before it was sent in the current session and may arrive yet.
-        sent_s: when it was sent first.
-        is_given_up: nobody waits for the training any more. It still counts until it is known to be over.
-        is_rogue: the device acts on a grant that is not known, until it confirms this one.
-    """
-
-    grant: Grant
-    superseded_w: float = 0.0
-    phase: GrantPhase = GrantPhase.WAITING
-    was_sent: bool = False
-    is_confirmed: bool = False
-    is_in_session: bool = False
-    is_on_its_way: bool = False
-    sent_s: float = 0.0
-    is_given_up: bool = False
-    is_rogue: bool = False
-
-    @property
-    def plan_id(self) -> str:
-        """The plan of the newest grant."""
-        return self.grant.plan_id
-
-    @property
-    def assignment(self) -> Assignment | None:
-        """The assignment of the newest grant; None where the device has to stop."""
-        return self.grant.assignment
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the device can act on no grant any more."""
-        return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
-
-    @property
-    def granted_w(self) -> float:
-        """Watts that the device is told to keep to; 0 where it may only idle."""
-        return 0.0 if self.phase is GrantPhase.OVER else self.grant.limit_w
-
-    @property
-    def counted_w(self) -> float:
-        """Watts that the device may draw by any grant that it may act on; 0 where it can only idle."""
-        return max(self.granted_w, self.superseded_w)
-
-    @property
-    def confirmed_w(self) -> float | None:
-        """Watts that the device has confirmed to keep to; None while it has confirmed no newest grant."""
-        return self.granted_w if self.is_confirmed else None
 
 
 class Grants:

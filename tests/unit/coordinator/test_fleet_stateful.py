@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
@@ -16,6 +16,7 @@ from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
+from tests.fakes.granted import Granted
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
@@ -33,47 +34,6 @@ REPORTED = [DeviceState.READY, DeviceState.TRAINING, DeviceState.PROFILING, Devi
 devices = st.sampled_from(IDS)
 runs = st.sampled_from(RUNS)
 numbers = st.integers(1, 4)
-
-
-@dataclass
-class Granted:
-    """A device's part in the newest round that chose it.
-
-    Attributes:
-        told_w: the newest limit; 0 where it has to stop.
-        had_w: the highest limit of before that it may still keep to.
-    """
-
-    run: str
-    plan_id: str
-    told_w: float
-    had_w: float = 0.0
-    was_sent: bool = False
-    is_confirmed: bool = False
-    has_begun: bool = False
-    is_given_up: bool = False
-    is_over: bool = False
-
-    def tell(self, watts: float) -> None:
-        """Another limit takes the place of the newest."""
-        if self.was_sent:
-            self.had_w = max(self.had_w, self.told_w)
-        self.told_w, self.was_sent, self.is_confirmed = watts, False, False
-
-    def give_up(self) -> None:
-        """Nobody waits for it any more."""
-        if self.is_over or self.is_given_up:
-            return
-        self.is_given_up = True
-        if not self.was_sent and not self.had_w:
-            self.is_over = True
-        elif not self.has_begun and self.told_w:
-            self.tell(0.0)
-
-    @property
-    def counted_w(self) -> float:
-        """What it may draw beyond idling."""
-        return 0.0 if self.is_over else max(self.told_w, self.had_w)
 
 
 class FleetMachine(RuleBasedStateMachine):

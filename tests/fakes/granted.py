@@ -1,0 +1,46 @@
+"""A plain account of what one device was granted, beside the coordinator's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Granted:
+    """A device's part in the newest round that chose it.
+
+    Attributes:
+        told_w: the newest limit; 0 where it has to stop.
+        had_w: the highest limit of before that it may still keep to.
+    """
+
+    run: str
+    plan_id: str
+    told_w: float
+    had_w: float = 0.0
+    was_sent: bool = False
+    is_confirmed: bool = False
+    has_begun: bool = False
+    is_given_up: bool = False
+    is_over: bool = False
+
+    def tell(self, watts: float) -> None:
+        """Another limit takes the place of the newest."""
+        if self.was_sent:
+            self.had_w = max(self.had_w, self.told_w)
+        self.told_w, self.was_sent, self.is_confirmed = watts, False, False
+
+    def give_up(self) -> None:
+        """Nobody waits for it any more."""
+        if self.is_over or self.is_given_up:
+            return
+        self.is_given_up = True
+        if not self.was_sent and not self.had_w:
+            self.is_over = True
+        elif not self.has_begun and self.told_w:
+            self.tell(0.0)
+
+    @property
+    def counted_w(self) -> float:
+        """What it may draw beyond idling."""
+        return 0.0 if self.is_over else max(self.told_w, self.had_w)

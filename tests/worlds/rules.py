@@ -1,0 +1,294 @@
+"""What may happen in a world: the steps between which time passes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.worlds.agent import Device
+    from tests.worlds.flower import FlowerServer
+    from tests.worlds.world import World
+
+STEPS = 45
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a world.
+
+    Attributes:
+        rule: what happens.
+        wait_s: seconds that pass before.
+        seed: decides on the details.
+    """
+
+    rule: str
+    wait_s: float
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.wait_s:6.2f} s, then {self.rule} ({self.seed})"
+
+
+def _device(world: World) -> Device:
+    if world.rng.random() < 0.5:  # often the same: troubles come together
+        world.focus = world.rng.choice(list(world.devices.values()))
+    return world.focus
+
+
+def _server(world: World) -> FlowerServer:
+    return world.rng.choice(world.servers)
+
+
+def plan(world: World) -> None:
+    _server(world).plan()
+
+
+def plan_and_finish(world: World) -> None:
+    """A round that is planned and given up almost at once."""
+    server = _server(world)
+    server.plan()
+
+    def finish() -> None:
+        if server.open:
+            server.finish_round(max(server.open))
+
+    if world.rng.random() < 0.3:
+        plan_id = f"{server.run_id}/{server.number}"
+        world.timeline.after(0.6 * world.rng.random(), partial(world.coordinator.abandon, plan_id))
+    else:
+        world.timeline.after(1.5 * world.rng.random(), finish)
+
+
+def plan_and_crash(world: World) -> None:
+    """The coordinator dies while it plans; an app asks for the plan all the same."""
+    server, device = _server(world), _device(world)
+    server.plan()
+    plan_id = f"{server.run_id}/{server.number}"
+    down_s = 1.0 + world.rng.random() * 5.0
+    if world.rng.random() < 0.5:
+        world.coordinator.store_fails_until_s = world.timeline.now_s + 3.0
+    world.timeline.after(world.rng.random(), lambda: world.coordinator.crash(down_s))
+    if world.rng.random() < 0.5:
+        world.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
+
+
+def finish_unheard(world: World) -> None:
+    """A training finishes while the session is lost; then agent and Flower's node restart."""
+    device = _device(world)
+    training = device.training
+    if training is None or device.stream is None:
+        return
+    device.stream.up.lose()
+    device.app_finishes()
+    down_s, again_s = 4.0 + world.rng.random(), 5.0 * world.rng.random()
+    world.timeline.after(down_s, lambda: device.restart(1.0))
+    world.timeline.after(down_s + again_s, lambda: device.ask_to_train(training.plan_id, 30.0, False))
+
+
+def finish_round(world: World) -> None:
+    server = _server(world)
+    if server.open:
+        server.finish_round(world.rng.choice(sorted(server.open)))
+
+
+def give_up_device(world: World) -> None:
+    server = _server(world)
+    server.give_up(_device(world).id)
+    server.plan()
+
+
+def repeat_message(world: World) -> None:
+    server = _server(world)
+    if server.sent:
+        server.arrive(*world.rng.choice(server.sent[-6:]))
+
+
+def made_up_plan(world: World) -> None:
+    plans = [plan for server in world.servers for _, plan in server.sent[-4:]]
+    plans += [server.next_plan_id for server in world.servers]
+    _device(world).ask_to_train(world.rng.choice(plans), world.rng.random() * 50.0, False)
+
+
+def change_budget(world: World) -> None:
+    if world.rng.random() < 0.5:
+        _cut_to(world, 0.4 + 0.7 * world.rng.random())
+    else:
+        world.set_budget(float(world.rng.randint(8, 70)))
+
+
+def cut_in_trouble(world: World) -> None:
+    """The budget falls, twice perhaps, while it is hard to reach a device that trains."""
+    training = [device for device in world.devices.values() if device.training is not None]
+    if not training:
+        return
+    device, trouble = world.rng.choice(training), world.rng.randrange(4)
+    world.focus = device
+    world.note(f"{device.id} is hard to reach: {('flaps', 'answers lost', 'answers late', 'hangs up')[trouble]}")
+    if trouble == 0:
+        device.flaps_until_s = world.timeline.now_s + 60.0
+        device.hang_up()
+    elif trouble == 3:
+        device.hang_up()
+    elif device.stream is not None and trouble == 1:
+        device.stream.down.lose()
+    elif device.stream is not None:
+        device.stream.down.stall(14.0 * world.rng.random())
+    for seconds in (world.rng.random(), 12.0 * world.rng.random())[: world.rng.randint(1, 2)]:
+        share = 0.2 + 0.8 * world.rng.random()
+        world.timeline.after(seconds, partial(_cut_to, world, share))
+
+
+def _cut_to(world: World, share: float) -> None:
+    drawn_w = sum(device.drawn_w for device in world.devices.values())
+    world.set_budget(float(round(share * drawn_w)))
+
+
+def lose(world: World) -> None:
+    """A session becomes half-open."""
+    device, which = _device(world), world.rng.randrange(4)
+    if device.stream is not None and world.rng.random() < 0.3:  # its last answers arrive late
+        stream, seconds = device.stream, world.rng.random() * 14.0
+        world.note(f"{device.id}: answers stalled for {seconds:.1f} s, then lost")
+        stream.down.stall(seconds)
+        world.timeline.after(seconds + 0.01, stream.down.lose)
+        return
+    if device.stream is not None:
+        world.note(f"{device.id}: {('up', 'down', 'both', 'both')[which]} lost")
+        if which != 1:
+            device.stream.up.lose()
+        if which != 0:
+            device.stream.down.lose()
+    if which == 3:
+        device.unreachable_until_s = world.timeline.now_s + world.rng.random() * 60.0
+
+
+def flap(world: World) -> None:
+    """For a while, each session of a device is lost after a few answers."""
+    device = _device(world)
+    device.flaps_until_s = world.timeline.now_s + world.rng.random() * 60.0
+    world.note(f"{device.id}: flaps until {device.flaps_until_s:.1f} s")
+    device.hang_up()
+
+
+def stall(world: World) -> None:
+    device = _device(world)
+    if device.stream is not None:
+        seconds = world.rng.random() * 20.0
+        world.note(f"{device.id}: stalled for {seconds:.1f} s")
+        if world.rng.random() < 0.7:
+            device.stream.down.stall(seconds)
+        if world.rng.random() < 0.7:
+            device.stream.up.stall(seconds)
+
+
+def drop(world: World) -> None:
+    device = _device(world)
+    world.note(f"{device.id}: hangs up")
+    device.hang_up()
+
+
+def restart_agent(world: World) -> None:
+    device, down_s = _device(world), world.rng.random() * 10.0
+    device.restart(down_s)
+    sent = [(server, plan_id) for server in world.servers for to, plan_id in server.sent[-4:] if to == device.id]
+    if sent and world.rng.random() < 0.5:  # Flower's node restarts as well, and gets its message again
+        server, plan_id = world.rng.choice(sent)
+        world.timeline.after(down_s + world.rng.random() * 5.0, lambda: server.arrive(device.id, plan_id))
+
+
+def restart_coordinator(world: World) -> None:
+    world.coordinator.crash(world.rng.random() * (3.0 if world.rng.random() < 0.7 else 30.0))
+
+
+def fail_store(world: World) -> None:
+    world.coordinator.store_fails_until_s = world.timeline.now_s + world.rng.random() * 20.0
+
+
+def restart_server(world: World) -> None:
+    _server(world).restart(world.rng.random() < 0.5)
+
+
+def finish_run(world: World) -> None:
+    _server(world).finish_run()
+
+
+def abandon(world: World) -> None:
+    fleet = world.coordinator.fleet
+    if fleet is not None and (in_flight := sorted(each.plan_id for each in fleet.rounds.in_flight())):
+        world.coordinator.abandon(world.rng.choice(in_flight))
+
+
+def change_date(world: World) -> None:
+    """The date jumps a day ahead or an hour back."""
+    world.date_s += world.rng.choice((86_400.0, -3_600.0))
+
+
+def drain(world: World) -> None:
+    world.coordinator.drain(_device(world).id, world.rng.random() < 0.6)
+
+
+def app_dies(world: World) -> None:
+    _device(world).app_dies()
+
+
+def profile(world: World) -> None:
+    _device(world).profile(world.rng.random() * 20.0)
+
+
+def wait(world: World) -> None:
+    pass
+
+
+RULES: dict[str, tuple[int, Callable[[World], None]]] = {
+    "plan": (20, plan),
+    "plan and finish": (3, plan_and_finish),
+    "plan and crash": (2, plan_and_crash),
+    "finish unheard": (2, finish_unheard),
+    "finish round": (5, finish_round),
+    "give a device up and plan": (4, give_up_device),
+    "repeat a message": (5, repeat_message),
+    "ask for a made-up plan": (4, made_up_plan),
+    "change the budget": (10, change_budget),
+    "cut in trouble": (7, cut_in_trouble),
+    "lose a session": (7, lose),
+    "flap": (3, flap),
+    "stall a session": (4, stall),
+    "drop a session": (3, drop),
+    "restart an agent": (4, restart_agent),
+    "restart the coordinator": (4, restart_coordinator),
+    "fail the store": (3, fail_store),
+    "restart a Flower server": (2, restart_server),
+    "finish a run": (2, finish_run),
+    "abandon a round": (1, abandon),
+    "change the date": (2, change_date),
+    "drain": (2, drain),
+    "kill an app": (2, app_dies),
+    "profile": (3, profile),
+    "wait": (4, wait),
+}
+
+NOTHING = "wait"
+
+PROFILING = "profile"
+"""A rule that is off by default: profiling is not granted."""
+
+
+def steps_of(seed: int, profiling: bool = False) -> list[Step]:
+    """The steps of a random world."""
+    rng = random.Random(seed * 2 + 1)
+    rules = [name for name in RULES if profiling or name != PROFILING]
+    weights = [RULES[name][0] for name in rules]
+    return [
+        Step(rule, round(_wait_s(rng), 2), rng.randrange(1 << 30))
+        for rule in rng.choices(rules, weights, k=rng.randint(5, STEPS))
+    ]
+
+
+def _wait_s(rng: random.Random) -> float:
+    """Seconds between two steps: many things happen almost together, and some long after."""
+    return rng.random() * rng.choices((0.3, 3.0, 8.0, 40.0), (35, 30, 20, 15))[0]
