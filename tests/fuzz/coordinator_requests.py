@@ -84,6 +84,7 @@ def _session() -> list[Message]:
 
 def _planning() -> dict[str, Message]:
     result = planning_pb2.DeviceResult(device_id="orin", num_examples=100.0, loss=0.5, share=1.0)
+    of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
         "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100),
         "BindNodes": planning_pb2.BindNodesRequest(
