@@ -99,7 +99,7 @@ def _planning() -> dict[str, Message]:
             round=2,
             began_ago_s=60.0,
             wall_s=30.0,
-            results=[planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)],
+            results=[of_node],
             metrics={"accuracy": 0.5},
         ),
         "ReportMetrics": planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"accuracy": 0.5}),
