@@ -31,6 +31,14 @@ _NO_DESCRIPTOR_PAUSE_S = 0.1
 class _Handler(WSGIRequestHandler):
     """Answers one request; logs nothing."""
 
+    server: _Server
+
+    def parse_request(self) -> bool:
+        """Read the request; it is answered from now on."""
+        is_valid = super().parse_request()
+        self.server.request_read(self.connection)
+        return is_valid
+
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - named by the base class
         """Log no request."""
 
@@ -47,6 +55,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._timeout_s = settings.metrics_timeout_s
         self._room = threading.Condition()
         self._since_s: dict[socket.socket, float] = {}  # of the open connections, oldest first
+        self._answered: set[socket.socket] = set()  # connections whose request has been read
         super().__init__(address, _Handler)
 
     def get_request(self) -> tuple[socket.socket, Any]:
@@ -58,15 +67,21 @@ class _Server(ThreadingMixIn, WSGIServer):
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Make room for a connection by closing the oldest one."""
+        """Make room for a connection by closing the oldest one that has sent no request; refuse it if there is none."""
         with self._room:
-            if len(self._since_s) >= self._limit:
-                _close(next(iter(self._since_s)))
+            idle = next((each for each in self._since_s if each not in self._answered), None)
+            if len(self._since_s) >= self._limit and idle is not None:
+                _close(idle)
                 self._room.wait_for(lambda: len(self._since_s) < self._limit, _ROOM_WITHIN_S)
             if len(self._since_s) >= self._limit:
                 return False
             self._since_s[request] = time.monotonic()
         return True
+
+    def request_read(self, connection: socket.socket) -> None:
+        """Note that a connection's request has been read: it is not closed to make room."""
+        with self._room:
+            self._answered.add(connection)
 
     def service_actions(self) -> None:
         """Close the connections that take too long."""
@@ -79,6 +94,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().shutdown_request(request)
         with self._room:
             self._since_s.pop(request, None)
+            self._answered.discard(request)
             self._room.notify_all()
 
     def server_close(self) -> None:

@@ -15,7 +15,10 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import grpc
+import pytest
+from prometheus_client import Metric
 
+from coordinator.metrics import FleetCollector
 from coordinator.metrics_server import serve_metrics
 from coordinator.settings import ServerSettings
 from tests.fakes.polling import until
@@ -66,6 +69,26 @@ def test_idle_connections_take_a_limited_number_of_threads(quick_to_stop: None) 
         assert all(ends(each) for each in idle[:46]), "the oldest ones make room"
         assert threading.active_count() <= before + 1 + 4
         assert "wattfleet_devices" in scrape(port)
+
+
+def test_a_request_that_is_being_answered_is_not_cut_off(quick_to_stop: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+    collect = FleetCollector.collect
+
+    def slow(self: FleetCollector) -> Iterator[Metric]:
+        begun.set()
+        assert may_end.wait(_WITHIN_S)
+        yield from collect(self)
+
+    with served(ServerSettings(max_metrics_connections=1)) as port, ExitStack() as opened:
+        monkeypatch.setattr(FleetCollector, "collect", slow)
+        [asking] = connect(opened, port, 1)
+        asking.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert begun.wait(_WITHIN_S)
+        [further] = connect(opened, port, 1)
+        assert ends(further), "it is refused"
+        may_end.set()
+        assert asking.recv(12) == b"HTTP/1.0 200"
 
 
 def test_a_connection_that_is_idle_or_slow_is_closed(quick_to_stop: None) -> None:
