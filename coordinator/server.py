@@ -154,7 +154,7 @@ async def serve(
             unplanned=kept.unplanned,
         )
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
-        leases = Leases(time.monotonic(), expected, settings.sessions)
+        leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
         orders = Orders(fleet)

@@ -276,8 +276,9 @@ class ClaimSettings(Group):
         gt=0,
     )
     other_board_idle_w: float = setting(
-        150.0,
-        "Largest plausible idle power of a kind of board that Wattfleet does not know. Set it below the site's budget.",
+        20.0,
+        "Largest plausible idle power of a kind of board that Wattfleet does not know. Set it below the site's budget:"
+        " a device may claim as much.",
         unit="W",
         gt=0,
     )

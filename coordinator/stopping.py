@@ -13,6 +13,8 @@ from types import FrameType
 _log = logging.getLogger(__name__)
 
 _EXIT_FAILED = 1
+_LOGS_FOR_S = 0.5
+"""How long the log may take: whoever reads it may have stopped reading."""
 
 
 def stop_on_signals(stop: asyncio.Event, limit_s: float) -> None:
@@ -41,6 +43,13 @@ def stop_on_signals(stop: asyncio.Event, limit_s: float) -> None:
 
 
 def _end(limit_s: float) -> None:
+    logging_it = threading.Thread(target=_log_end, args=(limit_s,), name="end", daemon=True)
+    logging_it.start()
+    logging_it.join(_LOGS_FOR_S)
+    os._exit(_EXIT_FAILED)
+
+
+def _log_end(limit_s: float) -> None:
     busy = sorted({thread.name for thread in threading.enumerate() if not thread.daemon})
     _log.error(
         "the coordinator did not stop within %g s: it ends now (threads: %s); acknowledged data is on disk",
@@ -49,4 +58,3 @@ def _end(limit_s: float) -> None:
     )
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(_EXIT_FAILED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from typing import Any
 
@@ -12,6 +13,10 @@ else:
     import tomli as tomllib
 
 _MAX_DEPTH = 16
+_KEY_PART = r"""(?:[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
+_LONG_KEY = re.compile(rf"(?:^|[\[{{,])[ \t]*(?:{_KEY_PART}\.[ \t]*){{{_MAX_DEPTH}}}{_KEY_PART}", re.MULTILINE)
+"""The begin of a TOML key with too many parts. Its parser takes the square of their number in time."""
+
 _MAX_DIGITS = 19
 """All integers of 64 bits have at most so many digits."""
 
@@ -34,13 +39,17 @@ def parse_toml(content: bytes) -> dict[str, Any]:
     """Parse a TOML document.
 
     Raises:
-        ValueError: it is not TOML in UTF-8, is nested too deeply, or has an integer of thousands of digits.
+        ValueError: it is not TOML in UTF-8, is nested too deeply, or has a key of many parts or an integer of thousands
+            of digits; the text says which.
     """
     try:
         text = content.decode()
-        return tomllib.loads(text)
     except UnicodeDecodeError:
         raise ValueError("it is not UTF-8 text") from None
+    if _LONG_KEY.search(text):
+        raise ValueError(f"a key has more than {_MAX_DEPTH} parts")
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         raise
     except RecursionError:

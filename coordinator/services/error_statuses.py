@@ -29,7 +29,7 @@ STATUS: StatusTable = {
     UnknownRecordError: grpc.StatusCode.NOT_FOUND,
     DuplicateSessionError: grpc.StatusCode.ALREADY_EXISTS,
     TooManyDevicesError: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    OversizedMessageError: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    OversizedMessageError: grpc.StatusCode.INVALID_ARGUMENT,
     StillInUseError: grpc.StatusCode.FAILED_PRECONDITION,
     NotRunOwnerError: grpc.StatusCode.PERMISSION_DENIED,
     QuotaExceededError: grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -155,8 +155,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(*ended)
-        for run in runs:
-            self._fleet.require_unused(run.run_id)
+        self._fleet.require_unused([run.run_id for run in runs])
         for run in runs:
             await self._repository.delete_run(run.run_id)
             yield operator_pb2.DeleteRunsResponse(run_id=run.run_id)

@@ -75,9 +75,9 @@ class Orders:
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
 
-    def send_due(self) -> None:
-        """Send the grants that have changed to devices with a session."""
-        for device_id, grant in self._fleet.take_orders(self._streams.__contains__):
+    def send_due(self, only: str | None = None) -> None:
+        """Send the grants that have changed to devices with a session, or to one device only."""
+        for device_id, grant in self._fleet.take_orders(self._streams.__contains__, only):
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
             self._streams[device_id].send_grant(grant_to_message(grant))
 

@@ -51,14 +51,19 @@ class PeerQuotas:
         """
         connection: str = context.peer()
         host = host_of(connection)
-        for calls, name, limit, what in (
-            (self._of_connection, connection, self._settings.calls_per_connection, "one connection"),
-            (self._of_host, host, self._settings.calls_per_host, "one host"),
+        for calls, name, limit, what, setting in (
+            (
+                self._of_connection,
+                connection,
+                self._settings.calls_per_connection,
+                "one connection",
+                "peers.calls_per_connection",
+            ),
+            (self._of_host, host, self._settings.calls_per_host, "one host", "peers.calls_per_host"),
         ):
             if calls[name] >= limit:
                 raise QuotaExceededError(
-                    f"{limit:,} calls of {what} are in progress: end some, or raise the coordinator's setting"
-                    f" peers.calls_per_{what.split()[1]}"
+                    f"{limit:,} calls of {what} are in progress: end some, or raise the coordinator's setting {setting}"
                 )
         # Agents spread their reconnections, and a session limits its own messages.
         if not method.startswith(_SESSION_SERVICE) and not self._bucket(host).take(self._now_s()):

@@ -240,6 +240,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             lease_s=pace.lease_s,
             reconnect_s=pace.reconnect_s,
             lease_number=lease_number,
+            grant_lifetime_s=self._fleet.rounds.grants.lifetime_s,
             is_renewed=is_renewed,
             refusal=refusal,
         )
@@ -253,7 +254,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         phase = phase_from_message(lease.phase) if lease.grant_id else GrantPhase.OVER
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase)
         is_renewed = grants.may_be_renewed(device_id)
-        self._orders.send_due()
+        self._orders.send_due(device_id)
         return is_renewed
 
     async def _take(self, device_id: str, request: session_pb2.SessionRequest) -> StoredRecord | None:

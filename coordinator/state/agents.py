@@ -42,6 +42,8 @@ class Agents:
         """
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self._connected: set[str] = set()
+        # A device that loses its session goes on measuring.
+        self._profiling = {each.device_id for each in devices if each.state is DeviceState.PROFILING}
         self._placement = placement
         self._rounds = rounds
         self.claims = claims
@@ -63,10 +65,15 @@ class Agents:
         """Whether a device has a session."""
         return device_id in self._connected
 
+    def is_profiling(self, device_id: str) -> bool:
+        """Whether a device was measuring its power modes when it was last heard of."""
+        return device_id in self._profiling
+
     def copy(self, rounds: RoundLedger) -> Agents:
         """An independent copy with other rounds."""
         copied = copy.copy(self)
         copied.devices, copied._connected = self.devices.copy(), self._connected.copy()  # noqa: SLF001 - an instance of this class
+        copied._profiling = self._profiling.copy()  # noqa: SLF001
         copied._rounds = rounds  # noqa: SLF001
         copied.claims = self.claims.copy()
         return copied
@@ -111,6 +118,7 @@ class Agents:
         detail = detail[:LONGEST_TEXT]
         before = self.get(device_id)
         self._rounds.is_trim_due |= state is DeviceState.PROFILING and before.state is not state
+        (self._profiling.add if state is DeviceState.PROFILING else self._profiling.discard)(device_id)
         return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
 
     def report_front(
@@ -144,6 +152,7 @@ class Agents:
         """Remove disconnected devices."""
         for device_id in device_ids:
             del self.devices[device_id]
+            self._profiling.discard(device_id)
 
     def refuse_front(self, device_id: str, reason: str) -> DeviceRecord:
         """Leave a device out of new rounds until it reports a plausible front; its older front and idle power stay."""

@@ -151,13 +151,16 @@ class Fleet:
             self.rounds.is_trim_due = True
         return self.rounds.grants.check(now_s)
 
-    def take_orders(self, is_reachable: Callable[[str], bool] | None = None) -> list[tuple[str, Grant]]:
+    def take_orders(
+        self, is_reachable: Callable[[str], bool] | None = None, only: str | None = None
+    ) -> list[tuple[str, Grant]]:
         """The grants to send now, each with its device's id; they count as sent.
 
         Args:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
+            only: the only device to look at; None for all.
         """
-        return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s())
+        return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 
     def forget(self, device_ids: Collection[str]) -> list[ForgottenDevice]:
         """Remove devices with their overrides and node bindings; they may enrol again. On an error none is removed.
@@ -191,19 +194,22 @@ class Fleet:
                 f"run {run_id!r} is running: stop its Flower app, or pass --end to end the run at the coordinator"
             )
 
-    def require_unused(self, run_id: str) -> None:
-        """Make sure that no device trains for a run any more.
+    def require_unused(self, run_ids: Iterable[str]) -> None:
+        """Make sure that no device trains for one of some runs any more.
 
         Raises:
-            StillInUseError: a round of it still holds watts for a device.
+            StillInUseError: a round of one still holds watts for a device.
         """
-        plans = {device_id: self.draw.plan_holding(device_id) for device_id in self.agents.devices}
-        held = sorted(device_id for device_id, plan_id in plans.items() if plan_id and run_of(plan_id) == run_id)
-        if held:
-            raise StillInUseError(
-                f"run {run_id!r} has ended, but watts are still held for {first_few(held)}: delete the run when these"
-                " devices have finished their trainings"
-            )
+        held: dict[str, list[str]] = {}
+        for device_id in self.agents.devices:
+            if plan_id := self.draw.plan_holding(device_id):
+                held.setdefault(run_of(plan_id), []).append(device_id)
+        for run_id in run_ids:
+            if run_id in held:
+                raise StillInUseError(
+                    f"run {run_id!r} has ended, but watts are still held for {first_few(sorted(held[run_id]))}: delete"
+                    " the run when these devices have finished their trainings"
+                )
 
     def trim(self) -> list[RoundRecord]:
         """Trim the rounds in flight to the budgets, where devices draw more than their plans took into account.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator.errors import DuplicateSessionError
 from coordinator.settings import SessionSettings
@@ -52,7 +53,11 @@ class Leases:
     """The leases of all sessions."""
 
     def __init__(
-        self, started_s: float, expected: Collection[str] = (), settings: SessionSettings = SessionSettings()
+        self,
+        started_s: float,
+        expected: Collection[str] = (),
+        settings: SessionSettings = SessionSettings(),
+        longest_s: float = math.inf,
     ) -> None:
         """Start without any session.
 
@@ -60,8 +65,10 @@ class Leases:
             started_s: the time now.
             expected: devices that had a session when the previous coordinator ended.
             settings: the pace of leases and reconnections.
+            longest_s: limit of a lease, however large the fleet; grants have to outlast several leases.
         """
         self._settings = settings
+        self._longest_s = longest_s
         self._held: dict[str, Lease] = {}
         self._expected = set(expected)
         self._grace_ends_s = started_s + settings.return_grace_s
@@ -72,7 +79,8 @@ class Leases:
     @property
     def pace(self) -> Pace:
         """The pace for the fleet's size now, including devices that are expected to reconnect."""
-        return pace_of(len(self._held) + len(self._expected), self._settings)
+        pace = pace_of(len(self._held) + len(self._expected), self._settings)
+        return replace(pace, lease_s=min(pace.lease_s, self._longest_s))
 
     def begin(self, device_id: str, installation: str, now_s: float) -> tuple[Lease, Lease | None]:
         """Begin a session.

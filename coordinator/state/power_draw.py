@@ -12,7 +12,6 @@ from coordinator.state.rounds.device_grant import DeviceGrant
 from coordinator.state.rounds.grants import Grants
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Offer
-from wattfleet_proto.device_state import DeviceState
 
 
 class PowerDraw:
@@ -77,11 +76,10 @@ class PowerDraw:
         allowance = replace(self._operator.allowance, elsewhere_w=self.elsewhere_w(frozenset()))
         return {use.supply: use.planned_w for use in allowance.use([], {})}
 
-    @staticmethod
-    def _drawn_w(device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
+    def _drawn_w(self, device: DeviceRecord, grant: DeviceGrant | None, granted_w: float) -> float:
         """What a device outside a plan may draw, as far as it is known."""
         if device.front is None or device.idle_w is None:
             return granted_w
-        is_hungriest = device.state is DeviceState.PROFILING or (grant is not None and grant.is_rogue)
+        is_hungriest = self._agents.is_profiling(device.device_id) or (grant is not None and grant.is_rogue)
         hungriest_w = float(device.front.planned_w[0]) if is_hungriest else 0.0
         return max(granted_w, hungriest_w, device.idle_w)

@@ -17,8 +17,6 @@ from coordinator.store.ownership import FileLock
 from wattfleet.errors import InvalidInputError
 from wattfleet_io.atomic_files import sync_folder
 
-_PAGES_AT_ONCE = 1_000
-"""Pages per step of a copy: between steps, a running coordinator can write."""
 _SIDECARS = ("-wal", "-shm")
 
 
@@ -88,7 +86,8 @@ def copy_file(source: Path, target: Path) -> None:
         # Not readable by others than the source.
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, os.stat(source).st_mode & 0o777))
         with _reading(source) as connection, closing(sqlite3.connect(draft)) as copy:
-            connection.backup(copy, pages=_PAGES_AT_ONCE)
+            # In one step: between steps, a write would make it start again. A coordinator can write meanwhile (WAL).
+            connection.backup(copy)
             copy.execute("PRAGMA journal_mode=DELETE")  # the copy is one file
         _sync(draft)
         os.replace(draft, target)

@@ -173,6 +173,8 @@ def typed_opening_errors(name: str) -> Iterator[None]:
         yield
     except DamagedStoreError:
         raise
+    except UnicodeDecodeError:  # SQLite's message quotes the file
+        raise damaged(name, "a table's definition is not UTF-8") from None
     except (OSError, DBAPIError, sqlite3.Error, InvalidInputError) as error:
         if _is_damage(error, name):
             raise damaged(name, _first_line(_driver_error(error))) from None

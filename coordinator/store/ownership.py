@@ -7,6 +7,7 @@ checks that its term is the newest.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -41,8 +42,15 @@ class FileLock:
     """A lock file beside an SQLite file: SQLite's own locks are short, and are lost when any handle is closed."""
 
     def __init__(self, database: Path) -> None:
-        """Lock the file that a path resolves to."""
-        resolved = database.resolve()
+        """Lock the file that a path resolves to.
+
+        Raises:
+            OSError: the path is a symbolic link that leads to itself.
+        """
+        try:
+            resolved = database.resolve()
+        except RuntimeError:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
         self._path = resolved.with_name(f"{resolved.name}.lock")
         self._descriptor: int | None = None
 

@@ -124,11 +124,15 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             raise BusyError(f"{self._device_id} is being profiled and cannot train now; try again later")
         if self._supervisor.device_lock.locked():
             raise BusyError(f"{self._device_id} is training already; try again later")
+        # Before the device is locked: a plan that was made up must not keep others from training.
+        await self._session.grants.wait_for(start.plan_id, self._grant_timeout_s)
+        if self._supervisor.device_lock.locked():
+            raise BusyError(f"{self._device_id} is training already; try again later")
         async with self._supervisor.device_lock:
             if self._supervisor.state not in MAY_TRAIN:
                 raise BusyError(f"{self._device_id} is being prepared and cannot train now; try again later")
             assignment = assignment_from_start(start)
-            grant = await self._session.grants.begin(assignment.plan_id, self._grant_timeout_s)
+            grant = self._session.grants.begin(assignment.plan_id)
             try:
                 mode = await shield_until_done(self._begin, grant, assignment.epochs)
                 self._supervisor.handle(TrainingBegan(mode.label()))
@@ -155,7 +159,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             except InvalidInputError as error:
                 if self._supervisor.state is DeviceState.TRAINING:
                     await run_uncancelled(self._give_up(TrainingRejected(str(error))))
-                self._session.grants.ended()  # nothing was applied if the state is another
+                else:  # nothing was applied
+                    self._session.grants.ended()
                 raise
             except BaseException:
                 # The stream has broken off: the app is gone, and there is nothing to learn.
@@ -242,6 +247,8 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         """Park the device and learn nothing; report `event` unless parking fails."""
         try:
             await shield_until_done(self._watch.abandon)
+            # Again, since the training may have ended without having parked the device.
+            await shield_until_done(self._watch.park)
         except _DEVICE_ERRORS as error:
             # Its grant is over only once it is parked, after it has recovered.
             self._supervisor.handle(DeviceFailed(str(error)))

@@ -79,6 +79,7 @@ class RecoverySupervisor:
         """Report the front of the profiled and parked device, and that it is ready."""
         # Without the lock, a training that begins meanwhile would be reported first.
         async with self.device_lock:
+            self._session.grants.ended()
             await self.handle_with_front(ProfileEnded(repeated=False))
 
     async def handle_with_front(self, event: Event) -> None:
@@ -133,6 +134,7 @@ class RecoverySupervisor:
             try:
                 await shield_until_done(self._learner.reprofile, report)
                 await shield_until_done(self._watch.park)
+                self._session.grants.ended()
             except StoppedError:
                 return
             except WattfleetError as error:

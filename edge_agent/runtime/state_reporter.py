@@ -44,6 +44,5 @@ class StateReporter:
                     state=state_to_message(decision.state),
                     profiled_modes=profiled_modes,
                     detail=decision.detail,
-                    plan_id=self._session.grants.training_plan_id,
                 )
             )

@@ -19,7 +19,8 @@ from wattfleet_proto.v1 import session_pb2
 _log = logging.getLogger(__name__)
 
 _MIN_LIFETIME_S, _MAX_LIFETIME_S = 1.0, 86_400.0
-_LONGEST_WAIT_S = 3600.0
+# The event loop's timers do not count the time in which the board is suspended.
+_LONGEST_WAIT_S = 1.0
 
 
 class Grants:
@@ -37,11 +38,6 @@ class Grants:
         self._lifetime_s = 0.0
         self._sent_s: dict[int, float] = {}
         self._last_number = 0
-
-    @property
-    def training_plan_id(self) -> str:
-        """The plan that is being trained; empty while not training."""
-        return self._held.training_plan_id
 
     # --- the session's side -------------------------------------------------------------------------------------
 
@@ -90,19 +86,22 @@ class Grants:
 
     # --- the trainings' side ------------------------------------------------------------------------------------
 
-    async def begin(self, plan_id: str, timeout_s: float) -> Grant:
-        """Begin the training of a plan; wait for its grant, which may be on its way.
-
-        Raises:
-            NoGrantError: there is none in time.
-        """
+    async def wait_for(self, plan_id: str, timeout_s: float) -> None:
+        """Wait for the grant of a plan, which may be on its way, or until the timeout."""
 
         async def granted() -> None:
             async with self._changed:
                 await self._changed.wait_for(lambda: self._held.may_begin(plan_id, self._now_s()))
 
-        with suppress(asyncio.TimeoutError):  # then `begin` says what is missing
+        with suppress(asyncio.TimeoutError):
             await with_timeout(timeout_s, granted())
+
+    def begin(self, plan_id: str) -> Grant:
+        """Begin the training of a plan.
+
+        Raises:
+            NoGrantError: there is no grant for it.
+        """
         grant = self._held.begin(plan_id, self._now_s())
         self.on_change()
         return grant

@@ -56,11 +56,6 @@ class HeldGrant:
         self._next_lapses_s = -float("inf")
         self._began_s = 0.0
 
-    @property
-    def training_plan_id(self) -> str:
-        """The plan that is being trained; empty while not training."""
-        return self.in_force.plan_id if self.in_force and self.phase is GrantPhase.TRAINING else ""
-
     def receive(self, grant: Grant) -> None:
         """Take a grant of the coordinator; a training in progress has to put it in force by `apply`."""
         self.lapses_s = self._next_lapses_s
@@ -89,7 +84,9 @@ class HeldGrant:
             now_s: the time now.
         """
         self.lapse(now_s)
-        self.lapses_s = self._next_lapses_s = sent_s + lifetime_s
+        self._next_lapses_s = sent_s + lifetime_s
+        if self.phase is not GrantPhase.TRAINING or now_s < self.lapses_s:  # a lapsed grant stays so
+            self.lapses_s = self._next_lapses_s
 
     def lapse(self, now_s: float) -> None:
         """End a grant that has lapsed before its training began."""

@@ -84,6 +84,7 @@ def _session() -> list[Message]:
 
 def _planning() -> dict[str, Message]:
     result = planning_pb2.DeviceResult(device_id="orin", num_examples=100.0, loss=0.5, share=1.0)
+    of_node = planning_pb2.NodeResult(node_id=KNOWN_NODES[0], result=result)
     return {
         "StartRun": planning_pb2.StartRunRequest(run_id=RUN, strategy="FedAvg", rounds=100),
         "BindNodes": planning_pb2.BindNodesRequest(
@@ -93,6 +94,14 @@ def _planning() -> dict[str, Message]:
         "PlanRound": planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=KNOWN_NODES, epochs=1.0),
         "GetPlan": planning_pb2.GetPlanRequest(plan_id=_PLAN),
         "FinishRound": planning_pb2.FinishRoundRequest(plan_id=_PLAN, wall_s=30.0, results=[result]),
+        "ReportUnplannedRound": planning_pb2.ReportUnplannedRoundRequest(
+            run_id=RUN,
+            round=2,
+            began_ago_s=60.0,
+            wall_s=30.0,
+            results=[of_node],
+            metrics={"accuracy": 0.5},
+        ),
         "ReportMetrics": planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics={"accuracy": 0.5}),
         "FinishRun": planning_pb2.FinishRunRequest(run_id=RUN, error="it failed"),
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -31,17 +31,15 @@ class HostileMessages:
         self._hostile = hostile
         self._known = known
 
-    def serialized(self, kind: Descriptor, valid: Sequence[Message]) -> bytes:
+    def serialized(self, kind: Any, valid: Sequence[Message]) -> bytes:
         """A request: a valid one, one with changed fields, one of random fields, or no message at all.
 
         Args:
-            kind: the request's type.
+            kind: the request's descriptor.
             valid: requests of this type that the receiver takes.
         """
         drawn = self._hostile.random()
-        if drawn < 0.05 or not valid:
-            message = self.random(kind)
-        elif drawn < 0.2:
+        if drawn < 0.2 or not valid:
             message = self.random(kind)
         else:
             message = GetMessageClass(kind)()
@@ -53,7 +51,7 @@ class HostileMessages:
             content = self._hostile.damaged(content)
         return self._hostile.some_bytes() if self._hostile.random() < 0.03 else content
 
-    def random(self, kind: Descriptor, depth: int = 0) -> Message:
+    def random(self, kind: Any, depth: int = 0) -> Message:
         """A message whose every field may be set to anything."""
         message = GetMessageClass(kind)()
         for field in kind.fields:
@@ -63,7 +61,7 @@ class HostileMessages:
 
     def change(self, message: Message, depth: int = 0) -> None:
         """Change some fields of a message, or of the messages inside it."""
-        fields = list(message.DESCRIPTOR.fields)
+        fields: list[FieldDescriptor] = list(cast(Any, message.DESCRIPTOR).fields)
         for field in self._hostile.sample(fields, min(len(fields), self._hostile.choice((1, 1, 2, 3)))):
             if field.type == FieldDescriptor.TYPE_MESSAGE and not _is_map(field) and self._hostile.random() < 0.7:
                 inner = getattr(message, field.name)
@@ -80,22 +78,22 @@ class HostileMessages:
         if field.type == FieldDescriptor.TYPE_MESSAGE and depth >= _MAX_DEPTH:
             return
         message.ClearField(field.name)
-        held = getattr(message, field.name)
+        held, inner = getattr(message, field.name), cast(Any, field.message_type)
         if _is_map(field):
-            key, value = field.message_type.fields
+            key, value = inner.fields
             for _ in range(self._hostile.count()):
                 held[self._value(key)] = self._value(value)
         elif field.is_repeated:
             count = self._hostile.count()
             if field.type == FieldDescriptor.TYPE_MESSAGE:
-                different = [self.random(field.message_type, depth + 1) for _ in range(min(count, 8))]
+                different = [self.random(inner, depth + 1) for _ in range(min(count, 8))]
                 held.extend(self._hostile.choice(different) for _ in range(count))
             else:
                 held.extend(self._value(field) for _ in range(min(count, 2_000)))
                 if count > 2_000:
                     held.extend([held[0]] * (count - 2_000))
         elif field.type == FieldDescriptor.TYPE_MESSAGE:
-            held.CopyFrom(self.random(field.message_type, depth + 1))
+            held.CopyFrom(self.random(inner, depth + 1))
         else:
             setattr(message, field.name, self._value(field))
 
@@ -121,4 +119,4 @@ class HostileMessages:
 
 
 def _is_map(field: FieldDescriptor) -> bool:
-    return field.type == FieldDescriptor.TYPE_MESSAGE and bool(field.message_type.GetOptions().map_entry)
+    return field.type == FieldDescriptor.TYPE_MESSAGE and bool(cast(Any, field.message_type).GetOptions().map_entry)

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import descriptor_pool
-from google.protobuf.descriptor import Descriptor, ServiceDescriptor
+from google.protobuf.descriptor import ServiceDescriptor
 from google.protobuf.message import Message
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -21,6 +21,7 @@ from tests.fuzz.hostile_values import Hostile
 UNTYPED = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN}
 """Statuses that say that the service itself has failed."""
 
+_END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 _BROKEN_OFF = "Internal error from Core"
 """Set by gRPC's client where the service has ended a call while the client was writing."""
 
@@ -33,10 +34,16 @@ Valid = Mapping[str, Sequence[Sequence[Message]]]
 
 @dataclass(frozen=True)
 class Method:
-    """One RPC."""
+    """One RPC.
+
+    Attributes:
+        path: as in its requests.
+        request: the descriptor of its requests.
+        takes_stream: whether a call has several of them.
+    """
 
     path: str
-    request: Descriptor
+    request: Any
     takes_stream: bool
 
 
@@ -109,7 +116,8 @@ class HostileCall:
         Raises:
             TimeoutError: the service does not answer.
         """
-        call: Any = channel.stream_stream(self.method.path)()
+        raw: Any = channel
+        call = raw.stream_stream(self.method.path)()
         try:
             async with asyncio.timeout(ANSWER_S):
                 # The service may end the call before it was sent everything.
@@ -120,7 +128,7 @@ class HostileCall:
                         return grpc.StatusCode.CANCELLED
                     await call.done_writing()
                 with suppress(grpc.aio.AioRpcError):
-                    while await call.read() is not grpc.aio.EOF:
+                    while await call.read() is not _END:
                         if self.method.path in _ENDLESS:
                             return grpc.StatusCode.OK
                 code: grpc.StatusCode = await call.code()

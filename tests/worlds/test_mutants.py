@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -179,6 +180,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.skipif("WORLDS" not in os.environ, reason="takes minutes: run `make worlds`")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutate", MUTANTS)
 def test_the_worlds_find_a_mistake(

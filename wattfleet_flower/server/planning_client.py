@@ -184,6 +184,7 @@ class PlanningClient:
                 self._call(report.method, request, self._connect_timeout_s)
                 return
             except RefusedError as refused:
+                # gRPC gives the same status to a request above its own limit, which never fits.
                 is_full = refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
                 if refused.code in UNREACHABLE or (is_full and request.ByteSize() <= MAX_MESSAGE_BYTES):
                     raise _NotNowError(str(refused), refused.code) from None

@@ -115,7 +115,7 @@ class Grants:
         The coordinator has just been restarted, and the one before had told the device.
         """
         known = self._grants.get(device_id)
-        is_starting = now_s - self._started_s < self._settings.confirm_timeout_s
+        is_starting = now_s - self._started_s < self._settings.lifetime_s
         return is_starting and known is not None and not known.was_sent and not known.is_over
 
     def may_train(self, device_id: str) -> bool:
@@ -177,6 +177,7 @@ class Grants:
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the grants of some devices."""
         for device_id in device_ids:
+            self._unreviewed.discard(device_id)
             for known in (self._grants, self._lapses_s, self._due):
                 known.pop(device_id, None)
 
@@ -184,7 +185,7 @@ class Grants:
         """Remove the grants of runs that were deleted, as far as they are over."""
         for device_id, known in list(self._grants.items()):
             if known.is_over and run_of(known.plan_id) in run_ids:
-                del self._grants[device_id]
+                self.forget([device_id])
 
     # --- devices ------------------------------------------------------------------------------------------------
 
@@ -236,7 +237,13 @@ class Grants:
             phase: how far the device is with its training.
         """
         known = self._grants.get(device_id)
-        if known is not None and grant_id == known.grant.grant_id:
+        if known is None or known.is_over:
+            if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
+                self._issue(device_id, plan_id, None, 0.0)
+                self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
+                self._unreviewed.add(device_id)
+            return
+        if grant_id == known.grant.grant_id:
             is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
             if device_id in self._late:
                 self._unreviewed.add(device_id)  # the budget may have fallen while it was not expected to obey
@@ -253,11 +260,6 @@ class Grants:
                 self.stop(device_id)
             return
         # The device keeps to another grant: an older one, or one that was sent by an earlier process and never stored.
-        if known is None or known.is_over:
-            if phase is not GrantPhase.OVER:
-                self._issue(device_id, plan_id, None, 0.0)
-                self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-            return
         is_of_plan = plan_id == known.plan_id
         if phase is not GrantPhase.OVER:
             is_begun = is_of_plan and phase is GrantPhase.TRAINING
@@ -295,14 +297,22 @@ class Grants:
         is_new, self._late = bool(late - self._late), late
         return is_new or bool(self._unreviewed)
 
-    def take_orders(self, is_reachable: Callable[[str], bool], now_s: float) -> list[tuple[str, Grant]]:
+    def take_orders(
+        self, is_reachable: Callable[[str], bool], now_s: float, only: str | None = None
+    ) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
         A grant from before a session is reviewed before it is sent, and one of a plan that is held back waits, unless
         it is a stop.
+
+        Args:
+            is_reachable: whether a grant can be sent to a device.
+            now_s: the time now.
+            only: the only device to look at; None for all.
         """
         orders = []
-        for device_id in [each for each in self._due if is_reachable(each)]:
+        due = list(self._due) if only is None else [only] if only in self._due else []
+        for device_id in filter(is_reachable, due):
             known = self._grants[device_id]
             if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
                 continue
@@ -346,10 +356,13 @@ class Grants:
     def _give_up(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device; a training that may not have begun is called off."""
         known = self._grants.get(device_id)
-        if known is None or known.plan_id != plan_id or known.is_over or known.is_given_up:
+        if known is None or known.plan_id != plan_id or known.is_given_up:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
+        if known.is_over:
+            return
         if not known.was_sent and not known.superseded_w:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
+            self._due.pop(device_id, None)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)

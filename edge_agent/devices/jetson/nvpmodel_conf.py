@@ -12,6 +12,8 @@ _STANZA = re.compile(r"<\s*(\w+)((?:\s+\w+=\S+)*)\s*>")
 _SETTING_WORDS = 3
 _ARGUMENT_WORDS = 2
 _KINDS = ("FILE", "CLOCK")
+_MAX_DIGITS = 20
+"""Characters of a number; those of 64 bits have no more."""
 
 SYSTEM_CONF = "/etc/nvpmodel.conf"
 """The system's own configuration."""
@@ -203,6 +205,8 @@ class _Parser:
     def _number(self, word: str) -> int:
         if not re.fullmatch(r"-?\d+", word):
             raise self._error(f"has {word!r} instead of a number")
+        if len(word) > _MAX_DIGITS:
+            raise self._error(f"has a number of {len(word):,} characters")
         return int(word)
 
     def _error(self, what: str) -> NvpmodelConfError:

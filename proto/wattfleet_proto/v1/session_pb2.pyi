@@ -136,24 +136,20 @@ class StateReport(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     DETAIL_FIELD_NUMBER: _builtins.int
-    PLAN_ID_FIELD_NUMBER: _builtins.int
     state: Global___DeviceState.ValueType
     profiled_modes: _builtins.int
     detail: _builtins.str
     """for people: the current activity or the problem"""
-    plan_id: _builtins.str
-    """the plan that is being trained; empty while not training"""
     def __init__(
         self,
         *,
         state: Global___DeviceState.ValueType = ...,
         profiled_modes: _builtins.int = ...,
         detail: _builtins.str = ...,
-        plan_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "plan_id", b"plan_id", "profiled_modes", b"profiled_modes", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "profiled_modes", b"profiled_modes", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

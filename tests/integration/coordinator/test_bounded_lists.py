@@ -16,6 +16,9 @@ from coordinator.store.store import Store
 from tests.fakes.records_to_store import BLANK
 from tests.fakes.served import serving_client, status
 from tests.fakes.small_fleet import RUN
+from wattfleet_flower.server.errors import RefusedError
+from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_io.clock import SystemClock
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import operator_pb2, planning_pb2, view_pb2
 
@@ -34,7 +37,7 @@ async def test_metrics_of_8_mb_are_refused_and_runs_can_be_listed(config: Coordi
             assert MAX_MESSAGE_BYTES > request.ByteSize() > 0.9 * MAX_MESSAGE_BYTES
             with pytest.raises(grpc.aio.AioRpcError, match="is too large: at most 1,048,576 bytes") as refused:
                 await client.planning.ReportMetrics(request)
-            assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await client.planning.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=f"run-{k}", metrics=_MANY))
             assert status(refused) == (
@@ -42,6 +45,17 @@ async def test_metrics_of_8_mb_are_refused_and_runs_can_be_listed(config: Coordi
                 f"run run-{k}, round 0: a round has at most {MAX_METRICS} metrics, not 5,000: report fewer",
             )
         assert [run.run_id for run in await client.runs()] == [f"run-{k}" for k in range(12)]
+
+
+async def test_flowers_server_does_not_keep_a_report_that_is_too_large(config: CoordinatorSettings) -> None:
+
+    async with serving_client(config) as client:
+        await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="run", strategy="FedAvg", rounds=1))
+        flower = PlanningClient(client.bound.address, SystemClock())
+        request = planning_pb2.ReportMetricsRequest(run_id="run", metrics=_LARGE)
+        with pytest.raises(RefusedError, match="is too large"):
+            await asyncio.to_thread(flower.report, "ReportMetrics", lambda: request)
+        assert flower.pending_reports == 0
 
 
 async def test_metrics_of_a_round_are_counted_over_all_its_reports(config: CoordinatorSettings) -> None:
@@ -67,7 +81,7 @@ async def test_400_000_tags_on_a_device_are_refused_and_none_is_added(config: Co
         request = operator_pb2.TagDevicesRequest(device_ids=["orin", "nano"], add=[f"t{k}" for k in range(400_000)])
         with pytest.raises(grpc.aio.AioRpcError, match="a list in a message is too long") as refused:
             await client.operator.TagDevices(request)
-        assert status(refused)[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert status(refused)[0] is grpc.StatusCode.INVALID_ARGUMENT
         del request.add[10_000:]
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await client.operator.TagDevices(request)

@@ -23,7 +23,7 @@ from wattfleet_proto.device_state import GrantPhase
 from wattfleet_proto.v1 import planning_pb2, session_pb2, view_pb2
 
 _TRAINING = session_pb2.StateReport(state=session_pb2.DEVICE_STATE_TRAINING)
-_TABLES = ("device", "front", "device_overrides", "node", "run", "round", "observation")
+_TABLES = ("device", "front", "device_overrides", "node", "run", "round", "observation", "unplanned_round")
 
 
 def rows(config: CoordinatorSettings) -> dict[str, int]:
@@ -72,7 +72,7 @@ async def test_a_forgotten_device_is_gone_and_may_enrol_again(config: Coordinato
             await shell("forget", "nano")
     assert rows(config) | {"round": 1} == {
         **{"device": 1, "front": 1, "device_overrides": 0, "node": 1},
-        **{"run": 1, "round": 1, "observation": 1},
+        **{"run": 1, "round": 1, "observation": 1, "unplanned_round": 0},
     }
     async with served_with_shell(config) as (client, shell):
         assert list(await client.devices()) == ["orin"]
@@ -148,6 +148,8 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
     async with served_with_shell(config) as (client, shell):
         orin, _ = await client.two_ready()
         await a_round(client, orin)
+        unplanned = planning_pb2.ReportUnplannedRoundRequest(run_id=RUN, round=2, began_ago_s=60.0, wall_s=45.0)
+        await client.planning.ReportUnplannedRound(unplanned)
         await client.planning.StartRun(planning_pb2.StartRunRequest(run_id="other", strategy="FedAvg", rounds=1))
         with pytest.raises(RequestRefusedError) as refused:
             await shell("delete", RUN, "other")
@@ -155,16 +157,19 @@ async def test_a_finished_run_is_deleted_with_its_rounds(config: CoordinatorSett
             f"run '{RUN}' is running: stop its Flower app, or pass --end to end the run at the coordinator"
         )
         await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert "wattfleet_unplanned_rounds 1.0" in await metrics(client)
         assert (await shell("delete", RUN)).stdout == f"run {RUN}: deleted\n"
+        assert "wattfleet_unplanned_rounds 0.0" in await metrics(client)
         assert [run.run_id for run in await client.runs()] == ["other"]
         with pytest.raises(RequestRefusedError, match=f"unknown run '{RUN}'"):
             await shell("delete", RUN)
         with pytest.raises(InvalidInputError, match=f"unknown run '{RUN}'"):
             await shell("rounds", "--run", RUN)
-    assert {name: rows(config)[name] for name in ("run", "round", "observation")} == {
+    assert {name: rows(config)[name] for name in ("run", "round", "observation", "unplanned_round")} == {
         "run": 1,
         "round": 0,
         "observation": 0,
+        "unplanned_round": 0,
     }
     async with served_with_shell(config) as (client, shell):
         assert [run.run_id for run in await client.runs()] == ["other"]

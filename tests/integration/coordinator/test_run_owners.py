@@ -33,6 +33,7 @@ def changes(token: str, run_id: str = OWNED) -> list[tuple[str, Any]]:
             planning_pb2.PlanRoundRequest(run_id=run_id, round=2, node_ids=NODES, epochs=1.0, run_token=token),
         ),
         ("FinishRound", planning_pb2.FinishRoundRequest(plan_id=f"{run_id}/1", wall_s=1.0, run_token=token)),
+        ("ReportUnplannedRound", planning_pb2.ReportUnplannedRoundRequest(run_id=run_id, round=3, run_token=token)),
         (
             "ReportMetrics",
             planning_pb2.ReportMetricsRequest(run_id=run_id, round=1, metrics={"accuracy": 1.0}, run_token=token),

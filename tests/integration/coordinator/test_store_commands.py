@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from coordinator.store import checksums
 from coordinator.store.store import Store
 from tests.fakes.full_store import everything_in, fill, served_by
 from tests.fakes.records_to_store import BLANK
 from wattfleet.errors import WattfleetError
 from wattfleet_io import cli
+
+_WRITES_FOR_S = 30.0
 
 
 def store(*arguments: str | Path) -> str:
@@ -69,6 +74,35 @@ def test_a_backup_beside_a_coordinator_has_all_that_was_stored(path: Path, tmp_p
         right = served_by(running)
         running.save(replace(BLANK, detail="later"))
         assert everything_in(tmp_path / "copy.db") == right
+
+
+def test_a_backup_ends_while_others_write_all_the_time(path: Path, tmp_path: Path) -> None:
+    ended, writes = threading.Event(), 0
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE filler (content)")
+        connection.executemany("INSERT INTO filler VALUES (?)", [(bytes(2**20),)] * 24)
+        connection.execute("DROP TABLE filler")  # its pages stay in the file
+
+    def write() -> None:
+        nonlocal writes
+        until_s = time.monotonic() + _WRITES_FOR_S
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            checksums.prepare(connection)
+            connection.execute("PRAGMA journal_mode=WAL")  # as a coordinator does
+            connection.execute("PRAGMA synchronous=OFF")
+            while not ended.is_set() and time.monotonic() < until_s:
+                connection.execute("UPDATE device SET detail = ?", (f"row {writes}",))
+                writes += 1
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        store("backup", tmp_path / "copy.db", "--store", path)
+        assert writing.is_alive(), "it ended before the writes did"
+    finally:
+        ended.set()
+        writing.join()
+    assert writes and "device: 12 rows" in store("check", "--store", tmp_path / "copy.db")
 
 
 def test_a_backup_does_not_replace_a_file(path: Path, tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from coordinator.store.errors import DamagedStoreError
 from coordinator.store.store import Store
 from tests.fakes.full_store import NOW, everything_in, fill, served_by
 from wattfleet.errors import WattfleetError
@@ -86,3 +89,13 @@ def test_a_damaged_file_serves_what_was_stored_or_is_refused_in_one_line(tmp_pat
                 wrong[name] = f"failed when read with {type(error).__name__}: {error}"
     assert wrong == {}
     assert outcomes["served"] > 20 and outcomes["refused"] > 200
+
+
+def test_a_table_definition_that_is_no_utf_8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    fill(path)
+    content = path.read_bytes()
+    begin = content.index(b"CREATE TABLE ")
+    path.write_bytes(content[:begin] + b"CREATE\xceTABLE " + content[begin + len(b"CREATE TABLE ") :])
+    with pytest.raises(DamagedStoreError, match="restore a backup"):
+        Store(path, lambda: NOW)

@@ -81,3 +81,10 @@ def test_what_is_no_database_is_refused_and_left_alone(tmp_path: Path, made: Cal
     assert str(refusal.value).startswith(f"{path} cannot be used as the coordinator's store: ")
     assert "\n" not in str(refusal.value)
     assert (path.read_bytes() if path.is_file() else None) == before
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.db"
+    path.symlink_to(path)
+    with pytest.raises(InvalidInputError, match=r"coordinator\.db cannot be used as the coordinator's store: .*link"):
+        Store(path)

@@ -65,6 +65,7 @@ async def test_a_round_without_a_plan_is_shown_among_the_others_and_after_a_rest
     async with serving_client(config) as client:
         orin, _ = await client.two_ready()
         await a_round(client, orin)
+        await client.end_trainings()
         await client.plan(4)
         await tell(client, report(3), report(2))
         before = await streamed(client)
@@ -85,6 +86,7 @@ async def test_a_plan_whose_answer_was_lost_is_not_shown_beside_the_round(config
         await client.two_ready()
         await client.plan(1)
         await tell(client, report(1))
+        await client.end_trainings()
         await client.plan(2)
         assert [(view.round, view.unplanned) for view in await streamed(client)] == [(1, True), (2, False)]
 
@@ -104,6 +106,18 @@ async def test_a_repeated_report_changes_nothing(config: CoordinatorSettings) ->
         assert await streamed(client) == before, "nor after a restart"
 
 
+async def test_metrics_that_are_told_later_count_with_those_told_before(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await client.two_ready()
+        await tell(client, report(metrics={f"m{k}": 1.0 for k in range(60)}))
+        more = planning_pb2.ReportMetricsRequest(run_id=RUN, round=2, metrics={f"n{k}": 1.0 for k in range(60)})
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.planning.ReportMetrics(more)
+        given, text = status(refused)
+        assert given is grpc.StatusCode.INVALID_ARGUMENT and "at most 100 metrics, not 120" in text
+        assert len((await streamed(client))[0].metrics) == 60
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "reason"),
     [
@@ -113,6 +127,8 @@ async def test_a_repeated_report_changes_nothing(config: CoordinatorSettings) ->
         ({"began_ago_s": 1e300}, grpc.StatusCode.INVALID_ARGUMENT, "must have begun 0 to"),
         ({"began_ago_s": float("nan")}, grpc.StatusCode.INVALID_ARGUMENT, "must have begun 0 to"),
         ({"wall_s": float("inf")}, grpc.StatusCode.INVALID_ARGUMENT, "duration must be 0 to"),
+        ({"round": 2**32 - 1}, grpc.StatusCode.INVALID_ARGUMENT, "a run has at most"),
+        ({"metrics": {f"m{k}": 1.0 for k in range(101)}}, grpc.StatusCode.INVALID_ARGUMENT, "at most 100 metrics"),
         ({"metrics": {"\x1b": 1.0}}, grpc.StatusCode.INVALID_ARGUMENT, "a metric's name"),
         (
             {"results": [{"node_id": 5, "result": {"device_id": "\x1b[2J"}}]},
@@ -232,7 +248,8 @@ class Link:
 
 async def test_a_run_through_an_outage_is_shown_whole(config: CoordinatorSettings) -> None:
     async with serving_client(config) as client:
-        _agents = await client.two_ready()
+        await client.two_ready()
+        loop = asyncio.get_running_loop()
         await client.operator.DrainDevices(operator_pb2.DrainDevicesRequest(device_ids=["nano"]))
         link = Link(client.bound.address)
         grid = GridOfNodes({ORIN_NODE: Node("orin"), NANO_NODE: Node("nano")})
@@ -244,6 +261,7 @@ async def test_a_run_through_an_outage_is_shown_whole(config: CoordinatorSetting
         )
 
         def evaluated(number: int, arrays: Any) -> MetricRecord:
+            asyncio.run_coroutine_threadsafe(client.end_trainings(), loop).result(20)
             link.is_cut = number in (1, 2)
             return MetricRecord({"accuracy": 0.1 * number})
 

@@ -208,7 +208,7 @@ def test_rounds_without_a_plan_are_reported_when_the_coordinator_is_back() -> No
 
 
 def test_the_results_of_a_long_outage_are_not_all_kept(monkeypatch: pytest.MonkeyPatch, warnings: WarningLog) -> None:
-    monkeypatch.setattr("wattfleet_flower.server.rounds._MAX_KEPT_RESULTS", 12)
+    monkeypatch.setattr("wattfleet_flower.server.coordinator_run._MAX_KEPT_RESULTS", 12)
     planner = PlannerStub(nodes=dict(KNOWN))
     grid = GridOfNodes(fleet(), ClockOfOutage(planner, 22.0))
     lost_in_round(grid, planner, 1)

@@ -58,10 +58,15 @@ def test_a_start_that_was_kept_and_then_refused_goes_on_under_the_next_id(warnin
         planner.away = number == 0
         return MetricRecord({"accuracy": 0.1})
 
-    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, clock=grid.clock)
+    strategy = PowerAware(FedAvg(fraction_evaluate=0.0), planner, on_coordinator_away="unplanned", clock=grid.clock)
     strategy.start(grid, ARRAYS, num_rounds=2, evaluate_fn=back)
     assert [request.run_id for request in planner.asked("PlanRound")] == [f"{RUN_ID}-2"]
     assert [request.run_id for request in planner.asked("FinishRun")] == [f"{RUN_ID}-2"]
+    [kept] = planner.asked("ReportUnplannedRound")
+    assert (kept.run_id, kept.round) == (f"{RUN_ID}-2", 1)
+    assert [(each.run_id, each.round) for each in planner.asked("ReportMetrics")] == [
+        (f"{RUN_ID}-2", number) for number in range(3)
+    ]
 
 
 def test_a_coordinator_that_lets_this_app_start_no_run_ends_it() -> None:

@@ -106,6 +106,14 @@ def test_a_stored_front_that_is_not_plausible_leaves_its_device_out() -> None:
     assert "999 W as its idle power, more than the 18 W of any orin-nano" in after.agents.left_out()["nano"]
 
 
+def test_one_device_of_an_unknown_kind_cannot_claim_a_small_site() -> None:
+    fleet = small_fleet(site_budget_w=60.0)
+    fleet.agents.connect("odd", "toaster", "simulated", 7)
+    with pytest.raises(ImplausibleError, match="odd reports 61 W as its idle power, more than the 20 W"):
+        fleet.agents.report_front("odd", NANO_FRONT, 61.0, 50, "")
+    assert fleet.flower.plan(RUN, 1, NODES, 1.0).nodes
+
+
 def test_the_last_device_that_is_left_out_is_named() -> None:
     fleet = small_fleet()
     for device_id in ("orin", "nano"):

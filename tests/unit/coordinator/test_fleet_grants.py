@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from coordinator.budgets.site_file import SiteFile
-from coordinator.errors import NoDevicesError
+from coordinator.errors import NoDevicesError, StillInUseError
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import Placement
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
@@ -60,6 +60,23 @@ def reconnect(fleet: Fleet, device_id: str, grant_id: int, plan_id: str, phase: 
 def connect(fleet: Fleet, device_id: str, state: DeviceState = DeviceState.READY) -> None:
     fleet.agents.connect(device_id, "agx-orin", "simulated", 18_096)
     fleet.agents.report_state(device_id, state, 50, "")
+
+
+def test_many_runs_are_looked_for_in_one_pass_over_the_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    fleet, asked = two_runs(), []
+    fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    confirm_all(fleet)
+    plan_holding = fleet.draw.plan_holding
+
+    def counted(device_id: str) -> str | None:
+        asked.append(device_id)
+        return plan_holding(device_id)
+
+    monkeypatch.setattr(fleet.draw, "plan_holding", counted)
+    fleet.require_unused(f"run-{k}" for k in range(1_000))
+    assert sorted(asked) == ["nano", "orin"]
+    with pytest.raises(StillInUseError, match=f"run '{RUN}' has ended, but watts are still held for orin:"):
+        fleet.require_unused([OTHER, RUN])
 
 
 # --- in another run -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ class Told(Orders):
         self.fleet = fleet
         self.device_ids: list[str] = []
 
-    def send_due(self) -> None:
+    def send_due(self, only: str | None = None) -> None:
         self.device_ids += confirm_all(self.fleet)
 
 

@@ -81,6 +81,7 @@ def test_a_mode_that_is_not_there_is_answered_with_those_that_are():
         ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=3 NAME=MAXN >", 18, "repeats the ID 3"),
         ("< POWER_MODEL ID=0 NAME=MAXN >", "< POWER_MODEL ID=x NAME=MAXN >", 18, "has 'x' instead of a number"),
         ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ fast", 16, "has 'fast' instead of a number"),
+        ("EMC MAX_FREQ 1065600000", f"EMC MAX_FREQ {'9' * 4_301}", 16, "has a number of 4,301 characters"),
         ("EMC MAX_FREQ 1065600000", "EMC MAX_FREQ", 16, "is not a parameter, an argument and a value"),
         ("EMC MAX_FREQ 1065600000", "EMC MIN_FREQ 1", 16, "sets EMC MIN_FREQ, which no earlier PARAM defines"),
         ("NAME=EMC", "NAME=CPU_ONLINE", 10, "repeats the parameter CPU_ONLINE"),

@@ -11,6 +11,7 @@ from flwr.app import Error
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import describe_error
+from wattfleet_io.clock import VirtualClock
 
 ESCAPES = "\x1b[2J\x1b]0;title\x07\x9b31m\u202e"
 
@@ -30,7 +31,7 @@ class HostileStub:
 
 def test_a_refusal_of_the_coordinator_is_plain_text() -> None:
     with pytest.raises(RefusedError) as refused:
-        PlanningClient(HostileStub()).call("PlanRound", None)
+        PlanningClient(HostileStub(), VirtualClock()).call("PlanRound", None)
     assert str(refused.value).endswith("no second line") and str(refused.value).isprintable()
 
 

@@ -1,10 +1,10 @@
-"""JSON of files: whatever is wrong with it is a ValueError in one short line."""
+"""JSON and TOML of files: whatever is wrong with them is a ValueError in one short line."""
 
 import json
 
 import pytest
 
-from wattfleet_io.parsing import parse_json
+from wattfleet_io.parsing import parse_json, parse_toml
 
 
 @pytest.mark.parametrize("content", [{"mode": [6, 1510400, -5, 2**63 - 1]}, [1.5, None, True, "text"], 3, {}])
@@ -30,3 +30,25 @@ def test_what_cannot_be_used_is_a_value_error(text: str | bytes, why: str) -> No
     with pytest.raises(ValueError, match=why) as raised:
         parse_json(text)
     assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a." * 100_000 + "a = 1",
+        "[" + "a." * 100_000 + "a]",
+        "b = {" + '"a" . ' * 100_000 + "a = 1}",
+        "b = {c = 1, " + "'a'." * 100_000 + "a = 1}",
+    ],
+)
+def test_a_toml_key_of_100000_parts_is_refused_before_it_is_parsed(text: str) -> None:
+    with pytest.raises(ValueError, match="a key has more than 16 parts"):
+        parse_toml(text.encode())
+
+
+def test_toml_strings_may_have_any_number_of_dots() -> None:
+    text = "a." * 100
+    assert parse_toml(f'a.b.c = "{text}"\nd = ["{text}", \'{text}\']\n'.encode()) == {
+        "a": {"b": {"c": text}},
+        "d": [text, text],
+    }
