@@ -118,7 +118,7 @@ def change_budget(world: World) -> None:
     if world.rng.random() < 0.5:
         _cut_to(world, 0.4 + 0.7 * world.rng.random())
     else:
-        world.set_budget(float(world.rng.randint(8, 70)))
+        world.set_budget(float(world.rng.randint(8, 100)))
 
 
 def cut_in_trouble(world: World) -> None:

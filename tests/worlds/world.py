@@ -41,7 +41,7 @@ class World:
         self._notes = notes
         self.timeline = Timeline(self._check)
         self.date_s = 0.0
-        self.budget_w = float(rng.randint(20, 70))
+        self.budget_w = float(rng.randint(30, 120))
         policies: list[Policy] = [AllDevices(), AllDevices(), FastestK(2), RandomK(2, seed=seed)]
         self.policy = rng.choice(policies)
         self.lifetime_s = rng.choice([20.0, 30.0])
@@ -162,7 +162,9 @@ def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> Bro
 
 
 def _front(rng: random.Random) -> Front:
-    k = rng.randint(1, 4)
-    seconds = sorted(rng.sample(range(2, 30), k))
+    """A front of whole seconds and watts: of one slow mode, so that others need not be fast, or of several."""
+    is_slow = rng.random() < 0.3
+    k = 1 if is_slow else rng.randint(2, 4)
+    seconds = sorted(rng.sample(range(20, 30) if is_slow else range(2, 30), k))
     watts = sorted(rng.sample(range(6, 30), k), reverse=True)
     return front(*zip(map(float, seconds), map(float, watts), strict=True))
