@@ -20,6 +20,8 @@ MAX_EXAMPLES = 1e9
 
 _CHECK = "Does it report milliwatts as watts? Check its readings with `wattfleet agent doctor`, then profile it again"
 
+_SETTINGS = ". If the board really draws as much, raise `claims.other_board_w` or `claims.other_board_idle_w`"
+
 
 @dataclass(frozen=True)
 class PowerRange:
@@ -45,8 +47,9 @@ POWER_RANGES: Mapping[str, PowerRange] = {
     "orin-nano": _of_nameplate(25.0),
     "xavier-agx": _of_nameplate(60.0),
     "nano": _of_nameplate(10.0),
+    "host": PowerRange(1_000.0, 150.0),
 }
-"""By kind of board; from NVIDIA's presets, `MAXN` included."""
+"""By kind of board; from NVIDIA's presets, `MAXN` included. A host is a workstation without power modes."""
 
 
 def require_plausible_power(device_id: str, board: str, front: Front, idle_w: float, others: PowerRange) -> None:
@@ -70,7 +73,7 @@ def require_plausible_power(device_id: str, board: str, front: Front, idle_w: fl
         if watts > most_w:
             raise ImplausibleError(
                 f"{device_id} reports {_watts(watts)} as its {name}, more than the {_watts(most_w)} of any"
-                f" {_described(board)}. {_CHECK}"
+                f" {_described(board)}. {_CHECK}{'' if board in POWER_RANGES else _SETTINGS}"
             )
 
 
