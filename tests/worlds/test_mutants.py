@@ -159,7 +159,7 @@ def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
 
 
 # Each with the seed of a world that finds it; if the rules have changed, another one is looked for.
-MUTANTS = {
+MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     an_order_counts_as_obeyed_at_once: 1,
     a_disconnected_device_counts_0: 1,
     a_given_up_training_counts_0: 1,
