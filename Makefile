@@ -56,7 +56,7 @@ chaos: install ## Kill agents at 50 random moments of profiles and mode changes,
 	CHAOS_KILLS=50 $(BIN)/pytest --timeout=1800 -s tests/chaos/test_coordinator_chaos.py
 
 worlds: install ## Look for excess power in 30,000 random worlds of failures: about 20 minutes of one core
-	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds/test_worlds.py
+	WORLDS=30000 $(PYTEST) --timeout=7200 tests/worlds
 
 fuzz: install ## Send hostile input to every RPC, socket and file reader for 60 s each; FUZZ_SEED replays one
 	FUZZ_S=$${FUZZ_S:-60} FUZZ_SEED=$${FUZZ_SEED:-$$(date +%s)000} $(PYTEST) --timeout=1800 tests/fuzz

@@ -64,13 +64,11 @@ class App:
 
     Attributes:
         plan_id: the plan that it names.
-        waits_until_s: when the agent refuses it, unless the grant has arrived.
         lasts_s: seconds of its training.
         is_failing: whether it dies instead of finishing.
     """
 
     plan_id: str
-    waits_until_s: float
     lasts_s: float
     is_failing: bool
 
@@ -97,6 +95,7 @@ class Device:
         self._heard_s = 0.0
         self._life = 0
         self.app: App | None = None
+        self._waiting: list[App] = []
         self._boot()
 
     @property
@@ -151,6 +150,7 @@ class Device:
             self.stream.close("agent")
             self.stream = None
         self.app = None
+        self._waiting.clear()
         self._take_grants()  # none until it is back
         self.is_profiling = False
         self._in_this_life(down_s, self._boot)
@@ -268,31 +268,38 @@ class Device:
         """An app asks through the socket to train for a plan, granted, old or made up."""
         if self.app is not None or self.is_profiling or not self._is_up:
             return  # busy
-        self.app = App(plan_id, self._timeline.now_s + GRANT_TIMEOUT_S, lasts_s, is_failing)
-        app = self.app
+        app = App(plan_id, lasts_s, is_failing)
+        self._waiting.append(app)
         self._in_this_life(GRANT_TIMEOUT_S, lambda: self._refuse(app))
         self._look()
 
     def _refuse(self, app: App) -> None:
-        if self.app is app and self.training is None:
-            self.app = None
+        if app in self._waiting:
+            self._waiting.remove(app)
+
+    def _begin(self) -> None:
+        """Begin the training of an app whose grant has come."""
+        now_s = self.clock_s()
+        app = next((each for each in self._waiting if self.held.may_begin(each.plan_id, now_s)), None)
+        if app is None or self.is_profiling:
+            return
+        self.app = app
+        self._waiting.remove(app)
+        grant = self.held.begin(app.plan_id, now_s)
+        self._world.note(f"{self.id}: begins {grant.plan_id} at {grant.power_limit_w:.0f} W, grant {grant.grant_id}")
+        self._world.oracle.began(self, grant)
+        self.grants.on_change()
+        self._report(DeviceState.TRAINING)
+        self._in_this_life(app.lasts_s, lambda: self._app_ends(app))
+        self._watch(app)
 
     def _look(self) -> None:
         """What the training's side of the agent does when something has changed."""
         held, app = self.held, self.app
-        if app is None or self._is_changing:
+        if self._is_changing:
             return
-        if self.training is None:
-            if held.may_begin(app.plan_id, self.clock_s()):
-                grant = held.begin(app.plan_id, self.clock_s())
-                self._world.note(
-                    f"{self.id}: begins {grant.plan_id} at {grant.power_limit_w:.0f} W, grant {grant.grant_id}"
-                )
-                self._world.oracle.began(self, grant)
-                self.grants.on_change()
-                self._report(DeviceState.TRAINING)
-                self._in_this_life(app.lasts_s, lambda: self._app_ends(app))
-                self._watch(app)
+        if app is None:
+            self._begin()
             return
         reason = held.must_stop(self.clock_s())
         if reason is not None:
@@ -332,9 +339,8 @@ class Device:
 
     def app_dies(self) -> None:
         """The app's process ends in the midst of whatever it does."""
-        if self.app is not None and self.training is None:
-            self.app = None
-        elif self.app is not None:
+        self._waiting.clear()
+        if self.app is not None:
             self._park_soon(self.app, False)
 
     def _park_soon(self, app: App, is_finished: bool) -> None:
@@ -355,6 +361,7 @@ class Device:
                 self.outbox.add(session_pb2.SessionRequest(observation=seen))
             self._report(DeviceState.READY)
             self._world.answer(self.id, training.plan_id)
+            self._look()
 
         self._in_this_life(PARKING_S * self.rng.random(), parked)
 

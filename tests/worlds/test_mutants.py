@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -21,7 +20,7 @@ from wattfleet_proto.device_state import GrantPhase
 
 # ruff: noqa: SLF001 - mutants break what is inside
 
-MOST_WORLDS = 1_500
+MOST_WORLDS = 4_000
 
 
 def forget(grants: Grants, device_id: str) -> None:
@@ -159,32 +158,33 @@ def plans_count_on_unconfirmed_orders(patch: pytest.MonkeyPatch) -> None:
     )
 
 
-MUTANTS = [
-    an_order_counts_as_obeyed_at_once,
-    a_disconnected_device_counts_0,
-    a_given_up_training_counts_0,
-    a_late_message_is_trained,
-    a_grant_does_not_lapse_on_the_device,
-    a_renewal_counts_from_the_acknowledgement,
-    a_trim_raises_limits,
-    a_restart_forgets_given_up_trainings,
-    a_restart_forgets_higher_limits,
-    a_hello_renews_an_older_grant,
-    an_older_grant_is_renewed,
-    a_returning_grant_is_not_reviewed,
-    a_plan_is_granted_before_it_is_stored,
-    an_observation_frees_watts,
-    what_is_on_its_way_is_ignored,
-    a_device_that_obeys_late_is_not_reviewed,
-    plans_count_on_unconfirmed_orders,
-]
+# Each with the seed of a world that finds it; if the rules have changed, another one is looked for.
+MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
+    an_order_counts_as_obeyed_at_once: 1,
+    a_disconnected_device_counts_0: 1,
+    a_given_up_training_counts_0: 1,
+    a_late_message_is_trained: 1,
+    a_grant_does_not_lapse_on_the_device: 30,
+    a_renewal_counts_from_the_acknowledgement: 172,
+    a_trim_raises_limits: 214,
+    a_restart_forgets_given_up_trainings: 4,
+    a_restart_forgets_higher_limits: 4,
+    a_hello_renews_an_older_grant: 40,
+    an_older_grant_is_renewed: 937,
+    a_returning_grant_is_not_reviewed: 1508,
+    a_plan_is_granted_before_it_is_stored: 194,
+    an_observation_frees_watts: 258,
+    what_is_on_its_way_is_ignored: 193,
+    a_device_that_obeys_late_is_not_reviewed: 1203,
+    plans_count_on_unconfirmed_orders: 1,
+}
 
 
-@pytest.mark.skipif("WORLDS" not in os.environ, reason="takes minutes: run `make worlds`")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mutate", MUTANTS)
 def test_the_worlds_find_a_mistake(
     mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    seeds = [MUTANTS[mutate], *range(MOST_WORLDS)]
     mutate(monkeypatch)
-    assert any(run(seed, steps_of(seed)) is not None for seed in range(MOST_WORLDS))
+    assert any(run(seed, steps_of(seed)) is not None for seed in seeds)

@@ -140,7 +140,6 @@ class World:
         record = fleet.flower.accept_plan(request, request.planned())
         self.timeline.advance(1.0)
         for device_id in sorted(record.nodes):
-            self.devices[device_id].app_dies()  # an old message waits for its grant
             self.devices[device_id].ask_to_train(record.plan_id, 5.0, False)
         self.timeline.advance(8.0)
         idle = [each for each in record.nodes if not self.oracle.has_trained(each, record.plan_id)]

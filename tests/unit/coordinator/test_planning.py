@@ -17,6 +17,7 @@ from coordinator.services.round_planning import RoundPlanning
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
 from coordinator.state.records import RoundRecord
+from coordinator.store.errors import StoreUnavailableError
 from tests.fakes.recording_store import RecordingStore
 from tests.fakes.small_fleet import NODES, ORIN_NODE, RUN, small_fleet
 from wattfleet.budgets import InForce
@@ -96,6 +97,21 @@ async def test_of_what_went_wrong_the_beginning_is_kept() -> None:
     with pytest.raises(InvalidInputError, match="a metric's name"):
         metrics = {"z" * 201: 1.0}
         await service.ReportMetrics(planning_pb2.ReportMetricsRequest(run_id=RUN, round=1, metrics=metrics), None)
+    await writer.close()
+
+
+async def test_nothing_is_granted_before_the_plan_is_stored() -> None:
+    fleet, store = small_fleet(), RecordingStore()
+    writer = Writer(store)
+    service = service_of(fleet, writer)
+    request = planning_pb2.PlanRoundRequest(run_id=RUN, round=1, node_ids=NODES, epochs=1.0)
+    store.fails_with = StoreUnavailableError("the disk is full")
+    with pytest.raises(StoreUnavailableError):
+        await service.PlanRound(request, None)
+    assert fleet.take_orders() == []
+    store.fails_with = None
+    await service.PlanRound(request, None)
+    assert {device_id for device_id, _ in fleet.take_orders()} == {"orin", "nano"}
     await writer.close()
 
 

@@ -18,3 +18,42 @@ async def test_a_grant_of_an_endless_plan_id_allows_nothing_and_keeps_leases_sho
     lease = grants.lease()
     assert lease.grant_id == 1 and lease.phase == session_pb2.GRANT_PHASE_OVER
     assert len(lease.plan_id) <= MAX_PLAN_ID_CHARACTERS
+
+
+class SetClock:
+    """A clock that is set by hand."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+async def test_a_session_that_delivers_no_newer_grant_does_not_renew_the_old_one() -> None:
+    clock = SetClock()
+    grants = Grants(clock)
+    grants.greeting()
+    await grants.welcomed(120.0)
+    await grants.receive(session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=6000.0))
+    grants.begin("7/1")
+    for clock.now_s in (50.0, 100.0):  # the sessions break off after the Welcome, or before the newest grant arrives
+        grants.greeting()
+        await grants.welcomed(120.0)
+        await grants.acknowledged(grants.lease().number, 120.0, is_renewed=False)
+    clock.now_s = 120.0
+    assert await grants.next_change() == "the agent has lost the coordinator for too long"
+
+
+async def test_a_lease_that_names_the_newest_grant_renews_it_from_when_it_was_sent() -> None:
+    clock = SetClock()
+    grants = Grants(clock)
+    grants.greeting()
+    await grants.welcomed(120.0)
+    await grants.receive(session_pb2.Grant(id=1, plan_id="7/1", mode=MODE, power_limit_w=25.0, longest_s=6000.0))
+    grants.begin("7/1")
+    clock.now_s = 60.0
+    lease = grants.lease()
+    clock.now_s = 90.0
+    await grants.acknowledged(lease.number, 120.0, is_renewed=True)
+    clock.now_s = 180.0
+    assert await grants.next_change() == "the agent has lost the coordinator for too long"
