@@ -170,12 +170,12 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_restart_forgets_given_up_trainings: 4,
     a_restart_forgets_higher_limits: 4,
     a_hello_renews_an_older_grant: 40,
-    an_older_grant_is_renewed: 937,
-    a_returning_grant_is_not_reviewed: 1508,
+    an_older_grant_is_renewed: 254,
+    a_returning_grant_is_not_reviewed: 2850,
     a_plan_is_granted_before_it_is_stored: 194,
     an_observation_frees_watts: 258,
     what_is_on_its_way_is_ignored: 193,
-    a_device_that_obeys_late_is_not_reviewed: 1203,
+    a_device_that_obeys_late_is_not_reviewed: 2257,
     plans_count_on_unconfirmed_orders: 1,
 }
 
