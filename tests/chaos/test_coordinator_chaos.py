@@ -81,7 +81,8 @@ class SimulatedAgent:
 
     async def train(self, plan_id: str, takes_s: float, epoch_s: float) -> None:
         """Train under the round's grant, report it, and wait until that is acknowledged."""
-        await self.session.grants.begin(plan_id, GRANTED_WITHIN_S)
+        await self.session.grants.wait_for(plan_id, GRANTED_WITHIN_S)
+        self.session.grants.begin(plan_id)
         await asyncio.sleep(takes_s)
         self.session.grants.ended()
         self.session.report_observation(session_pb2.Observation(plan_id=plan_id, epoch_s=epoch_s, power_w=9.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -10,13 +11,13 @@ import grpc
 import pytest
 
 from edge_agent.runtime.readiness import parked_mode
-from tests.fakes.agent_socket import MODE, Agent, agent_at
+from tests.fakes.agent_socket import Agent, agent_at, granted
 from tests.fakes.polling import until
-from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import local_pb2
 
 TRAIN = "/wattfleet.v1.LocalAgentService/Train"
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
+GRANT_IDS = itertools.count(2)
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +39,14 @@ def outcome(agent: Agent, *requests: bytes) -> tuple[grpc.StatusCode, str, int]:
         return call.code(), call.details(), answers
 
 
+def granted_start(agent: Agent, plan_id: str) -> bytes:
+    """The start of a training that the coordinator has granted; each grant serves one."""
+    agent.grant(granted(plan_id=plan_id, grant_id=next(GRANT_IDS)))
+    return start(plan_id=plan_id)
+
+
 def start(**other: Any) -> bytes:
-    values = {
-        "plan_id": "7/1",
-        "device_id": "orin-nano-0",
-        "mode": mode_to_message(MODE),
-        "epochs": 1.0,
-        "power_limit_w": 20.0,
-    }
+    values = {"plan_id": "7/1", "device_id": "orin-nano-0", "epochs": 1.0}
     return local_pb2.TrainRequest(start=local_pb2.StartTraining(**{**values, **other})).SerializeToString()
 
 
@@ -60,7 +61,7 @@ def test_a_stream_that_ends_before_its_start_is_refused(agent: Agent, caplog: py
 
 
 def test_a_stream_that_ends_before_its_finish_parks_the_device(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
-    code, text, answers = outcome(agent, start())
+    code, text, answers = outcome(agent, granted_start(agent, "7/2"))
     assert code is grpc.StatusCode.ABORTED and "before its Finish" in text
     assert answers == 1
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
@@ -80,7 +81,7 @@ def test_a_malformed_message_is_refused_in_one_line(
 
 
 def test_a_malformed_message_in_a_training_parks_the_device(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
-    code, _, answers = outcome(agent, start(), b"\xff")
+    code, _, answers = outcome(agent, granted_start(agent, "7/3"), b"\xff")
     assert code is INVALID and answers == 1
     until(lambda: agent.board.current_mode() == parked_mode(agent.board))
     assert is_clean(caplog)
@@ -88,7 +89,8 @@ def test_a_malformed_message_in_a_training_parks_the_device(agent: Agent, caplog
 
 def test_a_report_of_400000_minibatches_is_refused(agent: Agent, caplog: pytest.LogCaptureFixture) -> None:
     report = local_pb2.MinibatchesTrained(minibatches=[local_pb2.MinibatchTimes()] * 400_000)
-    code, text, _ = outcome(agent, start(), local_pb2.TrainRequest(minibatches=report).SerializeToString())
+    request = local_pb2.TrainRequest(minibatches=report).SerializeToString()
+    code, text, _ = outcome(agent, granted_start(agent, "7/4"), request)
     assert code is INVALID and "at most 10,000 minibatches" in text
     assert is_clean(caplog)
 
@@ -101,5 +103,5 @@ def test_ids_that_no_coordinator_gives_are_refused_in_a_short_text(agent: Agent)
 
 def test_the_longest_plan_id_of_a_coordinator_is_accepted(agent: Agent) -> None:
     finish = local_pb2.TrainRequest(finish=local_pb2.FinishTraining(failed=True)).SerializeToString()
-    code, text, _ = outcome(agent, start(plan_id="r" * 200 + "/1000000"), finish)
+    code, text, _ = outcome(agent, granted_start(agent, "r" * 200 + "/1000000"), finish)
     assert code is grpc.StatusCode.OK, text

@@ -71,7 +71,7 @@ def test_the_reason_for_which_there_is_no_session_is_shown(agent, jetson, tmp_pa
 def test_a_damaged_session_file_is_a_problem_and_hides_nothing_else(agent, jetson, tmp_path, content):
     (tmp_path / SESSION_FILE).write_text(content)
     ended = agent("status", "--state-dir", tmp_path)
-    assert ended.code == 1 and "session.json: is damaged" in "".join(ended.out.split("\n")) and "7.0 W" in ended.out
+    assert ended.code == 1 and "session.json:isdamaged" in "".join(ended.out.split()) and "7.0 W" in ended.out
 
 
 def test_a_sensor_that_is_gone_is_no_power_of_0(agent, jetson, tmp_path):
