@@ -32,7 +32,6 @@ from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
 from wattfleet.planning.policies import Policy
-from wattfleet_proto.device_state import DeviceState
 
 
 class Fleet:
@@ -298,7 +297,7 @@ class Fleet:
         for device_id, grant in self.rounds.grants.in_flight():
             device = self.agents.devices.get(device_id)
             # A device that profiles sets its own power modes.
-            if grant.assignment is None or device is None or device.state is DeviceState.PROFILING:
+            if grant.assignment is None or device is None or self.agents.is_profiling(device_id):
                 continue
             if not self._obeys(device_id) or (offer := self.draw.offer_of(device)) is None:
                 continue

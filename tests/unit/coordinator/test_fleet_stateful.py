@@ -31,8 +31,7 @@ LAPSED_S = 1_000.0
 IDS = [f"device-{k}" for k in range(4)]
 RUNS = ["run", "other"]
 REPORTED = [DeviceState.READY, DeviceState.TRAINING, DeviceState.PROFILING, DeviceState.DEGRADED]
-devices = st.sampled_from(IDS)
-runs = st.sampled_from(RUNS)
+devices, runs = st.sampled_from(IDS), st.sampled_from(RUNS)
 numbers = st.integers(1, 4)
 
 
@@ -56,6 +55,7 @@ class FleetMachine(RuleBasedStateMachine):
         self.stored_runs: dict[str, RunRecord] = {run: self.fleet.flower.start_run(run, "FedAvg", 4) for run in RUNS}
         self.stored_rounds: dict[str, RoundRecord] = {}
         self.connected: set[str] = set()
+        self.profiling: set[str] = set()
         self.nodes: dict[int, str] = {}
         self.granted: dict[str, Granted] = {}
         for device, device_front in ready:
@@ -139,6 +139,7 @@ class FleetMachine(RuleBasedStateMachine):
     def report_state(self, device: str, state: DeviceState) -> None:
         if device in self.connected:
             self.keep(self.fleet.agents.report_state(device, state, 50, ""))
+            (self.profiling.add if state is DeviceState.PROFILING else self.profiling.discard)(device)
 
     @rule(device=devices, device_front=fronts(), idle_w=st.integers(0, 5))
     def report_front(self, device: str, device_front: Front, idle_w: int) -> None:
@@ -294,6 +295,7 @@ class FleetMachine(RuleBasedStateMachine):
             now_s=lambda: self.now_s,
         )
         self.connected.clear()
+        self.profiling = {key for key, each in self.stored_devices.items() if each.state is DeviceState.PROFILING}
         self.stored_devices = {
             device: replace(record, state=DeviceState.OFFLINE) for device, record in self.stored_devices.items()
         }
@@ -327,7 +329,7 @@ class FleetMachine(RuleBasedStateMachine):
             if device in self.connected
             and not part.is_over
             and part.told_w
-            and (part.is_given_up or self.stored_devices[device].state is not DeviceState.PROFILING)
+            and (part.is_given_up or device not in self.profiling)
         }
 
     def idle_w(self, device: str) -> float:
@@ -335,11 +337,10 @@ class FleetMachine(RuleBasedStateMachine):
 
     def drawn_w(self, device: str, granted_w: float | None = None) -> float:
         """What a device may draw as far as it is known."""
-        record, part = self.stored_devices[device], self.granted.get(device)
+        front, part = self.stored_devices[device].front, self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
-        is_profiling = record.state is DeviceState.PROFILING
-        hungriest_w = float(record.front.planned_w[0]) if is_profiling and record.front is not None else 0.0
+        hungriest_w = float(front.planned_w[0]) if device in self.profiling and front is not None else 0.0
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
