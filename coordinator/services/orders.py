@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from itertools import islice
 
 import grpc
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.rounds.device_grant import Grant
-from wattfleet_io.tasks import background_task
+from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
+
+_SENT_AT_ONCE = 10
+"""Grants that are sent in one step of the event loop; leases of other devices are answered between two steps."""
+
+_PAUSE_S = 0.005
+"""Pause after a step that begins trainings: devices confirm each grant at once, and others need answers as well.
+
+Ten thousand devices are told within the time for which an agent waits for its grant (`grant_timeout_s`, 10 s).
+"""
 
 
 class ResponseStream:
@@ -64,6 +74,10 @@ class Orders:
         """
         self._fleet = fleet
         self._streams: dict[str, ResponseStream] = {}
+        # Devices whose grants wait for their step: those that may act on an older grant go first.
+        self._changed: dict[str, None] = {}
+        self._first: dict[str, None] = {}
+        self._sending: asyncio.Task[None] | None = None
 
     def begin(self, device_id: str, stream: ResponseStream) -> None:
         """Send a device's grants to a stream from now on."""
@@ -76,8 +90,35 @@ class Orders:
             del self._streams[device_id]
 
     def send_due(self, only: str | None = None) -> None:
-        """Send the grants that have changed to devices with a session, or to one device only."""
-        for device_id, grant in self._fleet.take_orders(self._streams.__contains__, only):
+        """Send the grants that have changed to devices with a session, or to one device only.
+
+        The grants of many devices are sent in the background, in small steps. Each is compared with the fleet's state
+        when it is sent, since plans may be trimmed or given up meanwhile.
+        """
+        if only is not None:
+            self._send([only])
+            return
+        changed, first = self._fleet.rounds.grants.due()
+        self._changed.update((each, None) for each in changed if each in self._streams)
+        self._first.update((each, None) for each in first if each in self._streams)
+        if self._sending is None or self._sending.done():
+            self._sending = background_task("send grants", self._send_in_steps())
+
+    async def close(self) -> None:
+        """Stop sending, since the coordinator stops; each device receives its grant from the next one."""
+        await stop_tasks(self._sending)
+
+    async def _send_in_steps(self) -> None:
+        while waiting := self._changed or self._first:
+            pause_s = 0.0 if waiting is self._changed else _PAUSE_S
+            step = list(islice(waiting, _SENT_AT_ONCE))
+            for device_id in step:
+                del waiting[device_id]
+            self._send(step)
+            await asyncio.sleep(pause_s)
+
+    def _send(self, device_ids: Collection[str]) -> None:
+        for device_id, grant in self._fleet.take_orders(self._streams.__contains__, device_ids):
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
             self._streams[device_id].send_grant(grant_to_message(grant))
 

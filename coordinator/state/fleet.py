@@ -151,13 +151,13 @@ class Fleet:
         return self.rounds.grants.check(now_s)
 
     def take_orders(
-        self, is_reachable: Callable[[str], bool] | None = None, only: str | None = None
+        self, is_reachable: Callable[[str], bool] | None = None, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send now, each with its device's id; they count as sent.
 
         Args:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 

@@ -297,8 +297,18 @@ class Grants:
         is_new, self._late = bool(late - self._late), late
         return is_new or bool(self._unreviewed)
 
+    def due(self) -> tuple[list[str], list[str]]:
+        """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
+        changed: list[str] = []
+        first: list[str] = []
+        for device_id in filter(self._may_be_sent, self._due):
+            known = self._grants[device_id]
+            may_act = known.was_sent or known.superseded_w or known.assignment is None
+            (changed if may_act else first).append(device_id)
+        return changed, first
+
     def take_orders(
-        self, is_reachable: Callable[[str], bool], now_s: float, only: str | None = None
+        self, is_reachable: Callable[[str], bool], now_s: float, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
@@ -308,14 +318,14 @@ class Grants:
         Args:
             is_reachable: whether a grant can be sent to a device.
             now_s: the time now.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         orders = []
-        due = list(self._due) if only is None else [only] if only in self._due else []
+        due = list(self._due) if only is None else [each for each in only if each in self._due]
         for device_id in filter(is_reachable, due):
-            known = self._grants[device_id]
-            if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
+            if not self._may_be_sent(device_id):
                 continue
+            known = self._grants[device_id]
             del self._due[device_id]
             if known.is_over:
                 continue
@@ -327,6 +337,10 @@ class Grants:
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _may_be_sent(self, device_id: str) -> bool:
+        known = self._grants[device_id]
+        return known.assignment is None or not (device_id in self._unreviewed or known.plan_id in self._held_back)
 
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
