@@ -82,6 +82,10 @@ class Grants:
         """A device's newest grant; None if no plan ever chose it."""
         return self._grants.get(device_id)
 
+    def of_training(self) -> Iterator[str]:
+        """The devices that may act on a grant."""
+        return (device_id for device_id, each in self._grants.items() if not each.is_over)
+
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that somebody waits for, each with its device's id."""
         return (
@@ -163,15 +167,19 @@ class Grants:
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
 
-    def give_up_run(self, run_id: str) -> None:
-        """Wait no more for the devices of a run that is finished."""
-        self.give_up_devices(list(self._grants), run_id)
+    def give_up_runs(self, run_ids: Collection[str]) -> None:
+        """Wait no more for the devices of runs that are finished."""
+        for device_id, known in list(self.in_flight()):
+            if run_of(known.plan_id) in run_ids:
+                self._give_up(device_id, known.plan_id)
 
-    def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
+    def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
         for device_id in device_ids:
             known = self._grants.get(device_id)
-            if known is not None and known.plan_id and run_of(known.plan_id) == run_id:
+            if known is None or known.is_given_up or known.is_over or not known.plan_id:
+                continue
+            if run_of(known.plan_id) == run_id:
                 self._give_up(device_id, known.plan_id)
 
     def forget(self, device_ids: Collection[str]) -> None:
@@ -283,8 +291,8 @@ class Grants:
     def check(self, now_s: float) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
         lapsed = []
-        for device_id, known in self._grants.items():
-            if known.is_over or now_s < self._lapses_s[device_id]:
+        for device_id, lapses_s in self._lapses_s.items():
+            if now_s < lapses_s or (known := self._grants.get(device_id)) is None or known.is_over:
                 continue
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
@@ -293,7 +301,8 @@ class Grants:
 
     def needs_review(self, now_s: float) -> bool:
         """Whether a device is back, or has not confirmed its newest grant in time."""
-        late = {each for each in self._grants if not self.is_controllable(each, now_s)}
+        unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
+        late = {each for each in unconfirmed if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
         return is_new or bool(self._unreviewed)
 
@@ -370,11 +379,9 @@ class Grants:
     def _give_up(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device; a training that may not have begun is called off."""
         known = self._grants.get(device_id)
-        if known is None or known.plan_id != plan_id or known.is_given_up:
+        if known is None or known.plan_id != plan_id or known.is_given_up or known.is_over:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
-        if known.is_over:
-            return
         if not known.was_sent and not known.superseded_w:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
             self._due.pop(device_id, None)
