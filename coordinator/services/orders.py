@@ -17,13 +17,14 @@ from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
 
-_SENT_AT_ONCE = 10
+_SENT_AT_ONCE = 5
 """Grants that are sent in one step of the event loop; leases of other devices are answered between two steps."""
 
-_PAUSE_S = 0.005
-"""Pause after a step that begins trainings: devices confirm each grant at once, and others need answers as well.
+_PAUSE_S, _SPREAD_S = 0.005, 3.0
+"""Pauses between steps that begin trainings: each device confirms at once, and others need answers as well.
 
-Ten thousand devices are told within the time for which an agent waits for its grant (`grant_timeout_s`, 10 s).
+A thousand devices are told in a second. For more than 3,000 the pauses are shorter, so that ten thousand are told
+before their agents stop waiting for their grants (`grant_timeout_s`, 10 s). A busy event loop makes them longer.
 """
 
 
@@ -109,13 +110,20 @@ class Orders:
         await stop_tasks(self._sending)
 
     async def _send_in_steps(self) -> None:
+        loop = asyncio.get_running_loop()
+        busy_s = 0.0
         while waiting := self._changed or self._first:
-            pause_s = 0.0 if waiting is self._changed else _PAUSE_S
+            pause_s = max(busy_s, min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / len(waiting)))
+            if waiting is self._changed:
+                pause_s = 0.0
             step = list(islice(waiting, _SENT_AT_ONCE))
             for device_id in step:
                 del waiting[device_id]
+            begun_s = loop.time()
             self._send(step)
             await asyncio.sleep(pause_s)
+            # For how long the loop was busy with this step and what came of it: the next pause is at least as long.
+            busy_s = loop.time() - begun_s - pause_s
 
     def _send(self, device_ids: Collection[str]) -> None:
         for device_id, grant in self._fleet.take_orders(self._streams.__contains__, device_ids):
