@@ -187,6 +187,7 @@ class Grants:
         """Remove the grants of some devices."""
         for device_id in device_ids:
             self._unreviewed.discard(device_id)
+            self._unheard.discard(device_id)
             for known in (self._grants, self._lapses_s, self._due):
                 known.pop(device_id, None)
 
