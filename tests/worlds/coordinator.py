@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ from coordinator.services.orders import grant_to_message
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
-from coordinator.state.records import DeviceOverrides, DeviceRecord, RoundRecord, RunRecord
+from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
+from tests.worlds.stored import Stored
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -28,18 +28,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 _CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
-_STEPS_S = 2.0
-"""How long the grants of a plan may take to be sent: the large fleet of a plan is told in steps."""
-
-
-@dataclass
-class Stored:
-    """What a store holds."""
-
-    devices: dict[str, DeviceRecord] = field(default_factory=dict)
-    runs: dict[str, RunRecord] = field(default_factory=dict)
-    rounds: dict[str, RoundRecord] = field(default_factory=dict)
-    overrides: dict[str, DeviceOverrides] = field(default_factory=dict)
+_STEPS_S = 2.0  # how long sending the first grants of a plan may take
 
 
 class Coordinator:
@@ -271,10 +260,7 @@ class Coordinator:
         self._send(self._take(changed))
         for device_id in first:
             wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
-            self._in_this_life(wait_s, partial(self._send_one, device_id))
-
-    def _send_one(self, device_id: str) -> None:
-        self._send(self._take([device_id]))
+            self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
     # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
 
