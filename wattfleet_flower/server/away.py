@@ -10,9 +10,10 @@ from typing import Literal, get_args
 from flwr.common.logger import log
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, PlanningError
+from wattfleet_flower.server.errors import PlanningError
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import duration_text
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
 OnCoordinatorAway = Literal["wait", "stop", "unplanned"]
 
