@@ -171,5 +171,5 @@ def _print_changed(answer: Any, json_: bool) -> None:
     if is_over:
         reserved = wording.watts(content["set_aside_w"])
         print_line(
-            f"{reserved} are still reserved: devices have yet to confirm lower limits, idle at that, or are offline"
+            f"{reserved} are still set aside: for limits not confirmed yet, for idle power, or for offline devices"
         )

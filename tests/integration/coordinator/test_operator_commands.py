@@ -152,7 +152,7 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
         assert said == [
             "site: 20 W in force (operator)",
             "1 round in flight trimmed",
-            "45 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "45 W are still set aside: for limits not confirmed yet, for idle power, or for offline devices",
         ]
         await client.obey()
         assert [line.split()[2] for line in (await shell("budget", "show")).stdout.splitlines()[2:3]] == ["20.0"]
@@ -162,12 +162,12 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
         said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
-            "20 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "20 W are still set aside: for limits not confirmed yet, for idle power, or for offline devices",
         ]
         await client.obey()
         said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
         assert said[1:] == [
-            "8 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "8 W are still set aside: for limits not confirmed yet, for idle power, or for offline devices",
         ]
         [content] = (await asked(shell, "rounds"))["rounds"]
         assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)
