@@ -188,7 +188,8 @@ class GrantSettings(Group):
     lifetime_s: float = setting(
         120.0,
         "Time for which a device may go on training after it lost the coordinator; then it parks. Its watts stay"
-        " reserved until then, so a lower budget takes longer to hold if this time is longer (docs/reliability.md).",
+        " reserved until then. With a longer time, trainings survive longer outages, but a lower budget holds later"
+        " (docs/reliability.md).",
         unit="s",
         option="--grant-lifetime-s",
         ge=10,

@@ -50,8 +50,8 @@ class ProfileSettings(Group):
     )
     tolerance: float = setting(
         0.01,
-        "Stop early if no further measurement is expected to find a mode whose training step is shorter by more than"
-        " this share, under any budget. 0 never stops early.",
+        "Stop early if no further mode is expected to shorten a training step by more than this share, under any"
+        " budget. 0 never stops early.",
         option="--tolerance",
         ge=0,
         lt=1,

@@ -32,9 +32,8 @@ class Enrolments:
         """
         if self._counts.get(connection, 0) >= self._limit:
             raise TooManyDevicesError(
-                f"{device_id}: this connection has enrolled {self._limit:,} new devices, as many as it may: let each"
-                " agent have a connection of its own, or raise the coordinator's setting"
-                " sessions.max_new_devices_per_connection"
+                f"{device_id}: this connection has reached its limit of {self._limit:,} new devices: give each agent"
+                " its own connection, or raise the coordinator's setting sessions.max_new_devices_per_connection"
             )
 
     def add(self, connection: str) -> None:

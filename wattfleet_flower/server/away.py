@@ -46,9 +46,7 @@ class AwayPolicy:
                 f"coordinator_patience_s must be 0 or more and finite, not {self.patience_s}; None waits without end"
             )
         if self.action != "wait":
-            raise InvalidInputError(
-                "coordinator_patience_s has a meaning only together with on_coordinator_away='wait': leave it out"
-            )
+            raise InvalidInputError("coordinator_patience_s can only be used with on_coordinator_away='wait': leave it out")
 
 
 class Outage:
@@ -125,7 +123,7 @@ class Outage:
         who = (
             "every node may train, except those of drained and excluded devices"
             if are_exclusions_known
-            else "every node may train, drained devices too, since the coordinator has not told which they are"
+            else "every node may train, even drained devices, since only the coordinator knows which they are"
         )
         return (
             f"Training continues with plain {self._strategy}, and NO BUDGET IS KEPT: {who}. Each device trains in its"

@@ -175,8 +175,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
             InvalidInputError: always.
         """
         raise InvalidInputError(
-            "FedBuff has no rounds, so no strategy but PowerAware can wrap it:"
-            " start FedBuff or PowerAware(FedBuff(...))"
+            "FedBuff has no rounds, so only PowerAware can wrap it: start FedBuff or PowerAware(FedBuff(...))"
         )
 
     def aggregate_train(

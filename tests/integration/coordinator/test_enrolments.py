@@ -27,8 +27,8 @@ async def test_a_connection_enrols_a_limited_number_of_devices(config: Coordinat
                 await enrol(client, client.channel, f"device-{k}")
             assert status(refused) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"device-{k}: this connection has enrolled 20 new devices, as many as it may: let each agent have a"
-                " connection of its own, or raise the coordinator's setting sessions.max_new_devices_per_connection",
+                f"device-{k}: this connection has reached its limit of 20 new devices: give each agent its own"
+                " connection, or raise the coordinator's setting sessions.max_new_devices_per_connection",
             )
         await enrol(client, client.channel, "device-3")  # known devices come and go
         async with grpc.aio.insecure_channel(

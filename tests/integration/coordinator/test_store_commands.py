@@ -142,7 +142,7 @@ def test_nothing_is_restored_while_a_coordinator_uses_the_store(path: Path, tmp_
 def test_what_is_no_good_backup_is_not_restored(path: Path, tmp_path: Path) -> None:
     right = everything_in(path)
     bad = tmp_path / "copy.db"
-    assert f"{bad} is no file" in refused("restore", bad, "--store", path)
+    assert f"{bad} is not a file" in refused("restore", bad, "--store", path)
     bad.write_text("cores,cpu_khz\n" * 100)
     assert f"{bad} cannot be used" in refused("restore", bad, "--store", path)
     sqlite3.connect(bad.with_name("empty.db")).close()
