@@ -46,7 +46,9 @@ class AwayPolicy:
                 f"coordinator_patience_s must be 0 or more and finite, not {self.patience_s}; None waits without end"
             )
         if self.action != "wait":
-            raise InvalidInputError("coordinator_patience_s can only be used with on_coordinator_away='wait': leave it out")
+            raise InvalidInputError(
+                "coordinator_patience_s can only be used with on_coordinator_away='wait': leave it out"
+            )
 
 
 class Outage:
