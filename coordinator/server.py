@@ -42,6 +42,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.state.rounds.stored_grants import GrantLifetime
 from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
@@ -152,7 +153,10 @@ async def serve(
             now_s=time.monotonic,
             claims=settings.claims,
             unplanned=kept.unplanned,
+            stored_grants=kept.grants,
         )
+        # Before a device is told of a longer lifetime than that of an earlier process.
+        store.save(GrantLifetime(fleet.rounds.grants.longest_lifetime_s))
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)

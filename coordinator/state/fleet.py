@@ -27,6 +27,7 @@ from coordinator.state.records import (
 from coordinator.state.rounds.device_grant import Grant
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.rounds.stored_grants import StoredGrants
 from coordinator.state.rounds.unplanned import UnplannedRounds
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
@@ -62,6 +63,7 @@ class Fleet:
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
         unplanned: Iterable[tuple[str, int]] = (),
+        stored_grants: StoredGrants | None = None,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -80,11 +82,12 @@ class Fleet:
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
             unplanned: run and number of each round without a plan.
+            stored_grants: what a store holds about the grants of an earlier process.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
-        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
+        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
         for record in rounds:

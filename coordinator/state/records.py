@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS
+from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
@@ -332,7 +333,19 @@ OperatorRecord = (
 )
 """What the operator changes by command."""
 
-StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | UnplannedRound | OperatorRecord
+GrantRecord = GivenUpTraining | GrantLifetime
+"""What is known of grants, beside their plans."""
+
+StoredRecord = (
+    DeviceRecord
+    | NodeRecord
+    | RunRecord
+    | RoundRecord
+    | RoundObservation
+    | UnplannedRound
+    | OperatorRecord
+    | GrantRecord
+)
 """A record to store: it replaces what was stored for the same thing before."""
 
 

@@ -202,6 +202,24 @@ class ReferencePin(Base):
     checksum: Mapped[int | None]
 
 
+class GivenUpTrainingRow(Base):
+    """A device whose round or run has ended, but not its grant."""
+
+    __tablename__ = "given_up_training"
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    plan_id: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class GrantLifetimeRow(Base):
+    """The longest lifetime of a grant that a device may still rely on: one row, or none."""
+
+    __tablename__ = "grant_lifetime"
+    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    lifetime_s: Mapped[float]
+    checksum: Mapped[int | None]
+
+
 class CoordinatorTerm(Base):
     """One row: how often the store has changed its owner. Only the coordinator of the newest term may write."""
 

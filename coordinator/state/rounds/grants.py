@@ -15,6 +15,7 @@ from dataclasses import replace
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -32,6 +33,7 @@ class Grants:
         settings: GrantSettings = GrantSettings(),
         started_s: float = 0.0,
         first_id: int | None = None,
+        stored: StoredGrants | None = None,
     ) -> None:
         """Start from what a store holds.
 
@@ -44,7 +46,9 @@ class Grants:
             settings: how long grants and trainings last.
             started_s: the time now.
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
+            stored: what an earlier process has stored about its grants.
         """
+        stored = stored or StoredGrants()
         self._settings = settings
         self._started_s = started_s
         self._next_id = secrets.randbits(62) if first_id is None else first_id
@@ -54,6 +58,11 @@ class Grants:
         self._late: set[str] = set()
         self._unreviewed: set[str] = set()
         self._held_back: set[str] = set()
+        # Until then, a device may hold a grant with the lifetime of an earlier process.
+        self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
+        self._longest_lifetime_s = max(settings.lifetime_s, stored.lifetime_s)
+        self._stored_given_up = dict(stored.given_up)
+        self._unstored: list[GivenUpTraining | GrantLifetime] = []
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -70,6 +79,7 @@ class Grants:
                     self._give_up(device_id, record.plan_id)
         for device_id in self._grants:
             self.renew(device_id, started_s)
+        self._unstored.clear()  # what was given up before is stored
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -77,6 +87,11 @@ class Grants:
     def lifetime_s(self) -> float:
         """Seconds for which a device may act on its grant after its last acknowledged lease."""
         return self._settings.lifetime_s
+
+    @property
+    def longest_lifetime_s(self) -> float:
+        """The longest lifetime that a device may still rely on: its own, or one that an earlier process had."""
+        return self._longest_lifetime_s
 
     def of(self, device_id: str) -> DeviceGrant | None:
         """A device's newest grant; None if no plan ever chose it."""
@@ -162,10 +177,12 @@ class Grants:
         """Wait no more for the devices of a round that is finished or abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
+        self._store_given_up(record.nodes)
 
     def give_up_run(self, run_id: str) -> None:
         """Wait no more for the devices of a run that is finished."""
         self.give_up_devices(list(self._grants), run_id)
+        self._store_given_up(list(self._grants))
 
     def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
@@ -225,7 +242,7 @@ class Grants:
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
-        self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+        self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
         """Take a device's word on which grant is in force, and how far it is.
@@ -289,7 +306,20 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
+        for device_id, plan_id in list(self._stored_given_up.items()):
+            stored = self._grants.get(device_id)
+            if stored is None or stored.is_over or stored.plan_id != plan_id:
+                del self._stored_given_up[device_id]
+                self._unstored.append(GivenUpTraining(device_id, None))
+        if now_s >= self._earlier_until_s and self._longest_lifetime_s != self._settings.lifetime_s:
+            self._longest_lifetime_s = self._settings.lifetime_s
+            self._unstored.append(GrantLifetime(self._longest_lifetime_s))
         return lapsed
+
+    def take_unstored(self) -> list[GivenUpTraining | GrantLifetime]:
+        """What has to be stored with the next records; it counts as stored."""
+        taken, self._unstored = self._unstored, []
+        return taken
 
     def needs_review(self, now_s: float) -> bool:
         """Whether a device is back, or has not confirmed its newest grant in time."""
@@ -327,6 +357,20 @@ class Grants:
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _lasts_s(self, lifetime_s: float) -> float:
+        """Seconds after which a device that was renewed last must be parked."""
+        return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def _store_given_up(self, device_ids: Iterable[str]) -> None:
+        """Store which trainings nobody waits for and may go on: after a restart, their rounds may not be loaded."""
+        for device_id in device_ids:
+            known = self._grants.get(device_id)
+            if known is None or not known.is_given_up or known.is_over:
+                continue
+            if known.plan_id and self._stored_given_up.get(device_id) != known.plan_id:
+                self._stored_given_up[device_id] = known.plan_id
+                self._unstored.append(GivenUpTraining(device_id, known.plan_id))
 
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
