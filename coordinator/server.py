@@ -156,7 +156,7 @@ async def serve(
             stored_grants=kept.grants,
         )
         # Before a device is told of a longer lifetime than that of an earlier process.
-        store.save(GrantLifetime(fleet.rounds.grants.longest_lifetime_s))
+        store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)
@@ -195,7 +195,8 @@ async def serve(
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
+        planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
             repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site

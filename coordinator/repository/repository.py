@@ -67,7 +67,7 @@ class FleetRepository:
 
     def _with_grants(self, records: Sequence[StoredRecord]) -> list[StoredRecord]:
         """Records, and what has to be stored about grants no later than these."""
-        return [*records, *self.fleet.rounds.grants.take_unstored()]
+        return [*records, *self.fleet.rounds.grants.unstored.take()]
 
     # --- load ---------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 
-LONGEST_TEXT = 2_000
+LONGEST_TEXT = MAX_DETAIL_CHARACTERS
 """Characters of a detail or an error that are kept: they are kept for all devices and runs."""
 
 

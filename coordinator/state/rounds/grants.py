@@ -15,7 +15,7 @@ from dataclasses import replace
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
+from coordinator.state.rounds.stored_grants import StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -24,7 +24,11 @@ _DRIFT = 0.01
 
 
 class Grants:
-    """The newest grant of every device that a plan has chosen."""
+    """The newest grant of every device that a plan has chosen.
+
+    Attributes:
+        unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
+    """
 
     def __init__(
         self,
@@ -60,9 +64,7 @@ class Grants:
         self._held_back: set[str] = set()
         # Until then, a device may hold a grant with the lifetime of an earlier process.
         self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
-        self._longest_lifetime_s = max(settings.lifetime_s, stored.lifetime_s)
-        self._stored_given_up = dict(stored.given_up)
-        self._unstored: list[GivenUpTraining | GrantLifetime] = []
+        self.unstored = UnstoredGrants(stored, settings.lifetime_s)
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -79,7 +81,6 @@ class Grants:
                     self._give_up(device_id, record.plan_id)
         for device_id in self._grants:
             self.renew(device_id, started_s)
-        self._unstored.clear()  # what was given up before is stored
 
     # --- queries ------------------------------------------------------------------------------------------------
 
@@ -87,11 +88,6 @@ class Grants:
     def lifetime_s(self) -> float:
         """Seconds for which a device may act on its grant after its last acknowledged lease."""
         return self._settings.lifetime_s
-
-    @property
-    def longest_lifetime_s(self) -> float:
-        """The longest lifetime that a device may still rely on: its own, or one that an earlier process had."""
-        return self._longest_lifetime_s
 
     def of(self, device_id: str) -> DeviceGrant | None:
         """A device's newest grant; None if no plan ever chose it."""
@@ -132,6 +128,11 @@ class Grants:
         known = self._grants.get(device_id)
         is_starting = now_s - self._started_s < self._settings.lifetime_s
         return is_starting and known is not None and not known.was_sent and not known.is_over
+
+    @property
+    def lowered_count(self) -> int:
+        """The number of devices that were told to draw less, and have not confirmed it."""
+        return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
 
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
@@ -177,12 +178,12 @@ class Grants:
         """Wait no more for the devices of a round that is finished or abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
-        self._store_given_up(record.nodes)
+        self.unstored.note(record.nodes, self._plan_given_up)
 
     def give_up_run(self, run_id: str) -> None:
         """Wait no more for the devices of a run that is finished."""
         self.give_up_devices(list(self._grants), run_id)
-        self._store_given_up(list(self._grants))
+        self.unstored.note(self._grants, self._plan_given_up)
 
     def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
@@ -306,20 +307,8 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
-        for device_id, plan_id in list(self._stored_given_up.items()):
-            stored = self._grants.get(device_id)
-            if stored is None or stored.is_over or stored.plan_id != plan_id:
-                del self._stored_given_up[device_id]
-                self._unstored.append(GivenUpTraining(device_id, None))
-        if now_s >= self._earlier_until_s and self._longest_lifetime_s != self._settings.lifetime_s:
-            self._longest_lifetime_s = self._settings.lifetime_s
-            self._unstored.append(GrantLifetime(self._longest_lifetime_s))
+        self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
-
-    def take_unstored(self) -> list[GivenUpTraining | GrantLifetime]:
-        """What has to be stored with the next records; it counts as stored."""
-        taken, self._unstored = self._unstored, []
-        return taken
 
     def needs_review(self, now_s: float) -> bool:
         """Whether a device is back, or has not confirmed its newest grant in time."""
@@ -362,15 +351,10 @@ class Grants:
         """Seconds after which a device that was renewed last must be parked."""
         return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
 
-    def _store_given_up(self, device_ids: Iterable[str]) -> None:
-        """Store which trainings nobody waits for and may go on: after a restart, their rounds may not be loaded."""
-        for device_id in device_ids:
-            known = self._grants.get(device_id)
-            if known is None or not known.is_given_up or known.is_over:
-                continue
-            if known.plan_id and self._stored_given_up.get(device_id) != known.plan_id:
-                self._stored_given_up[device_id] = known.plan_id
-                self._unstored.append(GivenUpTraining(device_id, known.plan_id))
+    def _plan_given_up(self, device_id: str) -> str:
+        """The plan of a device's training that nobody waits for and that may go on; empty if there is none."""
+        known = self._grants.get(device_id)
+        return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
 
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)

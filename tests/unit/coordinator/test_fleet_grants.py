@@ -207,10 +207,10 @@ def test_a_restart_with_a_shorter_lifetime_counts_the_one_that_devices_were_told
     after.agents.disconnect("orin")  # before it received the shorter lifetime
     now_s[0] = 600.0
     assert after.check_grants() == [], "the device may still train"
-    assert after.rounds.grants.take_unstored() == []
+    assert after.rounds.grants.unstored.take() == []
     now_s[0] = 700.0
     assert after.check_grants() == ["orin"]
-    assert after.rounds.grants.take_unstored() == [GrantLifetime(10.0)], "nobody relies on the longer one any more"
+    assert after.rounds.grants.unstored.take() == [GrantLifetime(10.0)], "nobody relies on the longer one any more"
 
 
 @pytest.mark.parametrize("ends", [ends_by_finish, ends_with_its_run])
@@ -220,14 +220,14 @@ def test_a_training_of_an_ended_round_is_stored_until_it_is_over(ends: Callable[
     train(fleet, "orin")
     train(fleet, "nano")
     end_training(fleet, "nano")
-    fleet.rounds.grants.take_unstored()
+    fleet.rounds.grants.unstored.take()
     ends(fleet)
-    assert fleet.rounds.grants.take_unstored() == [GivenUpTraining("orin", planned.plan_id)]
+    assert fleet.rounds.grants.unstored.take() == [GivenUpTraining("orin", planned.plan_id)]
     fleet.check_grants()
-    assert fleet.rounds.grants.take_unstored() == []
+    assert fleet.rounds.grants.unstored.take() == []
     end_training(fleet, "orin")
     fleet.check_grants()
-    assert fleet.rounds.grants.take_unstored() == [GivenUpTraining("orin", None)]
+    assert fleet.rounds.grants.unstored.take() == [GivenUpTraining("orin", None)]
 
 
 def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:
