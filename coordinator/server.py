@@ -82,6 +82,8 @@ OPTIONS = [
     ("grpc.http2.hpack_table_size.decoder", 0),
     ("grpc.http2.hpack_table_size.encoder", 0),
     ("grpc.per_message_compression", 0),
+    # A connection that says nothing at all is closed after this time; by default after 120 s.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
     # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
     ("grpc.server.max_pending_requests", 20_000),
@@ -179,7 +181,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
-            options=OPTIONS,
+            options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * settings.server.idle_connection_s))],
         )
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)

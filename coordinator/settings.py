@@ -31,6 +31,13 @@ class ServerSettings(Group):
     metrics_timeout_s: float = setting(
         10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
     )
+    idle_connection_s: float = setting(
+        300.0,
+        "Close a gRPC connection without a request for this long; an agent's session is one request.",
+        unit="s",
+        ge=1,
+        le=86_400,
+    )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )

@@ -90,10 +90,12 @@ class Fleet:
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
+        trusted_after = {each.device_id: each.trusted_after for each in overrides if each.trusted_after}
         for record in rounds:
             for observed in record.observations.values():
                 if observed.device_id in self.agents.devices:
                     self.agents.claims.observed(self.agents.get(observed.device_id), record, observed)
+            self.agents.claims.trust_again([each for each in trusted_after if trusted_after[each] == record.plan_id])
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
@@ -130,9 +132,9 @@ class Fleet:
         Raises:
             UnknownRecordError: a device never connected; none is changed.
         """
-        changed = self.operator.drain(device_ids, is_drained=False)
+        self.operator.drain(device_ids, is_drained=False)
         self.agents.claims.trust_again(device_ids)
-        return changed
+        return self.operator.trust_after(next(reversed(self.rounds.records), ""), device_ids)
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.

@@ -75,11 +75,14 @@ class DeviceOverrides:
         device_id: the device.
         tags: words by which rules select devices.
         drained: the device is excluded from new rounds.
+        trusted_after: the newest plan when the device was last included again: its contradictions until then do not
+            count. Empty if it never was.
     """
 
     device_id: str
     tags: frozenset[str] = frozenset()
     drained: bool = False
+    trusted_after: str = ""
 
     @property
     def listed_tags(self) -> list[str]:

@@ -170,6 +170,7 @@ class DeviceOverridesRow(Base):
     device_id: Mapped[str] = mapped_column(primary_key=True)
     tags: Mapped[list[str]] = mapped_column(JsonText)
     drained: Mapped[bool]
+    trusted_after: Mapped[str]
     checksum: Mapped[int | None]
 
 

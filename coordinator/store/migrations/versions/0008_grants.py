@@ -1,4 +1,4 @@
-"""Trainings that were given up and may go on, and the longest lifetime of a grant that a device may rely on."""
+"""Trainings that were given up and may go on, the longest lifetime of a grant, and since when a device is trusted."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -10,7 +10,8 @@ _COUNT = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def upgrade() -> None:
-    """Create the tables."""
+    """Create the tables, and add the column."""
+    op.add_column("device_overrides", sa.Column("trusted_after", sa.String(), nullable=False, server_default=""))
     op.create_table(
         "given_up_training",
         sa.Column("device_id", sa.String(), primary_key=True),
