@@ -42,7 +42,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
-from coordinator.state.rounds.stored_grants import GrantLifetime
+from coordinator.state.stored_grants import GrantLifetime
 from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError

@@ -26,7 +26,7 @@ from coordinator.state.records import (
     SupplyOverride,
     UnplannedRound,
 )
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History

@@ -27,8 +27,8 @@ from coordinator.state.records import (
 from coordinator.state.rounds.device_grant import Grant
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
-from coordinator.state.rounds.stored_grants import StoredGrants
 from coordinator.state.rounds.unplanned import UnplannedRounds
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -63,7 +63,7 @@ class Fleet:
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
         unplanned: Iterable[tuple[str, int]] = (),
-        stored_grants: StoredGrants | None = None,
+        stored_grants: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -134,7 +134,7 @@ class Fleet:
         """
         self.operator.drain(device_ids, is_drained=False)
         self.agents.claims.trust_again(device_ids)
-        return self.operator.trust_after(next(reversed(self.rounds.records), ""), device_ids)
+        return self.operator.trust_after(next(reversed(list(self.rounds.records)), ""), device_ids)
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError

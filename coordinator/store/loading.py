@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
-from coordinator.state.rounds.stored_grants import StoredGrants
+from coordinator.state.stored_grants import StoredGrants
 from coordinator.store import rounds, rows
 from coordinator.store.tables import (
     BudgetOverride,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection, delete
 
 from coordinator.state.records import PinnedReference, RemovedReference, StoredRecord, SupplyOverride
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.store import rows
 from coordinator.store.statements import Statements
 from coordinator.store.tables import BudgetOverride, Reference, ReferencePin

@@ -15,7 +15,7 @@ from dataclasses import replace
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
-from coordinator.state.rounds.stored_grants import StoredGrants, UnstoredGrants
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -37,7 +37,7 @@ class Grants:
         settings: GrantSettings = GrantSettings(),
         started_s: float = 0.0,
         first_id: int | None = None,
-        stored: StoredGrants | None = None,
+        stored: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds.
 
@@ -52,7 +52,6 @@ class Grants:
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
             stored: what an earlier process has stored about its grants.
         """
-        stored = stored or StoredGrants()
         self._settings = settings
         self._started_s = started_s
         self._next_id = secrets.randbits(62) if first_id is None else first_id
@@ -61,6 +60,7 @@ class Grants:
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
         self._unreviewed: set[str] = set()
+        self._unheard: set[str] = set()
         self._held_back: set[str] = set()
         # Until then, a device may hold a grant with the lifetime of an earlier process.
         self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
@@ -215,6 +215,7 @@ class Grants:
             self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
                 self._unreviewed.add(device_id)
+                self._unheard.add(device_id)
 
     def never_sent(self) -> list[str]:
         """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
@@ -230,7 +231,8 @@ class Grants:
         Args:
             too_much: devices whose first grants have to wait until others have confirmed that they draw less.
         """
-        self._unreviewed = set(too_much)
+        # The first lease of a session says what the device still has.
+        self._unreviewed = self._unheard | too_much
 
     def may_be_renewed(self, device_id: str) -> bool:
         """Whether a device may be told that its grant is renewed.
@@ -254,6 +256,7 @@ class Grants:
             plan_id: the plan of that grant.
             phase: how far the device is with its training.
         """
+        self._unheard.discard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
@@ -307,6 +310,7 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
+            self._unheard.discard(device_id)
         self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
 

@@ -14,7 +14,7 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
 )
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import (

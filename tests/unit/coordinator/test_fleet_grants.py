@@ -12,7 +12,7 @@ from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import Placement
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
-from coordinator.state.rounds.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
+from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, GrantLifetime, StoredGrants
 from tests.fakes.fronts import front
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
@@ -43,7 +43,7 @@ def restarted(
     fleet: Fleet,
     placement: Placement | None = None,
     grants: GrantSettings = GrantSettings(),
-    stored: StoredGrants | None = None,
+    stored: StoredGrants = NOTHING_STORED,
     now_s: Callable[[], float] = lambda: 0.0,
 ) -> Fleet:
     """The same with what a store kept; nobody is connected."""
@@ -276,6 +276,20 @@ def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     after.trim()
     [kept] = fleet.rounds.records[planned.plan_id].plan.assignments
     assert dict(after.take_orders())["nano"].assignment == kept
+
+
+def test_nothing_is_granted_before_a_device_has_said_what_it_still_has() -> None:
+    before = small_fleet()
+    before.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet = restarted(before)
+    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
+    fleet.rounds.grants.session_began("orin", 0.0)
+    fleet.trim()
+    assert fleet.take_orders() == []
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
+    assert fleet.take_orders() == [], "what it may train by now is compared with the budgets first"
+    fleet.trim()
+    assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]
 
 
 def test_a_device_that_comes_back_to_a_finished_round_is_not_told_to_train() -> None:

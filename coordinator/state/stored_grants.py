@@ -43,6 +43,9 @@ class StoredGrants:
     given_up: Mapping[str, str] = field(default_factory=dict)
 
 
+NOTHING_STORED = StoredGrants()
+
+
 class UnstoredGrants:
     """What has to be stored about grants with the next records.
 
