@@ -31,6 +31,13 @@ class ServerSettings(Group):
     metrics_timeout_s: float = setting(
         10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
     )
+    idle_connection_s: float = setting(
+        300.0,
+        "Close a gRPC connection without a request for this long; an agent's session is one request.",
+        unit="s",
+        ge=1,
+        le=86_400,
+    )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
     )
@@ -267,6 +274,12 @@ class SessionSettings(Group):
         "Limit on devices that one connection may enrol for the first time. Every agent has its own connection.",
         ge=1,
     )
+    max_new_devices_per_host: int = setting(
+        20_000,
+        "Limit on devices that one host may enrol for the first time since the start; a fleet behind one address is one"
+        " host.",
+        ge=1,
+    )
     max_unstored_reports: int = setting(
         1500, "Limit on the reports of one session that wait for the store. With more, the session ends.", ge=1
     )
@@ -325,6 +338,7 @@ class RoundSettings(Group):
         2.0, "Abandon a round after this many times its planned duration or deadline, plus overdue_s.", ge=1
     )
     overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
+    max_live_runs: int = setting(256, "Limit on the runs that have not ended; a further one is refused.", ge=1)
 
 
 class CoordinatorSettings(Settings):

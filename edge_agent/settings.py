@@ -106,6 +106,13 @@ class SessionSettings(Group):
         unit="s",
         ge=0,
     )
+    stop_timeout_s: float = setting(
+        300.0,
+        "Time for an app to end a training that it was told to stop. The device is parked at once, and after this time"
+        " it is free for other trainings.",
+        unit="s",
+        gt=0,
+    )
     reference_timeout_s: float = setting(
         30.0,
         "Limit the time of one request for the reference predictor; the next request continues where it stopped.",
