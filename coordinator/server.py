@@ -164,6 +164,7 @@ async def serve(
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
         orders = Orders(fleet)
+        held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(

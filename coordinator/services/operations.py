@@ -152,7 +152,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         for run in runs:
             if not request.end:
                 self._fleet.require_ended(run.run_id)
-        ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
+        ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(*ended)
         self._fleet.require_unused([run.run_id for run in runs])

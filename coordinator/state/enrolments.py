@@ -33,13 +33,14 @@ class Enrolments:
         """
         if self._of_connection.is_full(connection):
             raise TooManyDevicesError(
-                f"{device_id}: this connection has reached its limit of {self._of_connection.limit:,} new devices: give"
-                " each agent its own connection, or raise the coordinator's setting sessions.max_new_devices_per_connection"
+                f"{device_id}: this connection has reached its limit of {self._of_connection.limit:,} new devices:"
+                " give each agent its own connection, or raise the coordinator's setting"
+                " sessions.max_new_devices_per_connection"
             )
         if self._of_host.is_full(host):
             raise TooManyDevicesError(
-                f"{device_id}: this host has reached its limit of {self._of_host.limit:,} new devices: if its devices are"
-                " yours, raise the coordinator's setting sessions.max_new_devices_per_host if its devices are yours"
+                f"{device_id}: this host has reached its limit of {self._of_host.limit:,} new devices: if its devices"
+                " are yours, raise the coordinator's setting sessions.max_new_devices_per_host"
             )
 
     def add(self, connection: str, host: str) -> None:

@@ -156,13 +156,13 @@ class Fleet:
         return self.rounds.grants.check(now_s)
 
     def take_orders(
-        self, is_reachable: Callable[[str], bool] | None = None, only: str | None = None
+        self, is_reachable: Callable[[str], bool] | None = None, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send now, each with its device's id; they count as sent.
 
         Args:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 
@@ -227,10 +227,13 @@ class Fleet:
         """
         self.rounds.trim_count += 1
         trimmed: list[RoundRecord] = []
+        expected = {device_id for device_id in self.rounds.grants.of_training() if self._obeys(device_id)}
+        if not (exceeded := self._exceeded(expected)):
+            self._trimmed()
+            return trimmed
         in_flight = self._offers_in_flight()
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
-        expected = {device_id for device_id in self.agents.devices if self._obeys(device_id)}
-        self._stop_given_up(expected)
+        self._stop_given_up(expected, exceeded)
         if not in_flight:
             self._trimmed()
             return trimmed
@@ -261,27 +264,28 @@ class Fleet:
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
-        chosen = {assignment.device_id: assignment for assignment in planned.plan.assignments}
-        offers = [self.draw.offer_of(self.agents.devices[device_id]) for device_id in chosen]
-        if any(offer is None for offer in offers) or any(map(self.rounds.grants.may_train, chosen)):
-            return True
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(chosen.keys()))
-        extra_w = {each.device_id: chosen[each.device_id].power_limit_w - each.idle_w for each in offers if each}
-        return bool(allowance.exceeded(allowance.use([each for each in offers if each], extra_w)))
+        chosen = {assignment.device_id: assignment.power_limit_w for assignment in planned.plan.assignments}
+        for device_id in chosen:
+            if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(self.agents.devices[device_id]):
+                return True
+        drawn_w = self.draw.elsewhere_w(chosen.keys())
+        for device_id, limit_w in chosen.items():
+            drawn_w[self.operator.supply_of(device_id)] += limit_w
+        return bool(self._exceeded_by(drawn_w))
 
-    def _stop_given_up(self, expected: Collection[str]) -> None:
-        """Stop the trainings that nobody waits for, if a supply of theirs exceeds its budget."""
-        given_up = [each for each, _ in self.rounds.grants.given_up() if each in expected]
-        if not given_up:
-            return
-        exceeded = self._exceeded(set(expected))
-        for device_id in given_up:
+    def _stop_given_up(self, expected: Set[str], exceeded: frozenset[str]) -> None:
+        """Stop the trainings that nobody waits for behind supplies that exceed their budget."""
+        for device_id in [each for each, _ in self.rounds.grants.given_up() if each in expected]:
             if self._is_behind(device_id, exceeded):
                 self.rounds.grants.stop(device_id)
 
     def _exceeded(self, expected: Set[str]) -> frozenset[str]:
         """The supplies whose budget is exceeded, once some devices have done what they are told."""
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), expected))
+        return self._exceeded_by(self.draw.elsewhere_w(frozenset(), expected))
+
+    def _exceeded_by(self, drawn_w: Mapping[str, float]) -> frozenset[str]:
+        """The supplies whose budget is exceeded by the watts of all devices, given by their supply."""
+        allowance = replace(self.operator.allowance, elsewhere_w=drawn_w)
         return allowance.exceeded(allowance.use([], {}))
 
     def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:

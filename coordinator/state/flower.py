@@ -153,10 +153,22 @@ class FlowerRuns:
         require_owner(run_id, self.run(run_id).owner, token)
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
-        """Finish a Flower run and release its devices."""
-        record = replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True)
-        self._rounds.run_finished(run_id)
-        return self._put(record)
+        """Finish a Flower run and release its devices.
+
+        Raises:
+            UnknownRecordError: it never started.
+        """
+        return self.finish_runs([run_id], error)[0]
+
+    def finish_runs(self, run_ids: Collection[str], error: str) -> list[RunRecord]:
+        """Finish Flower runs and release their devices, in one pass over all devices.
+
+        Raises:
+            UnknownRecordError: one never started; none is finished.
+        """
+        records = [replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True) for run_id in run_ids]
+        self._rounds.runs_finished(set(run_ids))
+        return [self._put(record) for record in records]
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
         """Add what the strategy evaluated after a round; round 0 is before the first.
@@ -260,9 +272,8 @@ class FlowerRuns:
         self._rounds.grants.give_up_devices(device_ids, run_id)
         return {
             device_id
-            for device_id in device_ids
+            for device_id in filter(self._rounds.grants.may_train, device_ids)
             if self._agents.is_connected(device_id)
-            and self._rounds.grants.may_train(device_id)
             and self._agents.devices[device_id].state is DeviceState.READY
             and self._plan_of_other_run(device_id, run_id) is None
         }

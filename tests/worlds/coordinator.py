@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 _CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
+_STEPS_S = 2.0  # how long sending the first grants of a plan may take
 
 
 class Coordinator:
@@ -244,14 +245,15 @@ class Coordinator:
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
         # Grants are written in the background: the acknowledgement goes first.
         is_renewed = grants.may_be_renewed(device_id)
-        due = self._due()
+        due = self._take([device_id])
         self._acknowledge(stream, 0, lease.number, is_renewed)
         self._send(due)
 
-    def _due(self) -> list[tuple[Stream, Any]]:
+    def _take(self, device_ids: list[str]) -> list[tuple[Stream, Any]]:
         assert self.fleet is not None
         due = []
-        for device_id, grant in sorted(self.fleet.take_orders(self._orders_to.__contains__), key=itemgetter(0)):
+        orders = self.fleet.take_orders(self._orders_to.__contains__, device_ids)
+        for device_id, grant in sorted(orders, key=itemgetter(0)):
             self._world.note(
                 f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}"
             )
@@ -264,7 +266,13 @@ class Coordinator:
             stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
 
     def _send_due(self) -> None:
-        self._send(self._due())
+        """Send grants in steps: anything may happen between the first grants of two devices."""
+        assert self.fleet is not None
+        changed, first = self.fleet.rounds.grants.due()
+        self._send(self._take(changed))
+        for device_id in first:
+            wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
+            self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
     # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
 
