@@ -147,6 +147,7 @@ class Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
         copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
+        copied._unheard = self._unheard.copy()  # noqa: SLF001 - of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -326,11 +327,12 @@ class Grants:
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
-        """Whether a device is back, or has not confirmed its newest grant in time."""
+        """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
         unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
         late = {each for each in unconfirmed if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
-        return is_new or bool(self._unreviewed)
+        # A device that has sent no lease yet stays unreviewed, whatever a trim decides.
+        return is_new or not self._unreviewed <= self._unheard
 
     def due(self) -> tuple[list[str], list[str]]:
         """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
@@ -420,5 +422,6 @@ class Grants:
         if not known.was_sent and not known.superseded_w:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
             self._due.pop(device_id, None)
+            self._unheard.discard(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)
