@@ -28,6 +28,7 @@ from coordinator.state.rounds.device_grant import Grant
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.unplanned import UnplannedRounds
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -62,6 +63,7 @@ class Fleet:
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
         unplanned: Iterable[tuple[str, int]] = (),
+        stored_grants: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -80,17 +82,20 @@ class Fleet:
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
             unplanned: run and number of each round without a plan.
+            stored_grants: what a store holds about the grants of an earlier process.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
-        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
+        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
+        trusted_after = {each.device_id: each.trusted_after for each in overrides if each.trusted_after}
         for record in rounds:
             for observed in record.observations.values():
                 if observed.device_id in self.agents.devices:
                     self.agents.claims.observed(self.agents.get(observed.device_id), record, observed)
+            self.agents.claims.trust_again([each for each in trusted_after if trusted_after[each] == record.plan_id])
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
@@ -127,9 +132,9 @@ class Fleet:
         Raises:
             UnknownRecordError: a device never connected; none is changed.
         """
-        changed = self.operator.drain(device_ids, is_drained=False)
+        self.operator.drain(device_ids, is_drained=False)
         self.agents.claims.trust_again(device_ids)
-        return changed
+        return self.operator.trust_after(next(reversed(list(self.rounds.records)), ""), device_ids)
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.

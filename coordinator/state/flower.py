@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
@@ -127,6 +127,20 @@ class FlowerRuns:
             return self._put(RunRecord(run_id, strategy, rounds, owner=owner_of(token)))
         self.require_owner(run_id, token)
         return self._put(replace(self.runs[run_id], strategy=strategy, rounds=rounds, error="", finished=False))
+
+    def require_room(self, run_id: str, max_live: int) -> None:
+        """Make sure that a run may start beside those that have not ended.
+
+        Raises:
+            QuotaExceededError: as many have not ended as may be.
+        """
+        if run_id in self.runs and not self.runs[run_id].finished:
+            return
+        if sum(not record.finished for record in self.runs.values()) >= max_live:
+            raise QuotaExceededError(
+                f"{max_live:,} runs have not ended, as many as may be: end some with `wattfleet coordinator delete RUN"
+                " --end`, or raise the coordinator's setting rounds.max_live_runs"
+            )
 
     def require_owner(self, run_id: str, token: str) -> None:
         """Make sure that a request about a run comes from the app that started it.

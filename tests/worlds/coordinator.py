@@ -13,7 +13,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
-from tests.worlds.stored import Stored
+from tests.worlds.stored import Stored, given_up
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -58,10 +58,12 @@ class Coordinator:
             list(stored.devices.values()),
             self._nodes,
             list(stored.runs.values()),
-            list(stored.rounds.values()),
+            stored.current(),
+            stored.runs,
             overrides=list(stored.overrides.values()),
             grants=world.grant_settings,
             now_s=self._now_s,
+            stored_grants=stored.grants,
         )
         settings = SessionSettings(lease_s=world.lease_s, return_grace_s=20.0)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
@@ -113,7 +115,9 @@ class Coordinator:
 
     def _save(self, kind: str, key: str, record: Any, then: Any = None) -> None:
         """Save a record soon; call `then` once it is on disk."""
+        assert self.fleet is not None, "a coordinator that is down saves nothing"
         self._unsaved[kind, key] = record
+        self._unsaved.update(given_up(self.fleet))
         if then is not None:
             self._saving.append(then)
         if not self._is_writing:
@@ -131,6 +135,13 @@ class Coordinator:
         done, self._saving = self._saving, []
         for each in done:
             each()
+
+    def _is_known(self, plan_id: str) -> bool:
+        """Whether there is such a round; one that was not loaded at the start is loaded."""
+        assert self.fleet is not None
+        if plan_id in self._stored.rounds:
+            self.fleet.rounds.cache.restore(self._stored.rounds[plan_id])
+        return plan_id in self.fleet.rounds.records
 
     # --- sessions (SessionServicer, Orders) ---------------------------------------------------------------------
 
@@ -174,6 +185,7 @@ class Coordinator:
             self._save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
+            self._is_known(seen.plan_id)
             try:
                 self.fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
             except UnknownRecordError:
@@ -311,13 +323,13 @@ class Coordinator:
 
     def finish_round(self, plan_id: str) -> None:
         """Finish a round."""
-        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+        if self.fleet is not None and self._is_known(plan_id):
             self._save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:
         """Wait no more for a round that is overdue."""
-        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+        if self.fleet is not None and self._is_known(plan_id):
             self.fleet.rounds.abandon(plan_id)
 
     def plan(self, run_id: str, number: int, nodes: list[int], reply: Any) -> None:
@@ -325,7 +337,7 @@ class Coordinator:
         fleet = self.fleet
         if fleet is None or run_id not in fleet.flower.runs:
             return
-        if fleet.flower.is_planned(run_id, number):
+        if self._is_known(f"{run_id}/{number}"):
             self._reply(f"{run_id}/{number}", reply)
             return
         missing, _ = self._leases.expected_back({fleet.flower.nodes[node] for node in nodes}, self._now_s())

@@ -15,6 +15,7 @@ from dataclasses import replace
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -23,7 +24,11 @@ _DRIFT = 0.01
 
 
 class Grants:
-    """The newest grant of every device that a plan has chosen."""
+    """The newest grant of every device that a plan has chosen.
+
+    Attributes:
+        unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class Grants:
         settings: GrantSettings = GrantSettings(),
         started_s: float = 0.0,
         first_id: int | None = None,
+        stored: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds.
 
@@ -44,6 +50,7 @@ class Grants:
             settings: how long grants and trainings last.
             started_s: the time now.
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
+            stored: what an earlier process has stored about its grants.
         """
         self._settings = settings
         self._started_s = started_s
@@ -55,6 +62,9 @@ class Grants:
         self._unreviewed: set[str] = set()
         self._unheard: set[str] = set()
         self._held_back: set[str] = set()
+        # Until then, a device may hold a grant with the lifetime of an earlier process.
+        self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
+        self.unstored = UnstoredGrants(stored, settings.lifetime_s)
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -123,6 +133,11 @@ class Grants:
         is_starting = now_s - self._started_s < self._settings.lifetime_s
         return is_starting and known is not None and not known.was_sent and not known.is_over
 
+    @property
+    def lowered_count(self) -> int:
+        """The number of devices that were told to draw less, and have not confirmed it."""
+        return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
@@ -132,6 +147,7 @@ class Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
         copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
+        copied._unheard = self._unheard.copy()  # noqa: SLF001 - of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -167,12 +183,16 @@ class Grants:
         """Wait no more for the devices of a round that is finished or abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
+        self.unstored.note(record.nodes, self._plan_given_up)
 
     def give_up_runs(self, run_ids: Collection[str]) -> None:
         """Wait no more for the devices of runs that are finished."""
-        for device_id, known in list(self.in_flight()):
-            if run_of(known.plan_id) in run_ids:
-                self._give_up(device_id, known.plan_id)
+        given_up = [
+            (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
+        ]
+        for device_id, plan_id in given_up:
+            self._give_up(device_id, plan_id)
+        self.unstored.note([device_id for device_id, _ in given_up], self._plan_given_up)
 
     def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
@@ -237,7 +257,7 @@ class Grants:
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
-        self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+        self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
         """Take a device's word on which grant is in force, and how far it is.
@@ -303,14 +323,16 @@ class Grants:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
             self._unheard.discard(device_id)
+        self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
-        """Whether a device is back, or has not confirmed its newest grant in time."""
+        """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
         unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
         late = {each for each in unconfirmed if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
-        return is_new or bool(self._unreviewed)
+        # A device that has sent no lease yet stays unreviewed, whatever a trim decides.
+        return is_new or not self._unreviewed <= self._unheard
 
     def due(self) -> tuple[list[str], list[str]]:
         """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
@@ -353,6 +375,15 @@ class Grants:
 
     # --- internal -----------------------------------------------------------------------------------------------
 
+    def _lasts_s(self, lifetime_s: float) -> float:
+        """Seconds after which a device that was renewed last must be parked."""
+        return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def _plan_given_up(self, device_id: str) -> str:
+        """The plan of a device's training that nobody waits for and that may go on; empty if there is none."""
+        known = self._grants.get(device_id)
+        return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
+
     def _may_be_sent(self, device_id: str) -> bool:
         known = self._grants[device_id]
         return known.assignment is None or not (device_id in self._unreviewed or known.plan_id in self._held_back)
@@ -391,5 +422,6 @@ class Grants:
         if not known.was_sent and not known.superseded_w:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
             self._due.pop(device_id, None)
+            self._unheard.discard(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)
