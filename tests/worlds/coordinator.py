@@ -378,7 +378,7 @@ class Coordinator:
             self.fleet.flower.accept_plan(request, record)
             parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
             self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
-            self.fleet.rounds.grants.hold_back(record.plan_id)
+            self.fleet.rounds.grants.pending.hold_back(record.plan_id)
             self._reply(record.plan_id, reply)
 
         # Meanwhile the fleet changes.
@@ -387,7 +387,7 @@ class Coordinator:
     def _reply(self, plan_id: str, reply: Any) -> None:
         def saved() -> None:
             if self.fleet is not None:
-                self.fleet.rounds.grants.let_go(plan_id)
+                self.fleet.rounds.grants.pending.let_go(plan_id)
                 self._send_due()
                 reply(self.fleet.rounds.records[plan_id])
 
