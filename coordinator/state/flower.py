@@ -268,7 +268,7 @@ class FlowerRuns:
         Returns:
             The connected devices whose grants are not over yet, although they do not train.
         """
-        device_ids = {self.nodes[node_id] for node_id in node_ids if node_id in self.nodes}
+        device_ids = [self.nodes[node_id] for node_id in node_ids if node_id in self.nodes]
         self._rounds.grants.give_up_devices(device_ids, run_id)
         return {
             device_id

@@ -160,9 +160,9 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_hello_renews_an_older_grant: 25,
     an_older_grant_is_renewed: 135,
     a_returning_grant_is_not_reviewed: 343,
-    a_plan_is_granted_before_it_is_stored: 194,
+    a_plan_is_granted_before_it_is_stored: 716,
     an_observation_frees_watts: 258,
-    what_is_on_its_way_is_ignored: 193,
+    what_is_on_its_way_is_ignored: 196,
     a_device_that_obeys_late_is_not_reviewed: 2257,
     plans_count_on_unconfirmed_orders: 1,
 }

@@ -7,6 +7,9 @@ told event by event.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +17,7 @@ from tests.worlds.search import search
 
 WORLDS = int(os.environ.get("WORLDS", "200"))
 PARTS = 10
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(120 + WORLDS)
@@ -21,3 +25,14 @@ PARTS = 10
 def test_the_watts_hold_in_random_worlds(part: int) -> None:
     count = -(-WORLDS // PARTS)
     search(part * count, count)
+
+
+def test_a_world_is_the_same_in_every_process() -> None:
+    def told(hash_seed: str) -> list[str]:
+        command = [sys.executable, "-m", "tests.worlds.search", "--worlds", "1", "--first", "1"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        return subprocess.check_output(command, cwd=ROOT, env=environment, text=True, timeout=100).splitlines()[:-1]
+
+    events = told("0")
+    assert len(events) > 40, "a world with little in it shows nothing"
+    assert told("5") == events

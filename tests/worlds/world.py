@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -149,14 +150,16 @@ class World:
 
 def run(seed: int, steps: Sequence[Step], notes: list[str] | None = None) -> BrokenPromiseError | None:
     """Live through a world; returns the promise that was broken."""
-    world = World(seed, notes)
-    try:
-        with patch.object(time, "time", lambda: 1.7e9 + world.timeline.now_s + world.date_s):
-            for step in steps:
-                world.take(step)
-            world.settle()
-    except BrokenPromiseError as error:
-        return error
+    ids = random.Random(seed)  # of grants, so that a world can be lived again exactly
+    with patch.object(secrets, "randbits", ids.getrandbits):
+        world = World(seed, notes)
+        try:
+            with patch.object(time, "time", lambda: 1.7e9 + world.timeline.now_s + world.date_s):
+                for step in steps:
+                    world.take(step)
+                world.settle()
+        except BrokenPromiseError as error:
+            return error
     return None
 
 

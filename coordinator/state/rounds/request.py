@@ -57,5 +57,5 @@ class RoundRequest:
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(self.allowance.elsewhere_w.values())
         idle_w += sum(offer.idle_w for offer in self.offers if offer.device_id not in chosen)
-        nodes = {device_id: self.nodes[device_id] for device_id in chosen}
+        nodes = {assignment.device_id: self.nodes[assignment.device_id] for assignment in plan.assignments}
         return RoundRecord(self.plan_id, self.run_id, self.number, self.epochs, plan, nodes, idle_w)
