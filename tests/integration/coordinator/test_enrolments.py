@@ -53,8 +53,8 @@ async def test_a_host_enrols_a_limited_number_of_devices_over_any_connections(co
             await enrol_anew(client, "device-3")
         assert status(refused) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
-            "device-3: this host has enrolled 3 new devices, as many as it may: raise the coordinator's setting"
-            " sessions.max_new_devices_per_host if its devices are yours",
+            "device-3: this host has reached its limit of 3 new devices: if its devices are yours, raise the"
+            " coordinator's setting sessions.max_new_devices_per_host",
         )
         await enrol_anew(client, "device-2")  # known devices come and go
 

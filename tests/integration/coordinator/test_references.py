@@ -69,7 +69,7 @@ async def test_a_published_reference_is_handed_out_and_the_same_again_changes_no
 async def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
     config: CoordinatorSettings, another: Artefact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    room, save = [False], Store.save
+    room, save = [True], Store.save
 
     def save_where_there_is_room(store: Store, *records: StoredRecord) -> None:
         if not room[-1]:
@@ -79,6 +79,7 @@ async def test_a_reference_that_could_not_be_stored_is_not_said_to_be(
     monkeypatch.setattr(Store, "save", save_where_there_is_room)
 
     async with serving_client(config) as client:
+        room.append(False)
         for _ in range(2):
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await publish(client, another)

@@ -112,17 +112,20 @@ async def test_bindings_that_are_skipped_are_logged_in_one_line(
     assert logged_bytes(caplog) < MOST_LOG_BYTES
 
 
-async def test_observations_of_a_megabyte_leave_a_short_log(
-    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("size", "answer"), [(60_000, "1 to 208 printable characters"), (900_000, "too large: at most 65,536 bytes")]
+)
+async def test_huge_observations_leave_a_short_log(
+    config: CoordinatorSettings, caplog: pytest.LogCaptureFixture, size: int, answer: str
 ) -> None:
-    report = session_pb2.Observation(plan_id="\0" * 900_000, epoch_s=1.0, power_w=1.0)
+    report = session_pb2.Observation(plan_id="\0" * size, epoch_s=1.0, power_w=1.0)
     async with serving_client(config) as client:
         for _ in range(10):
             agent = client.agent()
             await agent.hello("orin")
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await agent.send(observation=report)
-            assert status(error)[0] is INVALID and "1 to 208 printable characters" in status(error)[1]
+            assert status(error)[0] is INVALID and answer in status(error)[1]
     assert logged_bytes(caplog) < MOST_LOG_BYTES
 
 

@@ -91,7 +91,7 @@ def test_an_agent_without_a_stored_welcome_waits_for_the_coordinator(tmp_path):
 def test_with_a_damaged_welcome_the_agent_waits_for_the_coordinator(tmp_path, coordinator, caplog, content):
     (tmp_path / "state" / WELCOME_FILE).write_bytes(content)
     with agent(coordinator, tmp_path, new_board()) as running:
-        until(lambda: "waiting for the coordinator" in caplog.text)
+        until(lambda: "the agent waits for the coordinator" in caplog.text)
         assert f"{WELCOME_FILE}: is damaged" in caplog.text
         assert not serves(running)
         with coordinator.running():
