@@ -130,13 +130,16 @@ def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(suspects)} of {rows} rows are suspect (row 0 is the first)", title_justify="left")
-    table.add_column("row", justify="right")
+    stated = any(found.batch is not None for found in suspects)
+    for name in ("row", "batch") if stated else ("row",):
+        table.add_column(name, justify="right")
     for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
         table.add_column(name)
     for found in suspects:
         cores, cpu_khz, gpu_hz, mem_hz = found.mode
         clocks = ", ".join(f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
-        table.add_row(str(found.row), f"{cores}, {clocks}", found.reason, found.looks_like)
+        batch = [str(found.batch)] if stated else []
+        table.add_row(str(found.row), *batch, f"{cores}, {clocks}", found.reason, found.looks_like)
     Console().print(table)
 
 

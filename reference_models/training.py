@@ -9,7 +9,15 @@ import numpy as np
 
 from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Profile, Workload, array_to_modes, board_with_modes
+from wattfleet.modes import (
+    BOARDS,
+    Profile,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    board_with_modes,
+    require_same_task,
+)
 from wattfleet.prediction import MIN_CORPUS_MODES, Artefact, RooflinePredictor, adapt_to_board, pack_artefact
 
 CORPUS_SHA256 = "corpus_sha256"
@@ -32,6 +40,7 @@ def train(
     provenance: Mapping[str, str],
     targets: Mapping[str, Profile],
     report: Report,
+    facts: WorkloadFacts | None = None,
 ) -> Artefact:
     """Fit a reference to a corpus and score it.
 
@@ -42,10 +51,15 @@ def train(
         provenance: where the measurements come from.
         targets: further profiles, by name, to score transfers on.
         report: called before every step.
+        facts: what is known of the workload, such as its loader's workers; None knows only the task.
 
     Raises:
-        InvalidInputError: the corpus is too small for a reference, or a target is too small or shares rows with it.
+        InvalidInputError: the corpus is too small for a reference, or not of the task that the facts name; or a target
+            is too small, of another task, or shares rows with it.
     """
+    if facts is None:
+        facts = WorkloadFacts(corpus.task)
+    require_same_task("the corpus", corpus, "the workload", facts.task)
     if len(corpus) < MIN_CORPUS_MODES:
         raise InvalidInputError(
             f"a reference needs a corpus of {MIN_CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
@@ -57,17 +71,18 @@ def train(
                 f"{name}: has {len(target)} measured modes, but a transfer is fitted to {_TRANSFER_MODES} and scored on"
                 f" the others: give {_TRANSFER_MODES + 1} or more"
             )
+        require_same_task(name, target, "the corpus", corpus.task)
         require_disjoint(corpus, target)
     report(f"fitting {len(corpus)} modes")
-    predictor = RooflinePredictor.fit(corpus)
+    predictor = RooflinePredictor.fit(corpus, facts=facts)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
     report(f"cross-validating with {_FOLDS} folds")
-    figures["held_out"] = _held_out(corpus)
+    figures["held_out"] = _held_out(corpus, facts)
     for name, target in targets.items():
         report(f"transferring to {name}")
         start = adapt_to_board(predictor, BOARDS.get(board), board_with_modes(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
-    return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
+    return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures, facts)
 
 
 def require_board_offers(board: str, corpus: Profile) -> None:
@@ -93,7 +108,7 @@ def require_board_offers(board: str, corpus: Profile) -> None:
 
 def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, float]:
     """Mean and median absolute percentage errors of time and power."""
-    time, power = percentage_errors(predictor.predict(profile.modes), profile)
+    time, power = percentage_errors(predictor.predict(profile.modes, profile.batch), profile)
     return {
         "time_mape_pct": round(float(time.mean()), 2),
         "time_median_ape_pct": round(float(np.median(time)), 2),
@@ -102,10 +117,13 @@ def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, flo
     }
 
 
-def _held_out(corpus: Profile) -> dict[str, float]:
+def _held_out(corpus: Profile, facts: WorkloadFacts) -> dict[str, float]:
     """Errors on modes that were not fitted, by cross-validation over the corpus."""
     part = np.random.default_rng(0).permutation(len(corpus)) % _FOLDS
-    folds = [_errors_pct(RooflinePredictor.fit(corpus.rows(part != k)), corpus.rows(part == k)) for k in range(_FOLDS)]
+    folds = [
+        _errors_pct(RooflinePredictor.fit(corpus.rows(part != k), facts=facts), corpus.rows(part == k))
+        for k in range(_FOLDS)
+    ]
     return {name: round(float(np.mean([fold[name] for fold in folds])), 2) for name in folds[0]}
 
 
@@ -114,7 +132,8 @@ def _transfers(reference: RooflinePredictor, target: Profile) -> dict[str, float
     runs = []
     for seed in range(_TRANSFER_RUNS):
         drawn = np.random.default_rng(seed).permutation(len(target)) < _TRANSFER_MODES
-        runs.append(_errors_pct(RooflinePredictor.fit(target.rows(drawn), reference), target.rows(~drawn)))
+        fitted = RooflinePredictor.fit(target.rows(drawn), reference, WorkloadFacts(target.task))
+        runs.append(_errors_pct(fitted, target.rows(~drawn)))
     return {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
 
 

@@ -19,6 +19,7 @@ from .predictor import MIN_MODES as MIN_MODES
 from .predictor import Prediction as Prediction
 from .predictor import Predictor as Predictor
 from .predictor import adapt_to_board as adapt_to_board
+from .predictor import require_one_batch as require_one_batch
 from .quantiles import normal_quantile as normal_quantile
 from .roofline import RooflinePredictor as RooflinePredictor
 from .row_audit import NoAuditError as NoAuditError

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Board, Workload, modes_to_array
+from wattfleet.modes import BOARDS, Board, Workload, WorkloadFacts, modes_to_array
 from wattfleet.prediction.kinds import predictor_class
 from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
@@ -39,6 +39,7 @@ class ArtefactDetails:
         board: the kind of board it was measured on, such as `agx-orin`.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; numbers and mappings of numbers.
+        facts: what was known of the workload; None if it is not stated, as in manifests of earlier versions.
     """
 
     predictor: str
@@ -46,6 +47,7 @@ class ArtefactDetails:
     board: str
     provenance: Mapping[str, str]
     figures: Mapping[str, Any]
+    facts: WorkloadFacts | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
             board=str(content["board"]),
             provenance=dict(content["provenance"]),
             figures=dict(content["figures"]),
+            facts=WorkloadFacts(**content["facts"]) if "facts" in content else None,
         )
     except (KeyError, TypeError, ValueError, OverflowError, InvalidInputError) as error:
         raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_defect(error)}): {_REMEDY}") from None
@@ -125,6 +128,7 @@ def pack_artefact(
     board: str,
     provenance: Mapping[str, str],
     figures: Mapping[str, Any],
+    facts: WorkloadFacts | None = None,
 ) -> Artefact:
     """Pack a predictor into an artefact; the same predictor and details give the same bytes.
 
@@ -134,6 +138,7 @@ def pack_artefact(
         board: the kind of board it was measured on.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; finite numbers and mappings of them.
+        facts: what was known of the workload; None does not state any.
     """
     weights = predictor.save()
     content = {
@@ -141,11 +146,18 @@ def pack_artefact(
         "predictor": predictor.name,
         "workload": asdict(workload),
         "board": board,
+        **({} if facts is None else {"facts": _known(facts)}),
         "provenance": dict(provenance),
         "figures": dict(figures),
         "files": {WEIGHTS_FILE: {"sha256": hashlib.sha256(weights).hexdigest(), "size": len(weights)}},
     }
     return Artefact((json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), weights)
+
+
+def _known(facts: WorkloadFacts) -> dict[str, str | float]:
+    """The facts that are known, for a manifest."""
+    known = {name: value for name, value in asdict(facts).items() if value is not None}
+    return known | {"task": str(facts.task), "processor": str(facts.processor)}
 
 
 def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predictor:

@@ -61,7 +61,7 @@ def choice(
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.modes import board_with_modes, read_profile, require_one_training
     from wattfleet.prediction import DEFAULT_PREDICTOR
     from wattfleet_evaluation.choice_methods.registry import choice_method_named
     from wattfleet_evaluation.judging.audited_target import audited
@@ -70,6 +70,7 @@ def choice(
 
     budgets_w = parse_budgets(budgets)
     corpus = read_profile(target)
+    require_one_training(str(target), corpus)
     target_board = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):

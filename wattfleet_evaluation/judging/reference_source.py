@@ -9,7 +9,7 @@ from reference_models import load, shipped
 from reference_models.scoring import require_disjoint
 from reference_models.training import CORPUS_SHA256
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Board, Profile, board_with_modes, read_profile
+from wattfleet.modes import Board, Profile, board_with_modes, read_profile, require_same_task
 from wattfleet.prediction import Artefact, Predictor, adapt_to_board, predictor_class, restore_predictor
 
 
@@ -60,10 +60,13 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
         target: measured modes that the reference is evaluated on.
 
     Raises:
-        InvalidInputError: there is no such reference or file, or the reference was trained on the target.
+        InvalidInputError: there is no such reference or file, the reference was trained on the target, or one of them
+            is of training and the other of inference.
     """
     if reference in shipped():
         artefact = load(reference)
+        if artefact.details.facts is not None:
+            require_same_task("the target", target, f"the reference {reference!r}", artefact.details.facts.task)
         if artefact.details.provenance.get(CORPUS_SHA256) == target.sha256():
             raise InvalidInputError(
                 f"the target is the corpus that the reference {reference!r} was trained on: give a target of another"
@@ -77,5 +80,6 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
             f" {', '.join(shipped())}"
         )
     corpus = read_profile(path)
+    require_same_task("the target", target, f"the reference {reference!r}", corpus.task)
     require_disjoint(corpus, target)
     return ReferenceSource(reference, corpus)

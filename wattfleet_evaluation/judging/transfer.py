@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reference_models.scoring import percentage_errors
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile
+from wattfleet.modes import Profile, WorkloadFacts
 from wattfleet.prediction import Predictor
 
 Values = NDArray[np.float64]
@@ -71,19 +71,23 @@ def evaluate_transfer(
     seed: int,
     clock: Clock,
     trusted: NDArray[np.bool_] | None = None,
+    facts: WorkloadFacts | None = None,
     track: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> TransferScores:
-    """Fit a predictor to modes drawn uniformly at random, predict all other modes, and repeat.
+    """Fit a predictor to rows drawn uniformly at random, predict all other rows, and repeat.
+
+    A row is a mode, or a mode and a batch size.
 
     Args:
         predictor: the class to fit.
         reference: a predictor of this class to transfer from; None to fit without a reference.
-        target: `m` measured modes of the workload and device to transfer to.
-        modes: number of modes drawn in each run, below `m`. Some predictors need more than a few.
+        target: `m` measured rows of the workload and device to transfer to.
+        modes: number of rows drawn in each run, below `m`. Some predictors need more than a few.
         runs: number of runs.
         seed: run k draws with the seed `seed + k`.
         clock: measures how long the fits take.
         trusted: `[m]` rows that pass an audit. The errors over these rows are scored too, if every run leaves some.
+        facts: what is known of the target's workload; None knows only its task.
         track: wraps the iteration over the runs, to show progress.
 
     Raises:
@@ -98,16 +102,18 @@ def evaluate_transfer(
         )
     if seed < 0:
         raise InvalidInputError(f"the seed {seed} is negative: give 0 or more")
+    if facts is None:
+        facts = WorkloadFacts(target.task)
     scores: list[tuple[float, ...]] = []
     for run in track(range(runs)):
         drawn = np.random.default_rng(seed + run).choice(len(target), modes, replace=False)
         others = np.ones(len(target), dtype=bool)
         others[drawn] = False
         begun = clock()
-        fitted = predictor.fit(target.rows(drawn), reference)
+        fitted = predictor.fit(target.rows(drawn), reference, facts)
         seconds = clock() - begun
-        predicted = fitted.predict(target.modes[others])
         unseen = target.rows(others)
+        predicted = fitted.predict(unseen.modes, unseen.batch)
         time_error, power_error = percentage_errors(predicted, unseen)
         time_low, time_high = (predicted.minibatch_ms_quantile(q) for q in (0.05, 0.95))
         power_low, power_high = (predicted.power_mw_quantile(q) for q in (0.05, 0.95))

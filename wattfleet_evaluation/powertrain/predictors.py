@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Hardware, ModeArray, Profile
+from wattfleet.modes import BatchArray, Hardware, ModeArray, Profile, WorkloadFacts
 from wattfleet.prediction import (
     MIN_CORPUS_MODES,
     MIN_MODES,
@@ -21,6 +21,7 @@ from wattfleet.prediction import (
     Tensors,
     read_array,
     read_tensors,
+    require_one_batch,
     tensor_size,
     write_tensors,
 )
@@ -106,7 +107,11 @@ class PowerTrainPredictor:
 
     @classmethod
     def fit(
-        cls, profile: Profile, reference: PowerTrainPredictor | None = None, schedule: Schedule | None = None
+        cls,
+        profile: Profile,
+        reference: PowerTrainPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
     ) -> PowerTrainPredictor:
         """Train a reference on a corpus, or fine-tune a reference to measured modes.
 
@@ -116,22 +121,28 @@ class PowerTrainPredictor:
         Args:
             profile: at least `FEWEST_MODES` modes; their order does not matter.
             reference: the predictor of another workload or device; None trains from scratch.
+            facts: ignored.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
-            InvalidInputError: too few modes, or torch is not installed.
+            InvalidInputError: too few modes, several batch sizes, or torch is not installed.
         """
         far = reference is not None and not np.isin(profile.modes[:, 2], reference.gpu_hz).all()
         starts = (None, None) if reference is None else (reference.time.network, reference.power.network)
-        time, power = _fit(profile, starts, "mape" if far else "mse", schedule)
+        time, power = _fit(cls.name, profile, starts, "mape" if far else "mse", schedule)
         return cls(time, power, np.unique(profile.modes[:, 2]))
 
     def adapted(self, of: Hardware, to: Hardware) -> PowerTrainPredictor:
         """Return itself: the networks do not depend on hardware data."""
         return self
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not.
+
+        Raises:
+            InvalidInputError: `[n]` batch sizes that differ.
+        """
+        require_one_batch(self.name, () if batch is None else batch.tolist())
         return _predict(self.time, self.power, modes)
 
     def save(self) -> bytes:
@@ -167,26 +178,36 @@ class ScratchPredictor:
 
     @classmethod
     def fit(
-        cls, profile: Profile, reference: ScratchPredictor | None = None, schedule: Schedule | None = None
+        cls,
+        profile: Profile,
+        reference: ScratchPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
     ) -> ScratchPredictor:
         """Train on measured modes.
 
         Args:
             profile: at least `FEWEST_MODES` modes; their order does not matter.
             reference: ignored, since nothing is transferred.
+            facts: ignored.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
-            InvalidInputError: too few modes, or torch is not installed.
+            InvalidInputError: too few modes, several batch sizes, or torch is not installed.
         """
-        return cls(*_fit(profile, (None, None), "mse", schedule))
+        return cls(*_fit(cls.name, profile, (None, None), "mse", schedule))
 
     def adapted(self, of: Hardware, to: Hardware) -> ScratchPredictor:
         """Return itself: the networks do not depend on hardware data."""
         return self
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not.
+
+        Raises:
+            InvalidInputError: `[n]` batch sizes that differ.
+        """
+        require_one_batch(self.name, () if batch is None else batch.tolist())
         return _predict(self.time, self.power, modes)
 
     def save(self) -> bytes:
@@ -205,9 +226,14 @@ class ScratchPredictor:
 
 
 def _fit(
-    profile: Profile, starts: tuple[DenseNetwork | None, DenseNetwork | None], loss: Loss, schedule: Schedule | None
+    kind: str,
+    profile: Profile,
+    starts: tuple[DenseNetwork | None, DenseNetwork | None],
+    loss: Loss,
+    schedule: Schedule | None,
 ) -> tuple[Quantity, Quantity]:
     """Train the networks for time and power."""
+    require_one_batch(kind, profile.batches)
     if len(profile) < MIN_MODES:
         raise InvalidInputError(
             f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES}"

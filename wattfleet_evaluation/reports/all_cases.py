@@ -15,7 +15,7 @@ import numpy as np
 
 from wattfleet.choosing import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Profile, board_with_modes, read_profile
+from wattfleet.modes import Profile, board_with_modes, read_profile, require_one_training
 from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     MIN_CORPUS_MODES,
@@ -105,6 +105,7 @@ def read_folder(folder: Path) -> dict[str, Profile]:
     if not profiles:
         raise InvalidInputError(f"{folder}: contains no CSV files of measured modes")
     for stem, profile in profiles.items():
+        require_one_training(f"{folder / stem}.csv", profile)
         if len(profile) <= MIN_MODES:
             raise InvalidInputError(
                 f"{folder / stem}.csv: {len(profile)} modes are too few to evaluate: give {MIN_MODES + 1} or more"
@@ -180,7 +181,7 @@ def build_report(
         transferred = known(case.name, case.reference, target)
         trusted = audits[case.target].trusted
         scores = evaluate_transfer(
-            fitted, transferred, target, case.modes, case.runs, extent.seed, perf_counter, trusted, track(case)
+            fitted, transferred, target, case.modes, case.runs, extent.seed, perf_counter, trusted, track=track(case)
         )
         found["transfers"].append(asdict(case) | scores.summary())
     for case in choices:

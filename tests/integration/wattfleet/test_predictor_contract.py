@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import Profile, Workload, board_named, read_profile
+from wattfleet.modes import Profile, Workload, WorkloadFacts, board_named, read_profile
 from wattfleet.prediction import (
     Prediction,
     Predictor,
@@ -131,6 +131,17 @@ class PredictorContract:
         artefact = pack_artefact(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
         assert restore_predictor(artefact).save() == fitted.save()
 
+    def test_accepts_facts_and_the_only_batch(self, reference: Predictor, fitted: Predictor) -> None:
+        rows = formula(drawn(20, 1), 1, slower=1.5)
+        sixteen = np.full(20, 16)
+        stated = Profile(rows.modes, rows.minibatch_ms, rows.power_mw, sixteen)
+        found = self.fit()(stated, reference, WorkloadFacts(batch=16, loader_workers=4))
+        assert_sound(found.predict(rows.modes, sixteen), 20)
+        for one, other in zip(
+            columns(found.predict(rows.modes)), columns(found.predict(rows.modes, sixteen)), strict=True
+        ):
+            np.testing.assert_array_equal(one, other)
+
     def test_adapting_to_the_same_hardware_changes_nothing(self, reference: Predictor) -> None:
         hardware = board_named("agx-orin").hardware
         assert reference.adapted(hardware, hardware).save() == reference.save()
@@ -151,7 +162,24 @@ class PredictorContract:
         assert np.median(np.abs(found.power_mw / profile.power_mw - 1)) < 0.35
 
 
-class TestRoofline(PredictorContract):
+class OneBatch:
+    """What a kind of predictor does that predicts one batch size."""
+
+    @classmethod
+    def fit(cls) -> Fit:
+        raise NotImplementedError
+
+    def test_several_batches_are_refused(self, fitted: Predictor) -> None:
+        rows = formula(drawn(8, 1), 1)
+        batch = np.array([1, 16] * 4)
+        several = Profile(rows.modes, rows.minibatch_ms, rows.power_mw, batch)
+        with pytest.raises(InvalidInputError, match="predicts one batch size: the rows have the batches 1, 16; keep"):
+            self.fit()(several)
+        with pytest.raises(InvalidInputError, match="predicts one batch size"):
+            fitted.predict(rows.modes, batch)
+
+
+class TestRoofline(OneBatch, PredictorContract):
     name = "roofline"
     # Sums over reordered rows round differently, and the optimizer stops at slightly other parameters.
     tolerance = 1e-4
@@ -193,7 +221,7 @@ class TestRoofline(PredictorContract):
             assert adapted < 15
 
 
-class Networks(PredictorContract):
+class Networks(OneBatch, PredictorContract):
     # Rows are sorted before random draws, so their order has no effect.
     tolerance = 1e-12
     schedule = Schedule(epochs=40, entries=8, learning_rate=3e-3)

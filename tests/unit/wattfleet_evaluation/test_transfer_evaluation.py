@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reference_models.scoring import require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, Profile
+from wattfleet.modes import BatchArray, ModeArray, Profile
 from wattfleet.prediction import Prediction, Predictor
 from wattfleet_evaluation.judging.transfer import TransferScores, evaluate_transfer, quartiles
 
@@ -26,11 +26,11 @@ class TenPercentOff:
     seen: list[Profile] = []
 
     @classmethod
-    def fit(cls, profile: Profile, reference: object = None) -> TenPercentOff:
+    def fit(cls, profile: Profile, reference: object = None, facts: object = None) -> TenPercentOff:
         cls.seen.append(profile)
         return cls()
 
-    def predict(self, modes: ModeArray) -> Prediction:
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         n = len(modes)
         return Prediction(np.full(n, 110.0), np.full(n, 9500.0), np.full(n, 0.2), np.full(n, 0.01))
 

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Hardware, ModeArray, PowerMode, Profile
-from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction
+from wattfleet.modes import BatchArray, Hardware, ModeArray, PowerMode, Profile, WorkloadFacts
+from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction, require_one_batch
 from wattfleet.prediction.roofline.estimation import (
     Model,
     Prior,
@@ -80,7 +80,9 @@ class RooflinePredictor:
     power_remainder: Remainder
 
     @classmethod
-    def fit(cls, profile: Profile, reference: RooflinePredictor | None = None) -> RooflinePredictor:
+    def fit(
+        cls, profile: Profile, reference: RooflinePredictor | None = None, facts: WorkloadFacts = WorkloadFacts()
+    ) -> RooflinePredictor:
         """Fit to measured modes, or transfer a reference to them.
 
         Args:
@@ -88,10 +90,12 @@ class RooflinePredictor:
                 the reference's medians are predicted, with intervals as wide as workloads and boards differ. A knob
                 that the device lacks has the same value in every row, and the fit is valid at that value.
             reference: the predictor of another workload or device; None starts from general priors.
+            facts: ignored.
 
         Raises:
-            InvalidInputError: too few modes.
+            InvalidInputError: too few modes, or several batch sizes.
         """
+        require_one_batch(cls.name, profile.batches)
         if reference is None and len(profile) < MIN_MODES:
             raise InvalidInputError(
                 f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES},"
@@ -153,8 +157,13 @@ class RooflinePredictor:
         )
         return replace(self, time=time, power=power)
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not.
+
+        Raises:
+            InvalidInputError: `[n]` batch sizes that differ.
+        """
+        require_one_batch(self.name, () if batch is None else batch.tolist())
         of_time, of_power = both_at(modes, self.time_remainder.surface, self.power_remainder.surface)
         log_ms, time_sd = _predict(_time_physics(modes), self.time.log(), self.time_remainder, modes, of_time)
         physics = _power_physics(self.time, modes)
