@@ -17,3 +17,7 @@ from .sampling import SamplingSettings as SamplingSettings
 from .sampling import descending_modes as descending_modes
 from .sampling import next_modes as next_modes
 from .sampling import spread_modes as spread_modes
+from .serving import InfeasibleServiceError as InfeasibleServiceError
+from .serving import Objective as Objective
+from .serving import ServiceLimits as ServiceLimits
+from .serving import choose_serving as choose_serving
