@@ -69,7 +69,8 @@ def _check(artefact: Artefact) -> None:
 def _corrections(predictor: Predictor) -> int:
     if not isinstance(predictor, RooflinePredictor):
         return 0
-    return max(len(part.correction.modes) for part in (predictor.time_remainder, predictor.power_remainder))
+    remainders = [part for each in predictor.hypotheses for part in (each.time_remainder, each.power_remainder)]
+    return max(len(part.correction.weights) for part in remainders)
 
 
 def _limit_memory(beyond: int) -> None:

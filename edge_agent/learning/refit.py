@@ -95,8 +95,8 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
 def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:
     if not isinstance(predictor, RooflinePredictor) or len(measured.profile) < 2:
         return None
-    of_time, _ = predictor.time_remainder.correction.left_out()
-    of_power, _ = predictor.power_remainder.correction.left_out()
+    of_time, _ = predictor.likeliest.time_remainder.correction.left_out()
+    of_power, _ = predictor.likeliest.power_remainder.correction.left_out()
     profile = measured.profile
     columns = (profile.minibatch_ms, profile.power_mw / 1e3, np.expm1(-of_time), np.expm1(-of_power))
     rows = np.stack(columns, axis=1).tolist()

@@ -155,8 +155,9 @@ def _compare(profile: Profile, kept: Mask, reference: RooflinePredictor | None) 
     time = np.log(profile.minibatch_ms / expected.minibatch_ms)
     power = np.log(profile.power_mw / expected.power_mw)
     time_sd, power_sd = expected.time_log_sd.copy(), expected.power_log_sd.copy()
-    time_correction, power_correction = fitted.time_remainder.correction, fitted.power_remainder.correction
-    if len(time_correction.modes):
+    likeliest = fitted.likeliest
+    time_correction, power_correction = likeliest.time_remainder.correction, likeliest.power_remainder.correction
+    if len(time_correction.weights):
         time[kept], time_sd[kept] = time_correction.left_out()
         power[kept], power_sd[kept] = power_correction.left_out()
         left_out = Prediction(
