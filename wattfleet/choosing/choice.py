@@ -119,8 +119,9 @@ class KnownModes:
         Args:
             chosen: `[n]` true for the modes to keep.
         """
-        columns = (getattr(self, column.name) for column in fields(self))
-        return KnownModes(*(None if column is None else column[chosen] for column in columns))
+        batch = None if self.batch is None else self.batch[chosen]
+        columns = (getattr(self, column.name)[chosen] for column in fields(self) if column.name != "batch")
+        return KnownModes(*columns, batch=batch)
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
