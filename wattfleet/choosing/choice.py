@@ -6,7 +6,7 @@ because the best of thousands of predicted modes is likely one whose power or ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,9 +119,15 @@ class KnownModes:
         Args:
             chosen: `[n]` true for the modes to keep.
         """
-        batch = None if self.batch is None else self.batch[chosen]
-        columns = (getattr(self, column.name)[chosen] for column in fields(self) if column.name != "batch")
-        return KnownModes(*columns, batch=batch)
+        return KnownModes(
+            self.modes[chosen],
+            self.minibatch_ms[chosen],
+            self.power_mw[chosen],
+            self.time_log_sd[chosen],
+            self.power_log_sd[chosen],
+            self.measured[chosen],
+            None if self.batch is None else self.batch[chosen],
+        )
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
