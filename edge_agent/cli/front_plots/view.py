@@ -85,6 +85,7 @@ class FrontView:
             front.epoch_s.tolist(),
             front.power_w.tolist(),
             front.planned_w.tolist(),
+            [{}] * len(front) if front.batch is None else [{"batch": batch} for batch in front.batch.tolist()],
             strict=True,
         )
         return {
@@ -98,8 +99,9 @@ class FrontView:
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                     "planned_w": planned_w,
+                    **batch,
                 }
-                for mode, start_s, epoch_s, power_w, planned_w in columns
+                for mode, start_s, epoch_s, power_w, planned_w, batch in columns
             ],
             "measured": [
                 {
