@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wattfleet.modes import Task
+
 if TYPE_CHECKING:
     from wattfleet.prediction import SuspectRow
 
@@ -35,6 +37,17 @@ def train(
     workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
     minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
+    task: Annotated[
+        Task | None,
+        typer.Option(help="State what was measured. By default, the name of the file's time column tells it."),
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="State the number of processes that load data, 0 if the training process loads. By default, it is"
+            " unknown."
+        ),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
@@ -53,7 +66,7 @@ def train(
 
     from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.modes import Workload, read_profile
+    from wattfleet.modes import Workload, read_profile, stated_facts
     from wattfleet.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
@@ -61,6 +74,9 @@ def train(
     targets = {path.stem: read_profile(path) for path in target or []}
     measured = read_profile(corpus)
     require_board_offers(board, measured)
+    # The minibatch describes the workload; a corpus of several batch sizes states them itself.
+    batch = minibatch if len(measured.batches) < 2 else None
+    facts = stated_facts(str(corpus), measured, task, batch, loader_workers)
     console = Console(stderr=True)
     with console.status("reading") as status:
         artefact = train_reference(
@@ -70,10 +86,13 @@ def train(
             {"measurements": source, "corpus": corpus.name},
             targets,
             report=lambda step: status.update(step),
+            facts=facts,
         )
     options = [f"--corpus data/{corpus.name}", f"--out {out.name}"]
     options += [f"--board {shlex.quote(board)}", f"--workload {shlex.quote(workload)}"]
     options += [f"--minibatch {minibatch}", f"--minibatches-per-epoch {minibatches_per_epoch}"]
+    options += [f"--task {task}"] if task is not None else []
+    options += [f"--loader-workers {loader_workers}"] if loader_workers is not None else []
     options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))
     write_artefact(artefact, out, card)

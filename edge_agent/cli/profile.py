@@ -57,6 +57,14 @@ def profile(
             " number.",
         ),
     ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="State the number of processes that load the workload's data, 0 if the training process loads. By"
+            " default, it is unknown.",
+        ),
+    ] = None,
     seed: SeedOption = 0,
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
@@ -80,7 +88,7 @@ def profile(
     profiled = profiled_workload(board, workload, minibatch, processor)
     begun_before = read_profile(state_dir)
     name = device_id or (begun_before.header.device_id if begun_before else platform.node())
-    settings = ManualProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed)
+    settings = ManualProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed, loader_workers)
     transferred = named_reference(reference)
     progress = _Measured()
     try:

@@ -32,6 +32,7 @@ class ManualProfileSettings:
         modes: maximum number of modes to measure, including those of earlier runs.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         seed: random seed for choosing modes.
+        loader_workers: processes that load the workload's data; None if it is unknown.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -42,6 +43,7 @@ class ManualProfileSettings:
     modes: int
     tolerance: float
     seed: int
+    loader_workers: int | None = None
 
     def __post_init__(self) -> None:
         if not self.device_id:
@@ -107,7 +109,7 @@ def profile_manually(
     per_epoch = settings.minibatches_per_epoch or reference.details.workload.minibatches_per_epoch
     workload = profiled.described(reference.details.workload, per_epoch)
     header = JournalHeader(settings.device_id, device.board_kind, device.provenance, workload.name, workload.minibatch)
-    transfer = Transfer(reference, header, per_epoch)
+    transfer = Transfer(reference, header, per_epoch, settings.loader_workers)
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)

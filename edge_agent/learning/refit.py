@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
-from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
+from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference, stated_loader_workers
 from edge_agent.profiling.stored_profile import MeasuredProfile, read_predictor, read_profile
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes
@@ -83,9 +83,9 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
         )
     source = artefact if stored is None else stored
     per_epoch = minibatches_per_epoch or source.details.workload.minibatches_per_epoch
-    transfer = Transfer(artefact, measured.header, per_epoch)
+    transfer = Transfer(artefact, measured.header, per_epoch, stated_loader_workers(stored))
     prior = transfer.prior()
-    predictor = type(prior).fit(measured.profile, prior)
+    predictor = type(prior).fit(measured.profile, prior, transfer.facts)
     fitted = transfer.packed(predictor, measured.measured_modes)
     keep_reference(artefact, state_directory)
     keep_predictor(fitted, state_directory)

@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Workload
+from wattfleet.modes import BOARDS, Task, Workload, WorkloadFacts
 from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_predictor, write_artefact
 
 
@@ -24,18 +24,31 @@ class Transfer:
         reference: the predictor to transfer from.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
+        loader_workers: processes that load data; None if it is unknown.
     """
 
     reference: Artefact
     header: JournalHeader
     minibatches_per_epoch: int
+    loader_workers: int | None = None
+
+    @property
+    def facts(self) -> WorkloadFacts:
+        """What is known of the device's workload."""
+        return WorkloadFacts(Task.TRAINING, self.header.minibatch, self.loader_workers)
 
     def prior(self) -> Predictor:
         """The reference, adapted to the hardware of the device's board.
 
         Raises:
-            UnusableReferenceError: it is damaged, or this version or installation cannot read its kind of predictor.
+            UnusableReferenceError: it is damaged or of another task, or this version or installation cannot read its
+                kind of predictor.
         """
+        known = self.reference.details.facts
+        if known is not None and known.task is not Task.TRAINING:
+            raise UnusableReferenceError(
+                f"the reference is of {known.task}, but this device trains: choose a reference of training"
+            )
         try:
             return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
         except (InvalidInputError, CorruptReferenceError) as error:
@@ -58,9 +71,13 @@ class Transfer:
             "device": self.header.device_id,
             "provenance": self.header.provenance,
         }
-        return pack_artefact(
-            predictor, workload, self.header.board_kind, provenance, {"profiled_modes": measured_modes}
-        )
+        figures = {"profiled_modes": measured_modes}
+        return pack_artefact(predictor, workload, self.header.board_kind, provenance, figures, self.facts)
+
+
+def stated_loader_workers(stored: Artefact | None) -> int | None:
+    """The loader's processes that a stored predictor was fitted with; None if they are unknown."""
+    return None if stored is None or stored.details.facts is None else stored.details.facts.loader_workers
 
 
 def keep_predictor(artefact: Artefact, state_directory: Path) -> None:

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -74,15 +74,23 @@ class Journal:
     Args:
         descriptor: of the file, positioned anywhere.
         path: for messages.
+        minibatch: samples in a minibatch, for records that do not state them.
         entries: the records in the file.
         size: bytes of complete lines.
         write: writes bytes to a descriptor; `os.write` except in tests.
     """
 
     def __init__(
-        self, descriptor: int, path: Path, entries: list[Record], size: int, write: Callable[[int, bytes], int]
+        self,
+        descriptor: int,
+        path: Path,
+        minibatch: int,
+        entries: list[Record],
+        size: int,
+        write: Callable[[int, bytes], int],
     ) -> None:
         self._descriptor = descriptor
+        self._minibatch = minibatch
         self._path = path
         self._entries = entries
         self._size = size
@@ -117,7 +125,7 @@ class Journal:
             held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             complete = held[: held.rfind(b"\n") + 1]
             lines = _parsed(path, complete)
-            journal = cls(descriptor, path, [], len(complete), write)
+            journal = cls(descriptor, path, header.minibatch, [], len(complete), write)
             if lines:
                 _require_same(path, lines[0], header)
                 journal._entries += [_record(path, number, line) for number, line in enumerate(lines[1:], start=2)]
@@ -161,11 +169,15 @@ class Journal:
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The newest value of each mode, from a measurement or a round."""
-        known = {
-            entry.mode: entry.measurement for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))
-        }
-        return tuple(known.values())
+        """The newest value of each mode, or of each mode and batch, from a measurement or a round.
+
+        If any record states its batch, all measurements do.
+        """
+        entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))]
+        known = {(entry.mode, entry.batch or self._minibatch): entry.measurement for entry in entries}
+        if all(entry.batch is None for entry in entries):
+            return tuple(known.values())
+        return tuple(replace(measured, batch=batch) for (_, batch), measured in known.items())
 
     @property
     def first_gcycles(self) -> float:
@@ -176,8 +188,8 @@ class Journal:
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """The modes without a measurement, in order."""
-        known = {measurement.mode for measurement in self.measurements}
+        """The modes without a measurement of the header's minibatch, in order."""
+        known = {measurement.mode for measurement in self.measurements if measurement.batch in (None, self._minibatch)}
         return [mode for mode in modes if mode not in known]
 
     def append(self, record: Record) -> None:

@@ -11,6 +11,16 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode
 
 
+def require_batch(batch: int | None) -> None:
+    """Check a batch size; None is not stated.
+
+    Raises:
+        InvalidInputError: it is below 1.
+    """
+    if batch is not None and batch < 1:
+        raise InvalidInputError(f"batch must be a whole number of samples, at least 1, not {batch}")
+
+
 def require_above_zero(**figures: float) -> None:
     """Check that figures are finite and above 0.
 
@@ -39,6 +49,7 @@ class ModeRecord:
         compute_ms: median time that it computed, ms; None if unknown.
         first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or in a line of an
             earlier version.
+        batch: samples in a minibatch; None is the header's number, as in every line of an earlier version.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0, or another figure not finite and 0 or more.
@@ -55,8 +66,10 @@ class ModeRecord:
     fetch_stall_ms: float | None = None
     compute_ms: float | None = None
     first_minibatch_ms: float | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
+        require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
         for name in (
             "minibatch_spread",
@@ -73,7 +86,7 @@ class ModeRecord:
     @property
     def measurement(self) -> Measurement:
         """The row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
+        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
 @dataclass(frozen=True)
@@ -103,6 +116,7 @@ class RoundRecord:
         mode: the power mode.
         minibatch_ms: mean time of a minibatch, ms, without the first.
         power_mw: mean board power while training, mW.
+        batch: samples in a minibatch; None is the header's number.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -111,14 +125,16 @@ class RoundRecord:
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
+    batch: int | None = None
 
     def __post_init__(self) -> None:
+        require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
 
     @property
     def measurement(self) -> Measurement:
         """The row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
+        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
 @dataclass(frozen=True)
@@ -144,7 +160,9 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 def to_line(record: Record) -> dict[str, Any]:
     """The record as a JSON object."""
     name = _NAMES.get(type(record))
-    return asdict(record) if name is None else {"kind": name, **asdict(record)}
+    line = asdict(record) if name is None else {"kind": name, **asdict(record)}
+    # A batch that is not stated is left out, so that earlier versions can read the line.
+    return {key: value for key, value in line.items() if key != "batch" or value is not None}
 
 
 def from_line(line: Mapping[str, Any]) -> Record:

@@ -6,7 +6,7 @@ because the best of thousands of predicted modes is likely one whose power or ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,8 +119,15 @@ class KnownModes:
         Args:
             chosen: `[n]` true for the modes to keep.
         """
-        columns = (getattr(self, column.name) for column in fields(self))
-        return KnownModes(*(None if column is None else column[chosen] for column in columns))
+        return KnownModes(
+            self.modes[chosen],
+            self.minibatch_ms[chosen],
+            self.power_mw[chosen],
+            self.time_log_sd[chosen],
+            self.power_log_sd[chosen],
+            self.measured[chosen],
+            None if self.batch is None else self.batch[chosen],
+        )
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""

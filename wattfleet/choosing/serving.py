@@ -73,7 +73,7 @@ class ServiceLimits:
         It is not above 0 if the latency is over before the batch is full.
         """
         collect_ms = 1e3 * batch / self.arrival_per_s
-        return np.minimum(self.latency_ms - collect_ms, collect_ms)
+        return np.asarray(np.minimum(self.latency_ms - collect_ms, collect_ms))
 
 
 def choose_serving(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes.power_mode import ModeArray, PowerMode, array_to_modes
-from wattfleet.modes.workload_facts import Task
+from wattfleet.modes.workload_facts import Task, WorkloadFacts
 
 BatchArray = NDArray[np.int64]
 """`[n]` numbers of samples in a batch."""
@@ -172,6 +172,40 @@ def require_same_task(source: str, profile: Profile, reference: str, task: Task)
             f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), but {reference} is of {task}: give"
             f" rows of {task} ({TIME_COLUMNS[task]}), or a reference of {profile.task}"
         )
+
+
+def stated_facts(
+    source: str,
+    profile: Profile,
+    task: Task | None = None,
+    batch: int | None = None,
+    loader_workers: int | None = None,
+) -> WorkloadFacts:
+    """The facts of a profile's workload, from the profile and from what a person states.
+
+    Args:
+        source: where the profile comes from, for errors.
+        profile: measured modes; it tells the task, and the batch if all its rows state the same.
+        task: the task that a person states; None if nothing is stated.
+        batch: samples in a batch, likewise.
+        loader_workers: processes that load data, likewise.
+
+    Raises:
+        InvalidInputError: a statement contradicts the profile, or is out of range.
+    """
+    if task is not None and task is not profile.task:
+        raise InvalidInputError(
+            f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), not of {task}: give rows of {task}"
+            f" ({TIME_COLUMNS[task]}), or the task {profile.task}"
+        )
+    if batch is not None and profile.batches not in ((), (batch,)):
+        raise InvalidInputError(
+            f"{source}: has rows of the batches {', '.join(map(str, profile.batches))}, not only of {batch}: leave the"
+            " batch out, since the file states it, or keep the rows of that batch"
+        )
+    if len(profile.batches) == 1:
+        (batch,) = profile.batches
+    return WorkloadFacts(profile.task, batch, loader_workers)
 
 
 def require_one_training(source: str, profile: Profile) -> None:

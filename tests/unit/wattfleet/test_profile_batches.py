@@ -159,7 +159,7 @@ def test_the_sha256_without_batch_is_as_manifests_have_it() -> None:
     assert profile.sha256() == expected
 
 
-def test_a_profile_of_another_task_or_of_several_batches_is_refused_where_one_time_is_needed() -> None:
+def test_another_task_or_several_batches_are_refused_where_a_mode_has_one_time() -> None:
     several = of_batches(np.array([1, 32, 1]))
     require_one_training("a.csv", of_batches(None, modes=1))
     require_one_training("a.csv", several.rows(np.array([0, 2])))
