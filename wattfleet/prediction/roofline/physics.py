@@ -88,11 +88,11 @@ class TimeParameters(_Parameters):
     gpu_overlap: float
     launch_overlap: float
     loading_overlap: float
-    loading_fixed: float
-    launch_fixed: float
-    compute_fixed: float
-    traffic_fixed: float
-    fixed_ms_fixed: float
+    loading_fixed: float = 0.02
+    launch_fixed: float = 3.0
+    compute_fixed: float = 0.05
+    traffic_fixed: float = 0.1
+    fixed_ms_fixed: float = 1.0
 
 
 @dataclass(frozen=True)

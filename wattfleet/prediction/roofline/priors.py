@@ -36,11 +36,6 @@ _GENERAL_TIME = TimeParameters(
     gpu_overlap=1,
     launch_overlap=1,
     loading_overlap=4,
-    loading_fixed=0.02,
-    launch_fixed=3,
-    compute_fixed=0.05,
-    traffic_fixed=0.1,
-    fixed_ms_fixed=1,
 )
 GENERAL_GROWTH = astuple(_GENERAL_TIME)[-5:]
 """The last parameters: how much of each resource's work does not grow with the batch."""
