@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -12,8 +11,9 @@ from coordinator.services.orders import grant_to_message
 from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
-from coordinator.state.records import DeviceOverrides, DeviceRecord, RoundRecord, RunRecord
+from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
+from tests.worlds.stored import Stored, given_up
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -28,16 +28,7 @@ if TYPE_CHECKING:
 
 TICK_S = 1.0
 _CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
-
-
-@dataclass
-class Stored:
-    """What a store holds."""
-
-    devices: dict[str, DeviceRecord] = field(default_factory=dict)
-    runs: dict[str, RunRecord] = field(default_factory=dict)
-    rounds: dict[str, RoundRecord] = field(default_factory=dict)
-    overrides: dict[str, DeviceOverrides] = field(default_factory=dict)
+_STEPS_S = 2.0  # how long sending the first grants of a plan may take
 
 
 class Coordinator:
@@ -67,10 +58,12 @@ class Coordinator:
             list(stored.devices.values()),
             self._nodes,
             list(stored.runs.values()),
-            list(stored.rounds.values()),
+            stored.current(),
+            stored.runs,
             overrides=list(stored.overrides.values()),
             grants=world.grant_settings,
             now_s=self._now_s,
+            stored_grants=stored.grants,
         )
         settings = SessionSettings(lease_s=world.lease_s, return_grace_s=20.0)
         self._leases = Leases(self._now_s(), self._connected_before, settings)
@@ -122,7 +115,9 @@ class Coordinator:
 
     def _save(self, kind: str, key: str, record: Any, then: Any = None) -> None:
         """Save a record soon; call `then` once it is on disk."""
+        assert self.fleet is not None, "a coordinator that is down saves nothing"
         self._unsaved[kind, key] = record
+        self._unsaved.update(given_up(self.fleet))
         if then is not None:
             self._saving.append(then)
         if not self._is_writing:
@@ -140,6 +135,13 @@ class Coordinator:
         done, self._saving = self._saving, []
         for each in done:
             each()
+
+    def _is_known(self, plan_id: str) -> bool:
+        """Whether there is such a round; one that was not loaded at the start is loaded."""
+        assert self.fleet is not None
+        if plan_id in self._stored.rounds:
+            self.fleet.rounds.cache.restore(self._stored.rounds[plan_id])
+        return plan_id in self.fleet.rounds.records
 
     # --- sessions (SessionServicer, Orders) ---------------------------------------------------------------------
 
@@ -183,6 +185,7 @@ class Coordinator:
             self._save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
+            self._is_known(seen.plan_id)
             try:
                 self.fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
             except UnknownRecordError:
@@ -242,14 +245,15 @@ class Coordinator:
         grants.confirm(device_id, lease.grant_id, lease.plan_id, phase_from_message(lease.phase))
         # Grants are written in the background: the acknowledgement goes first.
         is_renewed = grants.may_be_renewed(device_id)
-        due = self._due()
+        due = self._take([device_id])
         self._acknowledge(stream, 0, lease.number, is_renewed)
         self._send(due)
 
-    def _due(self) -> list[tuple[Stream, Any]]:
+    def _take(self, device_ids: list[str]) -> list[tuple[Stream, Any]]:
         assert self.fleet is not None
         due = []
-        for device_id, grant in sorted(self.fleet.take_orders(self._orders_to.__contains__), key=itemgetter(0)):
+        orders = self.fleet.take_orders(self._orders_to.__contains__, device_ids)
+        for device_id, grant in sorted(orders, key=itemgetter(0)):
             self._world.note(
                 f"to {device_id}: grant {grant.grant_id} of {grant.limit_w:.0f} W for {grant.plan_id or '-'}"
             )
@@ -262,7 +266,13 @@ class Coordinator:
             stream.down.send(session_pb2.SessionResponse(grant=grant_to_message(grant)))
 
     def _send_due(self) -> None:
-        self._send(self._due())
+        """Send grants in steps: anything may happen between the first grants of two devices."""
+        assert self.fleet is not None
+        changed, first = self.fleet.rounds.grants.due()
+        self._send(self._take(changed))
+        for device_id in first:
+            wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
+            self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
     # --- what goes on by itself (Trimmer, SessionServicer.sweep) ------------------------------------------------
 
@@ -313,13 +323,13 @@ class Coordinator:
 
     def finish_round(self, plan_id: str) -> None:
         """Finish a round."""
-        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+        if self.fleet is not None and self._is_known(plan_id):
             self._save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:
         """Wait no more for a round that is overdue."""
-        if self.fleet is not None and plan_id in self.fleet.rounds.records:
+        if self.fleet is not None and self._is_known(plan_id):
             self.fleet.rounds.abandon(plan_id)
 
     def plan(self, run_id: str, number: int, nodes: list[int], reply: Any) -> None:
@@ -327,7 +337,7 @@ class Coordinator:
         fleet = self.fleet
         if fleet is None or run_id not in fleet.flower.runs:
             return
-        if fleet.flower.is_planned(run_id, number):
+        if self._is_known(f"{run_id}/{number}"):
             self._reply(f"{run_id}/{number}", reply)
             return
         missing, _ = self._leases.expected_back({fleet.flower.nodes[node] for node in nodes}, self._now_s())

@@ -78,7 +78,10 @@ def plan_and_crash(world: World) -> None:
 
 
 def finish_unheard(world: World) -> None:
-    """A training finishes while the session is lost; then agent and Flower's node restart."""
+    """A training finishes while the session is lost; then agent and Flower's node restart.
+
+    Its observation may be lost once more, after the Hello and a lease.
+    """
     device = _device(world)
     training = device.training
     if training is None or device.stream is None:
@@ -86,6 +89,8 @@ def finish_unheard(world: World) -> None:
     device.stream.up.lose()
     device.app_finishes()
     down_s, again_s = 4.0 + world.rng.random(), 5.0 * world.rng.random()
+    if world.rng.random() < 0.5:
+        device.next_lost_after = 2
     world.timeline.after(down_s, lambda: device.restart(1.0))
     world.timeline.after(down_s + again_s, lambda: device.ask_to_train(training.plan_id, 30.0, False))
 

@@ -165,7 +165,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_given_up_training_counts_0: 1,
     a_late_message_is_trained: 1,
     a_grant_does_not_lapse_on_the_device: 30,
-    a_renewal_counts_from_the_acknowledgement: 172,
+    a_renewal_counts_from_the_acknowledgement: 291,
     a_trim_raises_limits: 214,
     a_restart_forgets_given_up_trainings: 4,
     a_restart_forgets_higher_limits: 4,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -23,7 +24,11 @@ _DRIFT = 0.01
 
 
 class Grants:
-    """The newest grant of every device that a plan has chosen."""
+    """The newest grant of every device that a plan has chosen.
+
+    Attributes:
+        unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
+    """
 
     def __init__(
         self,
@@ -32,6 +37,7 @@ class Grants:
         settings: GrantSettings = GrantSettings(),
         started_s: float = 0.0,
         first_id: int | None = None,
+        stored: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds.
 
@@ -44,6 +50,7 @@ class Grants:
             settings: how long grants and trainings last.
             started_s: the time now.
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
+            stored: what an earlier process has stored about its grants.
         """
         self._settings = settings
         self._started_s = started_s
@@ -55,6 +62,9 @@ class Grants:
         self._unreviewed: set[str] = set()
         self._unheard: set[str] = set()
         self._held_back: set[str] = set()
+        # Until then, a device may hold a grant with the lifetime of an earlier process.
+        self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
+        self.unstored = UnstoredGrants(stored, settings.lifetime_s)
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -82,6 +92,10 @@ class Grants:
     def of(self, device_id: str) -> DeviceGrant | None:
         """A device's newest grant; None if no plan ever chose it."""
         return self._grants.get(device_id)
+
+    def of_training(self) -> Iterator[str]:
+        """The devices that may act on a grant."""
+        return (device_id for device_id, each in self._grants.items() if not each.is_over)
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that somebody waits for, each with its device's id."""
@@ -119,6 +133,11 @@ class Grants:
         is_starting = now_s - self._started_s < self._settings.lifetime_s
         return is_starting and known is not None and not known.was_sent and not known.is_over
 
+    @property
+    def lowered_count(self) -> int:
+        """The number of devices that were told to draw less, and have not confirmed it."""
+        return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
@@ -128,6 +147,7 @@ class Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
         copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
+        copied._unheard = self._unheard.copy()  # noqa: SLF001 - of this class
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -163,22 +183,31 @@ class Grants:
         """Wait no more for the devices of a round that is finished or abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
+        self.unstored.note(record.nodes, self._plan_given_up)
 
-    def give_up_run(self, run_id: str) -> None:
-        """Wait no more for the devices of a run that is finished."""
-        self.give_up_devices(list(self._grants), run_id)
+    def give_up_runs(self, run_ids: Collection[str]) -> None:
+        """Wait no more for the devices of runs that are finished."""
+        given_up = [
+            (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
+        ]
+        for device_id, plan_id in given_up:
+            self._give_up(device_id, plan_id)
+        self.unstored.note([device_id for device_id, _ in given_up], self._plan_given_up)
 
-    def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
+    def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
         for device_id in device_ids:
             known = self._grants.get(device_id)
-            if known is not None and known.plan_id and run_of(known.plan_id) == run_id:
+            if known is None or known.is_given_up or known.is_over or not known.plan_id:
+                continue
+            if run_of(known.plan_id) == run_id:
                 self._give_up(device_id, known.plan_id)
 
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the grants of some devices."""
         for device_id in device_ids:
             self._unreviewed.discard(device_id)
+            self._unheard.discard(device_id)
             for known in (self._grants, self._lapses_s, self._due):
                 known.pop(device_id, None)
 
@@ -228,7 +257,7 @@ class Grants:
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
-        self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+        self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
         """Take a device's word on which grant is in force, and how far it is.
@@ -287,23 +316,36 @@ class Grants:
     def check(self, now_s: float) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
         lapsed = []
-        for device_id, known in self._grants.items():
-            if known.is_over or now_s < self._lapses_s[device_id]:
+        for device_id, lapses_s in self._lapses_s.items():
+            if now_s < lapses_s or (known := self._grants.get(device_id)) is None or known.is_over:
                 continue
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
             self._unheard.discard(device_id)
+        self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
-        """Whether a device is back, or has not confirmed its newest grant in time."""
-        late = {each for each in self._grants if not self.is_controllable(each, now_s)}
+        """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
+        unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
+        late = {each for each in unconfirmed if not self.is_controllable(each, now_s)}
         is_new, self._late = bool(late - self._late), late
-        return is_new or bool(self._unreviewed)
+        # A device that has sent no lease yet stays unreviewed, whatever a trim decides.
+        return is_new or not self._unreviewed <= self._unheard
+
+    def due(self) -> tuple[list[str], list[str]]:
+        """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
+        changed: list[str] = []
+        first: list[str] = []
+        for device_id in filter(self._may_be_sent, self._due):
+            known = self._grants[device_id]
+            may_act = known.was_sent or known.superseded_w or known.assignment is None
+            (changed if may_act else first).append(device_id)
+        return changed, first
 
     def take_orders(
-        self, is_reachable: Callable[[str], bool], now_s: float, only: str | None = None
+        self, is_reachable: Callable[[str], bool], now_s: float, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
@@ -313,14 +355,14 @@ class Grants:
         Args:
             is_reachable: whether a grant can be sent to a device.
             now_s: the time now.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         orders = []
-        due = list(self._due) if only is None else [only] if only in self._due else []
+        due = list(self._due) if only is None else [each for each in only if each in self._due]
         for device_id in filter(is_reachable, due):
-            known = self._grants[device_id]
-            if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
+            if not self._may_be_sent(device_id):
                 continue
+            known = self._grants[device_id]
             del self._due[device_id]
             if known.is_over:
                 continue
@@ -332,6 +374,19 @@ class Grants:
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _lasts_s(self, lifetime_s: float) -> float:
+        """Seconds after which a device that was renewed last must be parked."""
+        return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def _plan_given_up(self, device_id: str) -> str:
+        """The plan of a device's training that nobody waits for and that may go on; empty if there is none."""
+        known = self._grants.get(device_id)
+        return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
+
+    def _may_be_sent(self, device_id: str) -> bool:
+        known = self._grants[device_id]
+        return known.assignment is None or not (device_id in self._unreviewed or known.plan_id in self._held_back)
 
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
@@ -361,13 +416,12 @@ class Grants:
     def _give_up(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device; a training that may not have begun is called off."""
         known = self._grants.get(device_id)
-        if known is None or known.plan_id != plan_id or known.is_given_up:
+        if known is None or known.plan_id != plan_id or known.is_given_up or known.is_over:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
-        if known.is_over:
-            return
         if not known.was_sent and not known.superseded_w:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
             self._due.pop(device_id, None)
+            self._unheard.discard(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)
