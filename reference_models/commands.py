@@ -57,6 +57,13 @@ def train(
     target: Annotated[
         list[Path] | None, typer.Option(help="Also score transfers to the modes in this CSV. Repeatable.")
     ] = None,
+    population: Annotated[
+        Path | None,
+        typer.Option(
+            help="Learn the prior of transfers from the corpora that this TOML file lists, the reference's own among"
+            " them. Their CSV files are read from the folder of --corpus. By default, the corpus alone is used."
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON instead of a table.")] = False,
 ) -> None:
     """Train a reference predictor on a corpus, score it, and store it with a model card."""
@@ -64,6 +71,7 @@ def train(
 
     from rich.console import Console
 
+    from reference_models.population_file import read_population
     from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
     from wattfleet.modes import Workload, read_profile, stated_facts
@@ -87,12 +95,14 @@ def train(
             targets,
             report=lambda step: status.update(step),
             facts=facts,
+            population=[] if population is None else read_population(population, corpus.parent),
         )
     options = [f"--corpus data/{corpus.name}", f"--out {out.name}"]
     options += [f"--board {shlex.quote(board)}", f"--workload {shlex.quote(workload)}"]
     options += [f"--minibatch {minibatch}", f"--minibatches-per-epoch {minibatches_per_epoch}"]
     options += [f"--task {task}"] if task is not None else []
     options += [f"--loader-workers {loader_workers}"] if loader_workers is not None else []
+    options += [f"--population {population}"] if population is not None else []
     options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))
     write_artefact(artefact, out, card)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from reference_models.population_file import PopulationCorpus
 from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import (
@@ -18,7 +20,17 @@ from wattfleet.modes import (
     board_with_modes,
     require_same_task,
 )
-from wattfleet.prediction import MIN_CORPUS_MODES, Artefact, RooflinePredictor, adapt_to_board, pack_artefact
+from wattfleet.prediction import (
+    MIN_CORPUS_MODES,
+    Artefact,
+    Member,
+    Population,
+    PopulationEntry,
+    RooflinePredictor,
+    adapt_to_board,
+    measured_member,
+    pack_artefact,
+)
 
 CORPUS_SHA256 = "corpus_sha256"
 """Key of the SHA-256 of the corpus's rows in a reference's provenance."""
@@ -26,6 +38,16 @@ CORPUS_SHA256 = "corpus_sha256"
 _FOLDS = 5
 _TRANSFER_MODES = 50
 _TRANSFER_RUNS = 20
+
+_POPULATION = """
+## Population
+A transfer learns its prior from these workloads. A workload that is itself a target below is left out, with all other
+corpora of its network.
+
+| corpus | network | board | SHA-256 of the rows |
+|---|---|---|---|
+{rows}
+"""
 
 _LABELS = {"corpus": "the corpus itself", "held_out": f"the corpus, {_FOLDS}-fold held out"}
 
@@ -41,6 +63,7 @@ def train(
     targets: Mapping[str, Profile],
     report: Report,
     facts: WorkloadFacts | None = None,
+    population: Sequence[PopulationCorpus] = (),
 ) -> Artefact:
     """Fit a reference to a corpus and score it.
 
@@ -52,10 +75,11 @@ def train(
         targets: further profiles, by name, to score transfers on.
         report: called before every step.
         facts: what is known of the workload, such as its loader's workers; None knows only the task.
+        population: the workloads from which a transfer learns its prior. The corpus itself is added if it is missing.
 
     Raises:
         InvalidInputError: the corpus is too small for a reference, or not of the task that the facts name; or a target
-            is too small, of another task, or shares rows with it.
+            is too small, of another task and without a population, or shares rows with the corpus.
     """
     if facts is None:
         facts = WorkloadFacts(corpus.task)
@@ -71,18 +95,74 @@ def train(
                 f"{name}: has {len(target)} measured modes, but a transfer is fitted to {_TRANSFER_MODES} and scored on"
                 f" the others: give {_TRANSFER_MODES + 1} or more"
             )
-        require_same_task(name, target, "the corpus", corpus.task)
+        if not population:
+            require_same_task(name, target, "the corpus", corpus.task)
         require_disjoint(corpus, target)
     report(f"fitting {len(corpus)} modes")
     predictor = RooflinePredictor.fit(corpus, facts=facts)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
     report(f"cross-validating with {_FOLDS} folds")
     figures["held_out"] = _held_out(corpus, facts)
+    entries: list[PopulationEntry] = []
+    if population:
+        predictor, entries = _with_population(predictor, corpus, population, report)
     for name, target in targets.items():
         report(f"transferring to {name}")
-        start = adapt_to_board(predictor, BOARDS.get(board), board_with_modes(target.modes))
+        start, _ = without_target(predictor, entries, target)
+        start = adapt_to_board(start, BOARDS.get(board), board_with_modes(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
-    return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures, facts)
+    # A mixed population describes training and inference alike.
+    stated = None if population else facts
+    details = {**provenance, CORPUS_SHA256: corpus.sha256()}
+    return pack_artefact(predictor, workload, board, details, figures, stated, entries)
+
+
+def _with_population(
+    predictor: RooflinePredictor, corpus: Profile, population: Sequence[PopulationCorpus], report: Report
+) -> tuple[RooflinePredictor, list[PopulationEntry]]:
+    """Add a population to a predictor: its own corpus first, since that one's board is the base.
+
+    Raises:
+        InvalidInputError: the population does not list the predictor's corpus.
+    """
+    own = corpus.sha256()
+    ordered = sorted(population, key=lambda each: each.profile.sha256() != own)
+    if ordered[0].profile.sha256() != own:
+        raise InvalidInputError("the population does not list the reference's own corpus: add it to the file")
+    members: list[Member] = []
+    for each in ordered:
+        report(f"estimating {each.name}")
+        members.append(measured_member(each.profile, each.facts, each.board.hardware))
+    entries = [PopulationEntry(each.name, each.profile.sha256(), each.network, each.board.kind) for each in ordered]
+    return replace(predictor, population=Population(tuple(members))), entries
+
+
+def without_target(
+    predictor: RooflinePredictor, entries: Sequence[PopulationEntry], target: Profile
+) -> tuple[RooflinePredictor, str | None]:
+    """Leave all workloads of a target's network out of a reference's population, so that it is judged honestly.
+
+    Args:
+        predictor: the reference.
+        entries: the origin of its population.
+        target: measured rows that the reference will be judged on.
+
+    Returns:
+        The reference, and the network that was left out; None if the target is not part of the population.
+
+    Raises:
+        InvalidInputError: no other network is left.
+    """
+    sha256 = target.sha256()
+    network = next((entry.network for entry in entries if entry.sha256 == sha256), None)
+    if network is None or predictor.population is None:
+        return predictor, None
+    same = [k for k, entry in enumerate(entries) if entry.network == network]
+    if len(same) == len(entries):
+        raise InvalidInputError(
+            f"the reference's population has no other network than {network!r}: give another target"
+        )
+    return replace(predictor, population=predictor.population.without(same)), network
 
 
 def require_board_offers(board: str, corpus: Profile) -> None:
@@ -154,6 +234,10 @@ def model_card(artefact: Artefact, name: str, command: str) -> str:
         if isinstance(value, Mapping)
     )
     sources = "\n".join(f"- {key}: {value}" for key, value in details.provenance.items())
+    learned = "\n".join(
+        f"| {entry.corpus} | {entry.network} | {entry.board} | `{entry.sha256[:12]}` |" for entry in details.population
+    )
+    population = _POPULATION.format(rows=learned) if learned else ""
     return f"""# {name}
 
 A reference predictor of training time and power over power modes, for transfer to other workloads and devices.
@@ -169,7 +253,7 @@ A reference predictor of training time and power over power modes, for transfer 
 
 ## Provenance
 {sources}
-
+{population}
 ## Figures
 Absolute percentage error, mean / median, of measured hardware figures.
 
@@ -177,7 +261,7 @@ Absolute percentage error, mean / median, of measured hardware figures.
 |---|---|---|
 {rows}
 
-Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not drawn.
+Transfers: median of {_TRANSFER_RUNS} draws, error over all rows that were not drawn.
 
 ## Reproduce
     {command}
@@ -185,8 +269,8 @@ Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not 
 The same corpus gives the same bytes with the same versions of numpy and scipy.
 
 ## Use and limits
-For transfer with 5 or more measured modes of the target; agents measure 50 by default. With fewer its intervals are
-wide; with none it speaks of its own workload, and of other boards by what their data sheets say. The corpus holds rows
-whose mode was not applied; the fit is robust to them, and the figures above count them. Fan at maximum, no throttling:
-a device that throttles is not described.
+For transfer with any number of measured modes of the target; agents measure 50 by default. The fewer the modes, the
+wider the intervals. With none, the mean of the population is predicted, adapted to the board by its data sheet. The
+corpora hold rows whose mode was not applied. The fit is robust to them, and the figures above count them. The fan was
+at maximum: a device that throttles is not described.
 """

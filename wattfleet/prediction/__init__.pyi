@@ -2,6 +2,7 @@ from .artefact import MANIFEST_FILE as MANIFEST_FILE
 from .artefact import WEIGHTS_FILE as WEIGHTS_FILE
 from .artefact import Artefact as Artefact
 from .artefact import ArtefactDetails as ArtefactDetails
+from .artefact import PopulationEntry as PopulationEntry
 from .artefact import ensure_replaceable as ensure_replaceable
 from .artefact import pack_artefact as pack_artefact
 from .artefact import read_artefact as read_artefact
@@ -21,7 +22,10 @@ from .predictor import Predictor as Predictor
 from .predictor import adapt_to_board as adapt_to_board
 from .predictor import require_one_batch as require_one_batch
 from .quantiles import normal_quantile as normal_quantile
+from .roofline import Member as Member
+from .roofline import Population as Population
 from .roofline import RooflinePredictor as RooflinePredictor
+from .roofline import measured_member as measured_member
 from .row_audit import NoAuditError as NoAuditError
 from .row_audit import SuspectRow as SuspectRow
 from .row_audit import audit_rows as audit_rows

@@ -90,7 +90,8 @@ def transfer(
     facts = stated_facts(str(target), measured, task, batch, loader_workers)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = find_reference(reference, measured).predictor(predictor, board_with_modes(measured.modes))
+        source = find_reference(reference, measured)
+        known = source.predictor(predictor, board_with_modes(measured.modes))
     with console.status(f"auditing {target.name}"):
         audit = audited(measured, known)
     scores = evaluate_transfer(
@@ -105,7 +106,15 @@ def transfer(
         facts,
         track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
     )
-    summary = scores.summary() | {"suspect_rows": audit.suspect_rows, "no_audit": audit.why_not}
+    if source.left_out is not None and known is not None:
+        console.print(
+            f"the reference's prior is learned without {source.left_out}, which the target runs", highlight=False
+        )
+    summary = scores.summary() | {
+        "left_out_network": source.left_out,
+        "suspect_rows": audit.suspect_rows,
+        "no_audit": audit.why_not,
+    }
     if json_:
         print(json.dumps(summary, indent=2))
     else:
