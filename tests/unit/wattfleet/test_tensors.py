@@ -21,7 +21,7 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
 
@@ -32,7 +32,8 @@ POWER = PowerParameters(6000, 20, 240, 650, 8300, 1100, 400, 6000, 400, 1.7, 1.2
 
 def fitted(count: int) -> RooflinePredictor:
     modes = spread_modes(SPACE, count, 0)
-    profile = Profile(modes, step_time_ms(TIME, modes), power_mw(POWER, TIME, modes))
+    settings = settings_of(modes, None)
+    profile = Profile(modes, step_time_ms(TIME, settings), power_mw(POWER, TIME, settings))
     return RooflinePredictor.fit(profile)
 
 
@@ -120,10 +121,10 @@ def test_extreme_numbers_are_refused(kind: str, name: str, value: float) -> None
 @pytest.mark.parametrize(
     ("kind", "name"),
     [
-        ("roofline", "time"),
-        ("roofline", "power"),
-        ("roofline", "time_remainder.modes"),
-        ("roofline", "power_remainder.measurement_var"),
+        ("roofline", "0.time"),
+        ("roofline", "0.power"),
+        ("roofline", "0.time_remainder.settings"),
+        ("roofline", "0.power_remainder.measurement_var"),
         ("powertrain", "gpu_hz"),
         ("powertrain", "time.scale"),
         ("scratch", "power.floor_and_log_sd"),
@@ -138,7 +139,14 @@ def test_parameters_that_are_not_positive_are_refused(kind: str, name: str, valu
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("time_remainder.process", -1.0), ("power_remainder.parameter_sd", 31.0), ("time_remainder.share", 31.0)],
+    [
+        ("0.time_remainder.process", -1.0),
+        ("0.power_remainder.prior_root", 31.0),
+        ("0.power_remainder.prior_root", -1.0),
+        ("0.time_remainder.share", 31.0),
+        ("0.time_remainder.gpu_share", 31.0),
+        ("0.time_remainder.interval_scale", -1.0),
+    ],
 )
 def test_logarithms_out_of_range_are_refused(name: str, value: float) -> None:
     tensors = load(stored("roofline"))
@@ -150,7 +158,7 @@ def test_logarithms_out_of_range_are_refused(name: str, value: float) -> None:
 @pytest.mark.parametrize("value", [1e12, -1e12])
 def test_a_reference_whose_predictions_overflow_is_not_restored(value: float) -> None:
     tensors = load(stored("roofline"))
-    tensors["time_remainder.weights"][:] = value
+    tensors["0.time_remainder.weights"][:] = value
     predictor = RooflinePredictor.load(save(tensors))
     artefact = pack_artefact(predictor, Workload("w", 16, 100), "orin-nano", {}, {})
     with pytest.raises(CorruptReferenceError, match="not finite and positive"):
