@@ -179,12 +179,12 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
             f"cannot read the reference: {error}. Install the version of Wattfleet that wrote it, or train it again"
         ) from None
     predictor = kind.load(artefact.weights)
-    _ensure_sound(predictor)
+    _ensure_sound(predictor, artefact.details.workload.minibatch)
     return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
-def _ensure_sound(predictor: Predictor) -> None:
-    """Check a predictor at the highest and the lowest mode of every known board.
+def _ensure_sound(predictor: Predictor, batch: int) -> None:
+    """Check a predictor at the highest and the lowest mode of every known board, with one batch size.
 
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
@@ -192,7 +192,7 @@ def _ensure_sound(predictor: Predictor) -> None:
     modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
-            at = predictor.predict(modes)
+            at = predictor.predict(modes, np.full(len(modes), batch))
         values = np.concatenate([at.minibatch_ms, at.power_mw, at.time_log_sd, at.power_log_sd])
         sound = bool((np.isfinite(values) & (values > 0)).all())
     except np.linalg.LinAlgError:

@@ -72,7 +72,7 @@ def test_a_measurement_with_a_small_weight_corrects_little() -> None:
 
 
 def test_uncertain_parameters_widen_the_prediction_by_their_effect() -> None:
-    nothing = Correction.none(2, 0.02)
+    nothing = Correction.none(2, 0.02, np.array([16.0]))
     assert nothing.at(FAR, np.ones((1, 2)))[1][0] == pytest.approx(np.hypot(0.02, MEASUREMENT_SD))
     uncertain = Correction(
         Process(0.0, 0.02), Points.none(), np.empty((0, 2)), np.diag([0.3, 0.4]), np.empty(0), np.empty(0)

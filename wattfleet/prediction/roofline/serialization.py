@@ -30,6 +30,9 @@ from wattfleet.prediction.tensors import (
 MAX_MEMBERS = 64
 """Workloads of a population at most."""
 
+MAX_BATCHES = 1000
+"""Batch sizes of a corpus at most."""
+
 _MAX_CORRECTIONS = MIN_CORPUS_MODES - 1
 """A fit to more modes has a surface instead of a correction."""
 
@@ -117,6 +120,7 @@ def _renamed(tensors: Tensors) -> Tensors:
             f"{prefix}.prior_root": root,
             f"{prefix}.gpu_share": np.zeros(n),
             f"{prefix}.interval_scale": np.ones(1),
+            f"{prefix}.known_batches": np.array([float(BASE_BATCH)]),
         }
     return found
 
@@ -146,6 +150,7 @@ def _remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
         f"{prefix}.measurement_var": correction.measurement_var,
         f"{prefix}.weights": correction.weights,
         f"{prefix}.interval_scale": np.array([correction.interval_scale]),
+        f"{prefix}.known_batches": correction.known_batches,
     }
 
 
@@ -168,6 +173,9 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
     root = read_array(tensors, f"{prefix}.prior_root", k, k)
     share, scale = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.interval_scale", 1)
     gpu_share = read_array(tensors, f"{prefix}.gpu_share", n)
+    batches = tensor_size(tensors, f"{prefix}.known_batches")
+    if batches > MAX_BATCHES:
+        raise corrupt_weights(f"hold {batches:,} batch sizes in {prefix!r}; at most {MAX_BATCHES} are allowed")
     correction = Correction(
         process=Process(*process.tolist()),
         points=Points(read_array(tensors, f"{prefix}.settings", n, 5, positive=True), gpu_share),
@@ -176,6 +184,7 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
         measurement_var=read_array(tensors, f"{prefix}.measurement_var", n, positive=True),
         weights=read_array(tensors, f"{prefix}.weights", n),
         interval_scale=float(scale[0]),
+        known_batches=read_array(tensors, f"{prefix}.known_batches", batches, positive=True),
     )
     sds = np.concatenate([process, np.diag(root), scale])
     if not ((sds >= 0) & (sds <= LARGEST_LOG)).all():
