@@ -56,9 +56,10 @@ def predictor_tensors(
         tensors |= {f"{k}.time": np.array(astuple(each.time)), f"{k}.power": np.array(astuple(each.power))}
         tensors |= _remainder_tensors(f"{k}.time_remainder", each.time_remainder)
         tensors |= _remainder_tensors(f"{k}.power_remainder", each.power_remainder)
-    if hardware is not None:
-        tensors["hardware"] = np.array(astuple(hardware), dtype=np.float64)
-    for k, member in enumerate(population.members if population else ()):
+    tensors["hardware"] = np.array(astuple(hardware) if hardware else (), dtype=np.float64)
+    members = population.members if population else ()
+    tensors["members"] = np.array([float(len(members))])
+    for k, member in enumerate(members):
         prefix = f"member.{k}"
         tensors[f"{prefix}.facts"] = np.array(
             [float(member.facts.task is Task.INFERENCE), float(member.facts.loader_workers or 0)]
@@ -87,7 +88,9 @@ def read_predictor_tensors(tensors: Tensors) -> Contents:
     if batch % 1 or not 0 <= batch <= _LARGEST_BATCH:
         raise corrupt_weights(f"hold the batch size {batch:g}")
     hypotheses = tuple(_read_hypothesis(tensors, k, each) for k, each in enumerate(probabilities.tolist()))
-    hardware = _read_hardware(tensors, "hardware") if "hardware" in tensors else None
+    hardware = _read_hardware(tensors, "hardware") if tensor_size(tensors, "hardware") else None
+    if hardware is None:
+        read_array(tensors, "hardware", 0)
     return hypotheses, None if batch == _SEVERAL else int(batch), hardware, _read_population(tensors)
 
 
@@ -218,15 +221,18 @@ def _read_surface(tensors: Tensors, prefix: str) -> Surface:
 
 def _read_hardware(tensors: Tensors, name: str) -> Hardware:
     cores, bus, watts = read_array(tensors, name, 3, positive=True).tolist()
+    if cores % 1 or bus % 1 or cores < 1 or bus < 1:
+        raise corrupt_weights(f"hold {name!r} with {cores:g} GPU cores and {bus:g} bits of a memory bus")
     return Hardware(int(cores), int(bus), int(watts) if watts % 1 == 0 else watts)
 
 
 def _read_population(tensors: Tensors) -> Population | None:
+    count = float(read_array(tensors, "members", 1)[0])
+    if count % 1 or not 0 <= count <= MAX_MEMBERS:
+        raise corrupt_weights(f"hold a population of {count:g} workloads; at most {MAX_MEMBERS} are allowed")
     found: list[Member] = []
-    while f"member.{len(found)}.facts" in tensors:
-        if len(found) == MAX_MEMBERS:
-            raise corrupt_weights(f"hold a population of more than {MAX_MEMBERS} workloads")
-        prefix = f"member.{len(found)}"
+    for k in range(int(count)):
+        prefix = f"member.{k}"
         inference, workers = read_array(tensors, f"{prefix}.facts", 2).tolist()
         if inference not in (0, 1) or workers % 1 or not 0 <= workers <= _LARGEST_BATCH:
             raise corrupt_weights(f"hold facts in {prefix!r} that are not a task and a number of loader workers")
