@@ -68,7 +68,9 @@ def test_deviations_and_parameters_are_inverse() -> None:
 
 def test_fits_survive_parameters_whose_exponentials_overflow() -> None:
     prior = Prior.independent(np.array([700.0]), np.array([1000.0]))
-    fitted = robust_fit(lambda p: np.repeat(np.log(np.exp(p.T) + 1), 2, axis=1), np.array([2.0, 2.0]), prior, 0.02, "soft_l1", 1)
+    fitted = robust_fit(
+        lambda p: np.repeat(np.log(np.exp(p.T) + 1), 2, axis=1), np.array([2.0, 2.0]), prior, 0.02, "soft_l1", 1
+    )
     assert np.isfinite(fitted).all()
 
 

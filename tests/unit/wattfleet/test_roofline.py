@@ -69,7 +69,9 @@ def test_too_few_modes_without_a_reference_are_refused() -> None:
 
 
 @pytest.mark.data
-@pytest.mark.parametrize(("target", "board"), [("agx_orin_mobilenetv3", "agx-orin"), ("orin_nano_resnet18", "orin-nano")])
+@pytest.mark.parametrize(
+    ("target", "board"), [("agx_orin_mobilenetv3", "agx-orin"), ("orin_nano_resnet18", "orin-nano")]
+)
 def test_intervals_without_measurements_hold_on_measured_corpora(corpora: Path, target: str, board: str) -> None:
     profile = read_profile(corpora / f"{target}.csv")
     start = restore_predictor(reference_models.load("agx_orin_resnet18"), board_named(board))

@@ -23,7 +23,15 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
-from wattfleet.prediction.roofline import Member, Population, PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
+from wattfleet.prediction.roofline import (
+    Member,
+    Population,
+    PowerParameters,
+    TimeParameters,
+    power_mw,
+    settings_of,
+    step_time_ms,
+)
 from wattfleet.prediction.roofline.population import Estimate
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork

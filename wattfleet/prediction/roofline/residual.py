@@ -222,7 +222,15 @@ class Correction:
     def none(cls, parameters: int, sd: float, known_batches: Values) -> Correction:
         """No correction, with known parameters; single rows of `[b]` known batch sizes deviate by `sd`."""
         nothing, known = np.empty(0), np.zeros((parameters, parameters))
-        return cls(Process(0.0, sd), Points.none(), np.empty((0, parameters)), known, nothing, nothing, known_batches=known_batches)
+        return cls(
+            Process(0.0, sd),
+            Points.none(),
+            np.empty((0, parameters)),
+            known,
+            nothing,
+            nothing,
+            known_batches=known_batches,
+        )
 
     def _covariance(self) -> Values:
         """Covariance of the measured residuals around the prior's mean, `[n, n]`."""
