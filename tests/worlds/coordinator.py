@@ -13,7 +13,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
-from tests.worlds.stored import Stored, given_up
+from tests.worlds.stored import Stored, Writer, given_up
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
 from wattfleet.errors import WattfleetError
@@ -72,9 +72,8 @@ class Coordinator:
         self._sequence: dict[Stream, int] = {}
         self._orders_to: dict[str, Stream] = {}
         self._streams: list[Stream] = []
-        self._unsaved: dict[tuple[str, str], Any] = {}
-        self._saving: list[Any] = []
-        self._is_writing = self._is_planning = False
+        self._writer = Writer(stored, world.rng, self._in_this_life, self._is_store_failing)
+        self._is_planning = False
         self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
         self._tick()
 
@@ -82,7 +81,7 @@ class Coordinator:
         """Kill the coordinator; another starts from what is stored."""
         if self.fleet is None:
             return
-        self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._unsaved)}")
+        self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._writer.unsaved)}")
         self._nodes = self.fleet.flower.nodes
         self._connected_before = {each for each in self.fleet.agents.devices if self.fleet.agents.is_connected(each)}
         self.fleet = None
@@ -116,25 +115,10 @@ class Coordinator:
     def _save(self, kind: str, key: str, record: Any, then: Any = None) -> None:
         """Save a record soon; call `then` once it is on disk."""
         assert self.fleet is not None, "a coordinator that is down saves nothing"
-        self._unsaved[kind, key] = record
-        self._unsaved.update(given_up(self.fleet))
-        if then is not None:
-            self._saving.append(then)
-        if not self._is_writing:
-            self._is_writing = True
-            self._in_this_life(0.05 * self._world.rng.random(), self._write)
+        self._writer.save({(kind, key): record, **given_up(self.fleet)}, then)
 
-    def _write(self) -> None:
-        if self._timeline.now_s < self.store_fails_until_s:
-            self._in_this_life(1.0, self._write)
-            return
-        self._is_writing = False
-        for (kind, key), record in self._unsaved.items():
-            getattr(self._stored, f"{kind}s")[key] = record
-        self._unsaved.clear()
-        done, self._saving = self._saving, []
-        for each in done:
-            each()
+    def _is_store_failing(self) -> bool:
+        return self._timeline.now_s < self.store_fails_until_s
 
     def _is_known(self, plan_id: str) -> bool:
         """Whether there is such a round; one that was not loaded at the start is loaded."""

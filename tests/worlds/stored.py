@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceOverrides, DeviceRecord, RoundRecord, RunRecord
 from coordinator.state.stored_grants import GivenUpTraining, StoredGrants
+from tests.worlds.timeline import Action
 
 _NEWEST = 3
 
@@ -39,6 +43,55 @@ class Stored:
                 wanted.append(record)
             in_flight -= record.nodes.keys()
         return wanted[::-1]
+
+
+class Writer:
+    """Writes what one coordinator saves, in one transaction after another.
+
+    Attributes:
+        unsaved: what is not on disk yet, by kind and key.
+    """
+
+    def __init__(
+        self,
+        stored: Stored,
+        rng: random.Random,
+        after: Callable[[float, Action], None],
+        is_failing: Callable[[], bool],
+    ) -> None:
+        """Write to a store.
+
+        Args:
+            stored: what is on disk.
+            rng: decides how long a transaction takes.
+            after: runs an action after some seconds, unless the coordinator has crashed.
+            is_failing: whether nothing can be written now.
+        """
+        self.unsaved: dict[tuple[str, str], Any] = {}
+        self._stored, self._rng, self._after, self._is_failing = stored, rng, after, is_failing
+        self._waiting: list[Action] = []
+        self._is_writing = False
+
+    def save(self, records: Mapping[tuple[str, str], Any], then: Action | None) -> None:
+        """Save some records soon; call `then` once they are on disk."""
+        self.unsaved.update(records)
+        if then is not None:
+            self._waiting.append(then)
+        if not self._is_writing:
+            self._is_writing = True
+            self._after(0.05 * self._rng.random(), self._write)
+
+    def _write(self) -> None:
+        if self._is_failing():
+            self._after(1.0, self._write)
+            return
+        self._is_writing = False
+        for (kind, key), record in self.unsaved.items():
+            getattr(self._stored, f"{kind}s")[key] = record
+        self.unsaved.clear()
+        done, self._waiting = self._waiting, []
+        for each in done:
+            each()
 
 
 def given_up(fleet: Fleet) -> dict[tuple[str, str], GivenUpTraining]:
