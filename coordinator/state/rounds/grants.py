@@ -298,9 +298,10 @@ class Grants:
             is_begun = is_of_plan and phase is GrantPhase.TRAINING
             known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
         elif not known.is_on_its_way:
-            # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
-            is_ended = is_of_plan or known.is_given_up
-            known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
+            # It acts on no grant, and none is on its way: a trim may lower the newest one, as if it was never sent.
+            # Its training of this plan is over, or shall not begin.
+            phase = GrantPhase.OVER if is_of_plan or known.is_given_up else known.phase
+            known = replace(known, superseded_w=0.0, phase=phase, was_sent=False, is_rogue=False)
         self._grants[device_id] = known
         if not known.is_in_session and not known.is_over:
             self._due[device_id] = None
