@@ -175,7 +175,7 @@ MUTANTS: dict[Callable[[pytest.MonkeyPatch], None], int] = {
     a_plan_is_granted_before_it_is_stored: 716,
     an_observation_frees_watts: 258,
     what_is_on_its_way_is_ignored: 196,
-    a_device_that_obeys_late_is_not_reviewed: 2257,
+    a_device_that_obeys_late_is_not_reviewed: 6478,
     plans_count_on_unconfirmed_orders: 1,
 }
 
