@@ -6,6 +6,7 @@ predict negative values. We add one standard deviation for all modes, and a floo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -50,21 +51,18 @@ class Quantity:
     log_sd: float
 
     @classmethod
-    def fit(
-        cls,
-        modes: ModeArray,
-        observed: Values,
-        start: DenseNetwork | None,
-        loss: Loss,
-        usual: float,
-        schedule: Schedule,
-    ) -> Quantity:
-        """Train on `[n, 4]` modes and the `[n]` values observed there, starting from a network or from scratch.
+    def of(cls, network: DenseNetwork, errors: Values, observed: Values, usual: float) -> Quantity:
+        """A trained network with its deviation and floor.
 
         The standard deviation is the root mean square over the held-out modes, shrunk towards `usual`. It tends to be
         too small, because the same modes chose the best epoch.
+
+        Args:
+            network: the trained network.
+            errors: `[h]` logarithms of observed over predicted values at the held-out modes.
+            observed: `[n]` values at all measured modes.
+            usual: standard deviation that the held-out modes are shrunk towards.
         """
-        network, errors = train(modes, observed, start, loss, schedule)
         variance = (_WEIGHT * usual**2 + float((errors**2).sum())) / (_WEIGHT + len(errors))
         return cls(network, _FLOOR * float(observed.min()), float(np.sqrt(variance)))
 
@@ -114,17 +112,36 @@ class PowerTrainPredictor:
         percentage error: the paper changed it by hand for "very different device types" (section 4.3.4).
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: the predictor of another workload or device; None trains from scratch.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
             InvalidInputError: too few modes, or torch is not installed.
         """
-        far = reference is not None and not np.isin(profile.modes[:, 2], reference.gpu_hz).all()
+        return cls.fit_all([profile], reference, schedule)[0]
+
+    @classmethod
+    def fit_all(
+        cls,
+        profiles: Sequence[Profile],
+        reference: PowerTrainPredictor | None = None,
+        schedule: Schedule | None = None,
+    ) -> list[PowerTrainPredictor]:
+        """`fit` for several profiles of one board with equally many modes, in a fraction of the time.
+
+        Raises:
+            InvalidInputError: too few modes, or torch is not installed.
+        """
+        far = reference is not None and not all(
+            np.isin(profile.modes[:, 2], reference.gpu_hz).all() for profile in profiles
+        )
         starts = (None, None) if reference is None else (reference.time.network, reference.power.network)
-        time, power = _fit(profile, starts, "mape" if far else "mse", schedule)
-        return cls(time, power, np.unique(profile.modes[:, 2]))
+        found = _fit_all(profiles, starts, "mape" if far else "mse", schedule)
+        return [
+            cls(time, power, np.unique(profile.modes[:, 2]))
+            for (time, power), profile in zip(found, profiles, strict=True)
+        ]
 
     def adapted(self, of: Hardware, to: Hardware) -> PowerTrainPredictor:
         """Return itself: the networks do not depend on hardware data."""
@@ -172,14 +189,28 @@ class ScratchPredictor:
         """Train on measured modes.
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: ignored, since nothing is transferred.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
             InvalidInputError: too few modes, or torch is not installed.
         """
-        return cls(*_fit(profile, (None, None), "mse", schedule))
+        return cls.fit_all([profile], reference, schedule)[0]
+
+    @classmethod
+    def fit_all(
+        cls,
+        profiles: Sequence[Profile],
+        reference: ScratchPredictor | None = None,
+        schedule: Schedule | None = None,
+    ) -> list[ScratchPredictor]:
+        """`fit` for several profiles with equally many modes, in a fraction of the time.
+
+        Raises:
+            InvalidInputError: too few modes, or torch is not installed.
+        """
+        return [cls(time, power) for time, power in _fit_all(profiles, (None, None), "mse", schedule)]
 
     def adapted(self, of: Hardware, to: Hardware) -> ScratchPredictor:
         """Return itself: the networks do not depend on hardware data."""
@@ -204,25 +235,32 @@ class ScratchPredictor:
         return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"))
 
 
-def _fit(
-    profile: Profile, starts: tuple[DenseNetwork | None, DenseNetwork | None], loss: Loss, schedule: Schedule | None
-) -> tuple[Quantity, Quantity]:
-    """Train the networks for time and power."""
-    if len(profile) < MIN_MODES:
-        raise InvalidInputError(
-            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES}"
-        )
+def _fit_all(
+    profiles: Sequence[Profile],
+    starts: tuple[DenseNetwork | None, DenseNetwork | None],
+    loss: Loss,
+    schedule: Schedule | None,
+) -> list[tuple[Quantity, Quantity]]:
+    """Train the networks for time and power on each of `r` profiles with equally many modes, all of them together."""
+    count = len(profiles[0])
+    if count < MIN_MODES:
+        raise InvalidInputError(f"{count} measured modes are too few to fit a predictor: measure at least {MIN_MODES}")
     if schedule is None:
         schedule = Schedule()
-    if len(profile) >= MIN_CORPUS_MODES:
+    if count >= MIN_CORPUS_MODES:
         # A profile has one median per mode. With thousands of modes there is no need to repeat them.
         schedule = replace(schedule, entries=1)
-    profile = profile.rows(np.lexsort(profile.modes.T))
-    modes = profile.modes
-    return (
-        Quantity.fit(modes, profile.minibatch_ms, starts[0], loss, _TIME_LOG_SD, schedule),
-        Quantity.fit(modes, profile.power_mw, starts[1], loss, _POWER_LOG_SD, schedule),
-    )
+    profiles = [profile.rows(np.lexsort(profile.modes.T)) for profile in profiles]
+    modes = np.stack([profile.modes for profile in profiles for _ in starts])
+    observed = np.stack([values for profile in profiles for values in (profile.minibatch_ms, profile.power_mw)])
+    trained = train(modes, observed, starts * len(profiles), loss, schedule)
+    quantities = [
+        Quantity.of(network, errors, values, usual)
+        for (network, errors), values, usual in zip(
+            trained, observed, (_TIME_LOG_SD, _POWER_LOG_SD) * len(profiles), strict=True
+        )
+    ]
+    return list(zip(quantities[::2], quantities[1::2], strict=True))
 
 
 def _predict(time: Quantity, power: Quantity, modes: ModeArray) -> Prediction:
