@@ -45,7 +45,8 @@ def choice(
         str,
         typer.Option(
             help="Evaluate this choice method: wattfleet, a baseline (maxn, presets, random, binary-search,"
-            " brute-force) or a predictor (roofline, powertrain, scratch). Default: wattfleet.",
+            " brute-force) or a predictor (roofline, powertrain, scratch, linear, tree, forest, boosting)."
+            " Default: wattfleet.",
             show_default=False,
         ),
     ] = "wattfleet",

@@ -37,7 +37,7 @@ STYLES = {
     "scratch": Style("PowerTrain's network without transfer", "#cc79a7", "triangle-up", "▲"),
     "linear": Style("ridge regression on logarithms", "#7a5c3e", "x", "✖", "dashdot"),
     "tree": Style("a decision tree", "#a6761d", "hexagon", "⬢", "dashdot"),
-    "forest": Style("a random forest", "#1b7837", "diamond-tall", "⬧", "dashdot"),
+    "forest": Style("a random forest", "#1b7837", "diamond-open", "◇", "dashdot"),
     "boosting": Style("gradient-boosted trees", "#762a83", "star-diamond", "✦", "dashdot"),
     "random": Style("the best of random measured modes", "#8f7ae5", "pentagon", "⬟", "dot"),
     "binary-search": Style("halves the knobs by measured power", "#e69f00", "triangle-down", "▼", "dot"),
@@ -90,17 +90,18 @@ def _pairs(report: Report) -> list[dict[str, Any]]:
             return [row for row in rows if row["target"] == target and row["reference"] in (None, reference)]
 
         transfers, choices = here(report["transfers"]), here(report["choices"])
+        published = [one for one in PUBLISHED if one.target == target and one.reference in (None, reference)]
         pairs.append(
             {
                 "target": target,
                 "reference": reference,
                 "front": front,
                 "transfers": transfers,
-                "errors": _grid(transfers, "modes"),
+                "errors": _grid(transfers, "modes", (one.modes for one in published)),
                 # The intervals and the fit of each predictor, at the size that the choices are made with.
                 "intervals": [row for row in transfers if row["modes"] == _size_of_choice(transfers)],
                 "choices": choices,
-                "published": [one for one in PUBLISHED if one.target == target and one.reference in (None, reference)],
+                "published": published,
                 "published_choices": [
                     one for one in PUBLISHED_CHOICES if one.target == target and reference == PUBLISHED_REFERENCE
                 ],
@@ -126,8 +127,9 @@ class Grid(NamedTuple):
     rows: dict[tuple[str, str | None, str], list[Report | None]]
 
 
-def _grid(rows: Sequence[Report], column: str) -> Grid:
-    columns = sorted({row[column] for row in rows})
+def _grid(rows: Sequence[Report], column: str, also: Iterable[int] = ()) -> Grid:
+    """The evaluations as a table, with a column for each of their numbers and of `also`."""
+    columns = sorted({*(row[column] for row in rows), *also})
     found: dict[tuple[str, str | None, str], list[Report | None]] = {}
     for row in rows:
         cells = found.setdefault((row["target"], row["reference"], row["name"]), [None] * len(columns))
