@@ -45,6 +45,9 @@ STYLES = {
     "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
 }
 
+# Their choices vary so much from budget to budget that the plots could not be read.
+_ONLY_IN_TABLES = ("linear", "tree", "forest", "boosting")
+
 
 def write_html(report: Report, path: Path) -> None:
     """Write a report as a self-contained page.
@@ -184,8 +187,8 @@ def _coverage(pair: Report) -> Figure:
 
 
 def _by_budget(pair: Report, quantity: str, title: str, most: float) -> Figure:
-    """Plot a figure of every choice method over the budget. Values beyond the axis are in the table."""
-    rows = [row for row in pair["choices"] if row["name"] in STYLES]
+    """Plot a figure of the choice methods over the budget. Values beyond the axis are in the table."""
+    rows = [row for row in pair["choices"] if row["name"] in STYLES and row["name"] not in _ONLY_IN_TABLES]
     data = [
         _line(
             row["name"],
