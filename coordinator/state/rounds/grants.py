@@ -53,6 +53,7 @@ class Grants:
         self._due: dict[str, None] = {}
         self._late: set[str] = set()
         self._unreviewed: set[str] = set()
+        self._unheard: set[str] = set()
         self._held_back: set[str] = set()
         for record in rounds:
             for device_id in record.nodes:
@@ -197,6 +198,7 @@ class Grants:
             self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
                 self._unreviewed.add(device_id)
+                self._unheard.add(device_id)
 
     def never_sent(self) -> list[str]:
         """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
@@ -212,7 +214,8 @@ class Grants:
         Args:
             too_much: devices whose first grants have to wait until others have confirmed that they draw less.
         """
-        self._unreviewed = set(too_much)
+        # The first lease of a session says what the device still has.
+        self._unreviewed = self._unheard | too_much
 
     def may_be_renewed(self, device_id: str) -> bool:
         """Whether a device may be told that its grant is renewed.
@@ -236,6 +239,7 @@ class Grants:
             plan_id: the plan of that grant.
             phase: how far the device is with its training.
         """
+        self._unheard.discard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
@@ -289,6 +293,7 @@ class Grants:
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
             self._due.pop(device_id, None)
+            self._unheard.discard(device_id)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:

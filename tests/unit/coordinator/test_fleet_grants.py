@@ -235,6 +235,20 @@ def test_a_device_that_comes_back_is_told_what_it_may_have_missed() -> None:
     assert dict(after.take_orders())["nano"].assignment == kept
 
 
+def test_nothing_is_granted_before_a_device_has_said_what_it_still_has() -> None:
+    before = small_fleet()
+    before.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    fleet = restarted(before)
+    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
+    fleet.rounds.grants.session_began("orin", 0.0)
+    fleet.trim()
+    assert fleet.take_orders() == []
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
+    assert fleet.take_orders() == [], "what it may train by now is compared with the budgets first"
+    fleet.trim()
+    assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]
+
+
 def test_a_device_that_comes_back_to_a_finished_round_is_not_told_to_train() -> None:
     fleet = small_fleet()
     planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
