@@ -24,16 +24,25 @@ from wattfleet.prediction import (
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
+from wattfleet_evaluation.regression.predictors import (
+    BoostingPredictor,
+    ForestPredictor,
+    LinearPredictor,
+    TreePredictor,
+)
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
 POWER = PowerParameters(6000, 20, 240, 650, 8300, 1100, 400, 6000, 400, 1.7, 1.2, 1.4, 0.4)
 
 
-def fitted(count: int) -> RooflinePredictor:
+def profile(count: int) -> Profile:
     modes = spread_modes(SPACE, count, 0)
-    profile = Profile(modes, step_time_ms(TIME, modes), power_mw(POWER, TIME, modes))
-    return RooflinePredictor.fit(profile)
+    return Profile(modes, step_time_ms(TIME, modes), power_mw(POWER, TIME, modes))
+
+
+def fitted(count: int) -> RooflinePredictor:
+    return RooflinePredictor.fit(profile(count))
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +88,10 @@ def stored(kind: str) -> bytes:
         "roofline": lambda: fitted(8),
         "powertrain": lambda: PowerTrainPredictor(quantity(), quantity(), np.unique(SPACE[:, 2])),
         "scratch": lambda: ScratchPredictor(quantity(), quantity()),
+        "linear": lambda: LinearPredictor.fit(profile(8)),
+        "tree": lambda: TreePredictor.fit(profile(8)),
+        "forest": lambda: ForestPredictor.fit(profile(8)),
+        "boosting": lambda: BoostingPredictor.fit(profile(8)),
     }
     return made[kind]().save()
 
@@ -127,6 +140,7 @@ def test_extreme_numbers_are_refused(kind: str, name: str, value: float) -> None
         ("powertrain", "gpu_hz"),
         ("powertrain", "time.scale"),
         ("scratch", "power.floor_and_log_sd"),
+        ("forest", "power_mw"),
     ],
 )
 def test_parameters_that_are_not_positive_are_refused(kind: str, name: str, value: float) -> None:
