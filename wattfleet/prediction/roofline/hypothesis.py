@@ -8,13 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.modes import Hardware
-from wattfleet.prediction.roofline.estimation import Model, Prior
+from wattfleet.prediction.roofline.estimation import Model, Prior, jacobian, value_at
 from wattfleet.prediction.roofline.physics import (
     PowerParameters,
     Settings,
     TimeParameters,
     active_power_mw,
     activity,
+    log_time_gradient,
     step_time_ms,
 )
 from wattfleet.prediction.roofline.population import power_shift, time_shift
@@ -94,11 +95,11 @@ class Hypothesis:
             each.
         """
         of_time, of_power = both_at(settings, self.time_remainder.surface, self.power_remainder.surface)
-        time = predict_rows(
-            time_physics(settings), self.time.log(), self.time_remainder, settings, of_time, _time_gpu_share
-        )
-        physics = power_physics(self.time, settings)
-        power = predict_rows(physics, self.power.log(), self.power_remainder, settings, of_power, _power_gpu_share)
+        log_ms, gradient = np.log(step_time_ms(self.time, settings)), log_time_gradient(self.time, settings)
+        time = predict_rows(log_ms, gradient, self.time_remainder, settings, of_time, _time_gpu_share)
+        physics, log_power = power_physics(self.time, settings), self.power.log()
+        log_mw, gradient = value_at(physics, log_power), jacobian(physics, log_power)
+        power = predict_rows(log_mw, gradient, self.power_remainder, settings, of_power, _power_gpu_share)
         return *time, *power
 
 

@@ -12,11 +12,12 @@ parameter sets at once: each parameter is then a column `[p, 1]`, and results ar
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit
 
 from wattfleet.modes import BatchArray, ModeArray
 
@@ -240,6 +241,77 @@ def step_shares(theta: TimeParameters, settings: Settings) -> StepShares:
         memory=of_gpu * elasticity(parts.traffic_ms, gpu, theta.gpu_overlap),
         fixed=1 - in_step,
     )
+
+
+def log_time_gradient(theta: TimeParameters, settings: Settings) -> Values:
+    """Derivatives of the logarithm of the step time with respect to the log parameters at `[n, 5]` settings, `[n, k]`.
+
+    The derivatives are exact and take a small part of the time of finite differences.
+    """
+    _, cpu, _, mem = _knobs(settings)
+    parts, shares = step_parts(theta, settings), step_shares(theta, settings)
+    serial_ms = theta.serial_compute_mcycles / (theta.compute_mcycles + theta.serial_compute_mcycles) * parts.compute_ms
+    compute_ms = parts.compute_ms - serial_ms
+    gpu_ms = _overlapped(compute_ms, parts.traffic_ms, theta.gpu_overlap)
+    overlapping_ms = _overlapped(parts.launch_ms, gpu_ms, theta.launch_overlap)
+    device_ms = overlapping_ms + serial_ms
+    in_step = 1 - shares.fixed
+    of_device = in_step * _elasticity(device_ms, parts.loading_ms, theta.loading_overlap)
+    of_overlapping = of_device * overlapping_ms / device_ms
+    of_gpu = of_overlapping * _elasticity(gpu_ms, parts.launch_ms, theta.launch_overlap)
+    of_serial = of_device * serial_ms / device_ms
+    core_share = theta.loading_mcycles / cpu / (theta.loading_mcycles / cpu + theta.loading_stall_mcycles / mem)
+    columns = {
+        "loading_mcycles": shares.loading * core_share,
+        "loading_stall_mcycles": shares.loading * (1 - core_share),
+        "launch_mcycles": shares.launch,
+        "compute_mcycles": shares.compute - of_serial,
+        "serial_compute_mcycles": of_serial,
+        "traffic_mcycles": shares.memory,
+        "fixed_ms": shares.fixed,
+        "gpu_overlap": of_gpu * _overlap_gradient(compute_ms, parts.traffic_ms, theta.gpu_overlap),
+        "launch_overlap": of_overlapping * _overlap_gradient(parts.launch_ms, gpu_ms, theta.launch_overlap),
+        "loading_overlap": in_step * _overlap_gradient(parts.loading_ms, device_ms, theta.loading_overlap),
+        "loading_fixed": shares.loading * _growth_gradient(settings, theta.loading_fixed),
+        "launch_fixed": shares.launch * _growth_gradient(settings, theta.launch_fixed),
+        "compute_fixed": shares.compute * _growth_gradient(settings, theta.compute_fixed),
+        "traffic_fixed": shares.memory * _growth_gradient(settings, theta.traffic_fixed),
+        "fixed_ms_fixed": shares.fixed * _growth_gradient(settings, theta.fixed_ms_fixed),
+    }
+    columns |= {name: -shares.loading * each for name, each in _loader_cores_gradient(theta, settings).items()}
+    return np.stack([columns[field.name] for field in fields(TimeParameters)], axis=1)
+
+
+def _elasticity(a: Values, b: Values, overlap: float) -> Values:
+    """By how many percent `_overlapped(a, b, overlap)` grows with 1 % of `a`."""
+    return np.asarray(expit((1 + overlap) * np.log(a / b)))
+
+
+def _overlap_gradient(a: Values, b: Values, overlap: float) -> Values:
+    """The derivative of the logarithm of `_overlapped` with respect to the logarithm of the overlap."""
+    p, share = 1 + overlap, _elasticity(a, b, overlap)
+    mean_log = share * np.log(a) + (1 - share) * np.log(b)
+    return np.asarray(overlap / p * (mean_log - np.log(_overlapped(a, b, overlap))))
+
+
+def _growth_gradient(settings: Settings, fixed: float) -> Values:
+    """The derivative of the logarithm of `_growth` with respect to the logarithm of the fixed part."""
+    return np.asarray(fixed / (settings[:, 4] / BASE_BATCH + fixed) - fixed / (1 + fixed))
+
+
+def _loader_cores_gradient(theta: TimeParameters, settings: Settings) -> dict[str, Values]:
+    """Derivatives of the logarithm of `loader_cores` with respect to the logarithms of what limits them."""
+    cores, cpu, _, _ = _knobs(settings)
+    surplus = cores - theta.main_cores - theta.background_ghz / cpu
+    free = _smooth_positive(surplus, _SHARED_CORES)
+    limited = expit(_WORKERS_NORM * np.log(free / theta.workers))
+    # The derivative of log free with respect to the surplus is 1 / hypot(surplus, width).
+    of_surplus = (1 - limited) / np.hypot(surplus, _SHARED_CORES)
+    return {
+        "workers": limited,
+        "main_cores": -of_surplus * theta.main_cores,
+        "background_ghz": -of_surplus * theta.background_ghz / cpu,
+    }
 
 
 def step_time_ms(theta: TimeParameters, settings: Settings) -> Values:

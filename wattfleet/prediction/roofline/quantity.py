@@ -124,14 +124,26 @@ def with_surface(physics: Model, surface: Values) -> Model:
 
 
 def predict_rows(
-    physics: Model, log_parameters: Values, remainder: Remainder, settings: Settings, surface: Values, gpu: GpuShare
+    values: Values,
+    gradient: Values,
+    remainder: Remainder,
+    settings: Settings,
+    surface: Values,
+    gpu: GpuShare,
 ) -> tuple[Values, Values]:
-    """Predict the mean and standard deviation of one quantity's logarithm at `[n, 5]` settings, `[n]` each."""
-    model = with_surface(physics, surface)
-    parameters = np.append(log_parameters, remainder.share)
-    gradient = jacobian(model, parameters)
+    """Predict the mean and standard deviation of one quantity's logarithm, `[n]` each.
+
+    Args:
+        values: `[n]` logarithms by the physics.
+        gradient: `[n, k]` their derivatives with respect to the log parameters.
+        remainder: what is added.
+        settings: `[n, 5]` rows.
+        surface: `[n]` what the physics leaves unexplained of other workloads.
+        gpu: finds the rows' shares of GPU work.
+    """
+    gradient = np.column_stack([gradient, surface])
     correction, sd = remainder.correction.at(Points(settings, gpu(gradient)), gradient)
-    return value_at(model, parameters) + correction, sd
+    return values + remainder.share * surface + correction, sd
 
 
 def _scaled(correction: Correction) -> Correction:

@@ -33,6 +33,8 @@ _SAME_SETTING = 1e-9
 # Log standard deviation of one batch size's GPU work around a smooth curve over batch sizes: libraries choose other
 # kernels for other batch sizes.
 _BATCH_SD = 0.15
+# A grid with so many times more points than there are rows is not worth computing.
+_MOST_GRID = 4
 # Candidates for the standard deviations of the smooth residual and of a single mode's own deviation, and the prior of
 # both for the few modes of a transfer (log means and log standard deviations). The prior was selected so that intervals
 # of transfers between the corpora hold as often as stated.
@@ -60,9 +62,9 @@ class Points:
         return cls(np.empty((0, 5)), np.empty(0))
 
 
-def _squared_distances(a: Settings, b: Settings) -> Values:
-    """`[n, m]` squared distances of `[n, 5]` and `[m, 5]` settings, in units of `_LENGTHS`."""
-    x, y = np.log(a) / _LENGTHS, np.log(b) / _LENGTHS
+def _squared_distances(a: Settings, b: Settings, lengths: Values = _LENGTHS) -> Values:
+    """`[n, m]` squared distances of `[n, 5]` and `[m, 5]` settings, in units of length scales."""
+    x, y = np.log(a) / lengths, np.log(b) / lengths
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2 * x @ y.T
     return np.asarray(np.maximum(squares, 0.0))
 
@@ -128,15 +130,31 @@ class Surface:
 
     def at(self, settings: Settings) -> Values:
         """The surface at `[n, 5]` settings, `[n]` logarithms."""
-        return np.asarray(_correlation(settings, self.settings) @ self.weights)
+        return _weighted(settings, self.settings, self.weights[:, None])[:, 0]
 
 
 def both_at(settings: Settings, one: Surface, other: Surface) -> tuple[Values, Values]:
     """Two surfaces at `[n, 5]` settings, `[n]` each; the kernel is computed once if they share their inducing rows."""
     if not np.array_equal(one.settings, other.settings):
         return one.at(settings), other.at(settings)
-    kernel = _correlation(settings, one.settings)
-    return np.asarray(kernel @ one.weights), np.asarray(kernel @ other.weights)
+    found = _weighted(settings, one.settings, np.column_stack([one.weights, other.weights]))
+    return found[:, 0], found[:, 1]
+
+
+def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
+    """Weighted sums of the correlations of `[n, 5]` settings with `[m, 5]` centres, `[n, s]` for `[m, s]` weights.
+
+    The correlation is a product over the knobs. A mode space is nearly a grid, so that the factors of its few settings
+    of the CPU, and of its few settings of everything else, are computed once.
+    """
+    cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
+    rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
+    if len(cpu) * len(rest) > _MOST_GRID * len(settings):
+        return np.asarray(_correlation(settings, centres) @ weights)
+    of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
+    of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
+    sums = [((of_cpu * column) @ of_rest.T)[cpu_row.ravel(), rest_row.ravel()] for column in weights.T]
+    return np.stack(sums, axis=1)
 
 
 @dataclass(frozen=True)
