@@ -184,7 +184,7 @@ class PowerTrainPredictor:
         tensors = read_tensors(weights)
         gpu_hz = read_array(tensors, "gpu_hz", tensor_size(tensors, "gpu_hz"), positive=True)
         time, power = (Quantity.read(tensors, name) for name in ("time", "power"))
-        return cls(time, power, gpu_hz, _read_batch(tensors))
+        return cls(time, power, gpu_hz, read_batch(tensors))
 
 
 @dataclass(frozen=True)
@@ -269,12 +269,7 @@ class ScratchPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), _read_batch(tensors))
-
-
-def _read_batch(tensors: Tensors) -> int | None:
-    """The fitted batch size. Earlier versions did not store it; then it is unknown."""
-    return read_batch(tensors) if "batch" in tensors else None
+        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), read_batch(tensors))
 
 
 def _fit_all(

@@ -21,7 +21,7 @@ from wattfleet.prediction import (
     predictor_names,
     restore_predictor,
 )
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
 from wattfleet_evaluation.regression.predictors import (
@@ -36,13 +36,14 @@ TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
 POWER = PowerParameters(6000, 20, 240, 650, 8300, 1100, 400, 6000, 400, 1.7, 1.2, 1.4, 0.4)
 
 
-def profile(count: int) -> Profile:
+def profile_of(count: int) -> Profile:
     modes = spread_modes(SPACE, count, 0)
-    return Profile(modes, step_time_ms(TIME, modes), power_mw(POWER, TIME, modes))
+    settings = settings_of(modes, None)
+    return Profile(modes, step_time_ms(TIME, settings), power_mw(POWER, TIME, settings))
 
 
 def fitted(count: int) -> RooflinePredictor:
-    return RooflinePredictor.fit(profile(count))
+    return RooflinePredictor.fit(profile_of(count))
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +89,10 @@ def stored(kind: str) -> bytes:
         "roofline": lambda: fitted(8),
         "powertrain": lambda: PowerTrainPredictor(quantity(), quantity(), np.unique(SPACE[:, 2])),
         "scratch": lambda: ScratchPredictor(quantity(), quantity()),
-        "linear": lambda: LinearPredictor.fit(profile(8)),
-        "tree": lambda: TreePredictor.fit(profile(8)),
-        "forest": lambda: ForestPredictor.fit(profile(8)),
-        "boosting": lambda: BoostingPredictor.fit(profile(8)),
+        "linear": lambda: LinearPredictor.fit(profile_of(8)),
+        "tree": lambda: TreePredictor.fit(profile_of(8)),
+        "forest": lambda: ForestPredictor.fit(profile_of(8)),
+        "boosting": lambda: BoostingPredictor.fit(profile_of(8)),
     }
     return made[kind]().save()
 
