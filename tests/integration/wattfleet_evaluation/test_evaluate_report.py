@@ -215,6 +215,7 @@ def test_the_page_is_self_contained(report: dict[str, Any], tmp_path: Path) -> N
     assert not re.search(r"https?:|\b(src|href|action|srcset|poster)\s*=|@import|url\(|\bfetch\(|XMLHttp", page)
     assert "Content-Security-Policy\" content=\"default-src 'none'; script-src 'unsafe-inline';" in page
     assert "doi:10.1016/j.future.2024.07.001" in page
+    assert "Every reference is trained on the one file" in page
 
 
 def test_published_figures_appear_only_with_their_own_transfer(report: dict[str, Any], tmp_path: Path) -> None:
@@ -275,6 +276,23 @@ def test_bad_input_is_refused_with_the_remedy(
     assert isinstance(result.exception, InvalidInputError)
     assert message in str(result.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_file_of_several_batches_is_refused(tmp_path: Path) -> None:
+    write_profile(measured("agx-orin", 420), tmp_path / "big.csv")
+    small = measured("orin-nano", 24)
+    batches = np.arange(24) % 2 + 1
+    write_profile(Profile(small.modes, small.minibatch_ms, small.power_mw, batches), tmp_path / "small.csv")
+    with pytest.raises(InvalidInputError, match="small.csv: has rows of the batches 1, 2: keep the rows of one"):
+        read_folder(tmp_path)
+
+
+def test_a_file_that_states_its_batch_is_evaluated_with_every_method(tmp_path: Path) -> None:
+    for stem, profile in {"big": measured("agx-orin", 420), "small": measured("orin-nano", 24)}.items():
+        stated = Profile(profile.modes, profile.minibatch_ms, profile.power_mw, np.full(len(profile), 16))
+        write_profile(stated, tmp_path / f"{stem}.csv")
+    found = build_report(read_folder(tmp_path), Extent(runs=1, network_runs=0, sizes=(10,), corpus_sizes=()))
+    assert {row["name"] for row in found["transfers"] if row["target"] == "small"} == {"roofline"} | REGRESSIONS
 
 
 def test_an_output_folder_that_is_a_file_is_refused(data: Path) -> None:
