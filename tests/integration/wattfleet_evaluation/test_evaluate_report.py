@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Profile, board_named, write_profile
 from wattfleet.prediction import NoAuditError, RooflinePredictor, SuspectRow, audit_rows
 from wattfleet_evaluation.cli.commands import app
+from wattfleet_evaluation.regression.predictors import BoostingPredictor, ForestPredictor
 from wattfleet_evaluation.reports.all_cases import build_report
 from wattfleet_evaluation.reports.cases import (
     Extent,
@@ -43,6 +45,16 @@ def measured(kind: str, count: int, ms: float = 1.0, watts: float = 1.0) -> Prof
     cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
     step_ms = ms * (80 / (cpu * np.minimum(cores, 4)) + 60 / gpu + 9 / mem)
     return Profile(modes, step_ms, watts * (6e3 + 9e3 * gpu + 2e3 * cpu))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_ensembles() -> Iterator[None]:
+    """Ensembles of five trees instead of a hundred: the report's content is tested here, not its figures."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (ForestPredictor, BoostingPredictor):
+            full = kind.unfitted
+            patch.setattr(kind, "unfitted", lambda full=full: full().set_params(n_estimators=5))
+        yield
 
 
 @pytest.fixture(scope="module")
