@@ -125,7 +125,16 @@ class RooflinePredictor:
         A GPU with half the cores needs twice the cycles for the same work. So does a memory bus of half the width, at
         half the power. A board's lowest power is assumed to be proportional to its lowest preset.
         """
-        return replace(self, hypotheses=tuple(each.adapted(of, to) for each in self.hypotheses), hardware=to)
+        # What the other board's data sheet does not say stays uncertain: the members are still of the first board.
+        population = self.population or self.sole_member(of)
+        hypotheses = tuple(each.adapted(of, to) for each in self.hypotheses)
+        return replace(self, hypotheses=hypotheses, hardware=to, population=population)
+
+    def sole_member(self, hardware: Hardware | None) -> Population:
+        """The population of this workload, measured on a board; None if it is unknown."""
+        each = self.likeliest
+        surfaces = each.time_remainder.surface, each.power_remainder.surface
+        return population_of(each.time.log(), each.power.log(), surfaces, hardware)
 
     def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         """Predict modes, measured or not.
@@ -182,13 +191,8 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
     """The probable hypotheses about a workload, the most probable first."""
     assumed: list[tuple[float, Assumptions]] = []
     for reference in references:
-        population = reference.population or population_of(
-            reference.likeliest.time.log(),
-            reference.likeliest.power.log(),
-            (reference.likeliest.time_remainder.surface, reference.likeliest.power_remainder.surface),
-            reference.hardware,
-        )
         board = reference.hardware
+        population = reference.population or reference.sole_member(board)
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)
