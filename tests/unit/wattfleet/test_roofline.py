@@ -54,7 +54,8 @@ def test_without_measurements_the_reference_predicts_wide_intervals() -> None:
     fitted = RooflinePredictor.fit(NOTHING, reference())
     found, known = fitted.predict(SPACE), reference().predict(SPACE)
     assert_sound(found)
-    assert np.median(np.abs(np.log(found.minibatch_ms / known.minibatch_ms))) < 0.1
+    # The mean of all known workloads is predicted, not the reference's own workload.
+    assert np.median(np.abs(np.log(found.minibatch_ms / known.minibatch_ms))) < 0.7
     assert (found.time_log_sd > 10 * known.time_log_sd).all()
     assert RooflinePredictor.load(fitted.save()).save() == fitted.save()
     # Another workload on this board: less power, three times the time.

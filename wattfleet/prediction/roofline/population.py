@@ -89,13 +89,13 @@ class Population:
         return replace(self, members=tuple(each for k, each in enumerate(self.members) if k not in indices))
 
     def time_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
-        """The prior of the log time parameters of a workload on a board; None is the first member's board."""
+        """The prior of the log time parameters of a workload on a board; None is an unknown board."""
         shift, sd = known_shift(facts)
         mean, covariance = self._time.workload(facts.task, hardware)
         return Prior.correlated(mean + shift, covariance + np.diag(sd**2))
 
     def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
-        """The prior of the log power parameters of a workload on a board; None is the first member's board."""
+        """The prior of the log power parameters of a workload on a board; None is an unknown board."""
         return Prior.correlated(*self._power.workload(facts.task, hardware))
 
     def surfaces(self, task: Task, hardware: Hardware | None) -> tuple[Surface, Surface]:
@@ -166,11 +166,13 @@ class _Effects:
     shift: HardwareShift
 
     def workload(self, task: Task, hardware: Hardware | None) -> tuple[Values, Values]:
-        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board."""
+        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None is an unknown one."""
         board = hardware or self.boards[0]
         design = _design(len(self.between), self.boards, task, board)
         covariance = self.between + design @ self.covariance @ design.T
-        if board not in self.boards:
+        if hardware is None:
+            covariance = covariance + self.spreads.unknown_board
+        elif board not in self.boards:
             covariance = covariance + np.diag(self.spreads.board**2)
         return design @ self.mean + self.shift(self.boards[0], board), covariance
 

@@ -21,6 +21,8 @@ Values = NDArray[np.float64]
 SCALED_TIME = 7
 """The number of leading time parameters that scale with the step: the work of each resource."""
 
+_SCALED_POWER = 9
+
 # Work per ms of the median step at the base batch size.
 _GENERAL_TIME = TimeParameters(
     loading_mcycles=0.8,
@@ -69,12 +71,14 @@ class Spreads:
         workload: `[k, k]` covariance between workloads of one task on one board.
         task: `[k]` of the difference between inference and training.
         board: `[k]` of the difference between two boards, beyond what their data sheets say.
+        unknown_board: `[k, k]` covariance of the difference from a board without a data sheet.
         anywhere: the distribution of a typical training's parameters.
     """
 
     workload: Values
     task: Values
     board: Values
+    unknown_board: Values
     anywhere: Prior
 
 
@@ -83,21 +87,27 @@ def _time_spreads() -> Spreads:
         [0.42, 0.42, 0.42, 0.35, 0.42, 0.35, 0.56, 0.14, 0.21, 0.28, 0.35, 0.56, 0.28, 0.7, 0.5, 0.5, 0.5, 0.7]
     )
     scales = np.r_[np.ones(SCALED_TIME), np.zeros(len(sd) - SCALED_TIME)]
+    board = np.array([*[0.4] * SCALED_TIME, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, *[0.01] * 5])
     return Spreads(
         # The work of all resources grows together with the size of the network.
         workload=np.diag(sd**2) + 0.6**2 * np.outer(scales, scales),
         task=np.array([2, 2, 1, 1, 1, 1, 1, 0.3, 0.5, 0.3, 0.5, 0.7, 0.7, 1.5, 1, 1, 1, 1]),
-        board=np.array([*[0.4] * SCALED_TIME, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, *[0.01] * 5]),
+        board=board,
+        # Another kind of computer may be many times as fast.
+        unknown_board=np.diag((2 * board) ** 2) + 1.5**2 * np.outer(scales, scales),
         anywhere=general_time_prior(_TYPICAL_STEP_MS, WorkloadFacts()),
     )
 
 
 def _power_spreads() -> Spreads:
     sd = np.array([0.035, 0.18, 0.35, 0.28, 0.5, 0.42, 0.1, 0.42, 0.35, 0.28, 0.1, 0.28, 0.14])
+    scales = np.r_[np.ones(_SCALED_POWER), np.zeros(len(sd) - _SCALED_POWER)]
+    board = np.array([*[0.3] * _SCALED_POWER, 0.4, 0.2, 0.4, 0.3])
     return Spreads(
         workload=np.diag(sd**2),
         task=np.array([0.1, 0.1, 0.7, 0.3, 0.7, 0.7, 0.2, 0.7, 0.7, 0.3, 0.1, 0.3, 0.2]),
-        board=np.array([*[0.3] * 9, 0.4, 0.2, 0.4, 0.3]),
+        board=board,
+        unknown_board=np.diag((2 * board) ** 2) + np.outer(scales, scales),
         anywhere=general_power_prior(),
     )
 
