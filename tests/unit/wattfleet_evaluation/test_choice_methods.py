@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, array_to_modes, board_with_modes
+from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, array_to_modes, board_with_modes, nearest_mode
 from wattfleet.prediction import RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, step_time_ms
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.choice_methods.presets import Presets, nearest_mode
+from wattfleet_evaluation.choice_methods.presets import Presets
 from wattfleet_evaluation.choice_methods.registry import NAMES, choice_method_named
 
 BOARD = BOARDS["orin-nano"]
