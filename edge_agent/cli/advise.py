@@ -39,11 +39,13 @@ def advise(
         ),
     ] = None,
     budgets: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, help="Set the number of different power budgets. Binary search measures more modes for each."
+            min=1,
+            help="State the number of power budgets that are known beforehand. Binary search measures more modes for"
+            " each. By default, they are unknown, as in a fleet, and binary search is not recommended.",
         ),
-    ] = 1,
+    ] = None,
     json_: JsonOption = False,
 ) -> None:
     """Compare the profiling methods: how long each measures, how much slower it trains, and the total time.
@@ -130,7 +132,8 @@ def _print(content: dict[str, Any]) -> None:
     ):
         console.print(line, style="dim", soft_wrap=True)
     console.print(f"Recommended: {content['reason']}.", soft_wrap=True)
-    console.print(f"Measure with: wattfleet agent profile {_arguments(content['recommended'])}", soft_wrap=True)
+    if content["recommended"]["modes"]:
+        console.print(f"Measure with: wattfleet agent profile {_arguments(content['recommended'])}", soft_wrap=True)
 
 
 def _arguments(row: dict[str, Any]) -> str:

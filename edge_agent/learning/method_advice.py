@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edge_agent.profiling.measuring_time import measuring_s
-from wattfleet.choosing import MEASURED_LOSSES, Advice, BoardFigures, ProfilingMethod, WorkloadChanges, compare_methods
+from wattfleet.choosing import MEASURED_LOSSES, Advice, BoardFigures, WorkloadChanges, compare_methods
 from wattfleet.choosing import descending_modes as descending
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Task
@@ -40,7 +40,7 @@ def board_figures(
         highest = int((modes == descending(modes)[0]).all(axis=1).argmax())
         scaled = predicted.minibatch_ms * (minibatch_ms / predicted.minibatch_ms[highest])
         predicted = replace(predicted, minibatch_ms=np.asarray(scaled))
-    return BoardFigures(modes, predicted, measuring_s(predicted.minibatch_ms))
+    return BoardFigures(modes, predicted, measuring_s(modes, predicted.minibatch_ms))
 
 
 def advised_profile(board: BoardFigures, training_h: float, changes: WorkloadChanges, budgets: int) -> Advice:
@@ -50,14 +50,10 @@ def advised_profile(board: BoardFigures, training_h: float, changes: WorkloadCha
         board: the board.
         training_h: hours of all training planned.
         changes: how often the workload changes during these hours.
-        budgets: number of budgets known; without any, binary search is left out.
+        budgets: number of budgets that are known beforehand.
 
     Raises:
         InvalidInputError: a number is out of range.
     """
-    losses = [
-        loss
-        for loss in MEASURED_LOSSES
-        if loss.limit != 0 and (budgets or loss.method is not ProfilingMethod.BINARY_SEARCH)
-    ]
-    return compare_methods(board, training_h, changes, max(1, budgets), losses)
+    losses = [loss for loss in MEASURED_LOSSES if loss.limit != 0]
+    return compare_methods(board, training_h, changes, budgets or None, losses)

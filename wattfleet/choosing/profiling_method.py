@@ -47,7 +47,15 @@ class MethodLoss:
 
 
 MEASURED_LOSSES: Sequence[MethodLoss] = (
-    MethodLoss(ProfilingMethod.TRANSFER, 0, 60.0, 0.0),
+    MethodLoss(ProfilingMethod.TRANSFER, 0, 276.0, 0.0),
+    MethodLoss(ProfilingMethod.TRANSFER, 5, 12.2, 0.5),
+    MethodLoss(ProfilingMethod.TRANSFER, 10, 4.8, 0.5),
+    MethodLoss(ProfilingMethod.TRANSFER, 20, 3.8, 0.3),
+    MethodLoss(ProfilingMethod.TRANSFER, 50, 2.5, 0.0),
+    MethodLoss(ProfilingMethod.SCRATCH, 10, 5.9, 0.3),
+    MethodLoss(ProfilingMethod.SCRATCH, 20, 4.5, 0.0),
+    MethodLoss(ProfilingMethod.SCRATCH, 50, 3.4, 0.0),
+    MethodLoss(ProfilingMethod.BINARY_SEARCH, None, 8.3, 0.0),
     MethodLoss(ProfilingMethod.BRUTE_FORCE, None, 0.0, 0.0),
 )
 """Means over the corpora that `benchmarks/profiling_methods.py` evaluates. Brute force loses nothing by definition."""
@@ -66,6 +74,7 @@ class MethodCost:
         penalty_pct: how much longer a training step is expected to take than in the best mode within the budget, %.
         over_1w_pct: share of choices expected to draw over 1 W more than the budget, %.
         total_s: seconds of measuring all workloads, and of all training.
+        obstacle: why the method is not recommended, whatever it costs; None if it may be.
     """
 
     method: ProfilingMethod
@@ -74,11 +83,7 @@ class MethodCost:
     penalty_pct: float
     over_1w_pct: float
     total_s: float
-
-    @property
-    def recommendable(self) -> bool:
-        """Whether its choices keep budgets well enough."""
-        return self.over_1w_pct <= _MOST_BROKEN_PCT
+    obstacle: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Advice:
 
     Attributes:
         costs: the cost of each method and number of modes.
-        recommended: the one with the shortest total time, of those whose choices keep budgets well enough.
+        recommended: the one with the shortest total time, of those without an obstacle.
         reason: why, in a sentence.
     """
 
@@ -124,7 +129,7 @@ def compare_methods(
     board: BoardFigures,
     training_h: float,
     changes: WorkloadChanges,
-    budgets: int = 1,
+    budgets: int | None = None,
     losses: Sequence[MethodLoss] = MEASURED_LOSSES,
 ) -> Advice:
     """Compare the profiling methods for a board, and recommend one.
@@ -133,7 +138,8 @@ def compare_methods(
         board: the board's modes, with predictions.
         training_h: hours of all training planned, in the best modes within the budgets.
         changes: how often the workload changes during these hours.
-        budgets: number of different power budgets; binary search measures more modes for each.
+        budgets: number of different power budgets; binary search measures more modes for each. None if the budgets are
+            not known beforehand, as in a fleet. Binary search then counts one, and is not recommended.
         losses: what each method loses. Methods that need as many modes as the board has are left out.
 
     Raises:
@@ -141,15 +147,18 @@ def compare_methods(
     """
     if not 0 < training_h < math.inf:
         raise InvalidInputError(f"the hours of training must be finite and above 0, not {training_h:g}")
-    if budgets < 1:
+    if budgets is not None and budgets < 1:
         raise InvalidInputError(f"the number of budgets must be at least 1, not {budgets}")
     costs = []
     for loss in losses:
         if loss.limit is None or loss.limit < len(board.modes):
-            count, measuring_s = _MEASURED[loss.method](board, loss.limit or 0, budgets)
+            count, measuring_s = _MEASURED[loss.method](board, loss.limit or 0, budgets or 1)
             total_s = changes.workloads * measuring_s + training_h * _HOUR_S * (1 + loss.penalty_pct / 100)
-            costs.append(MethodCost(loss.method, count, measuring_s, loss.penalty_pct, loss.over_1w_pct, total_s))
-    recommended = min((cost for cost in costs if cost.recommendable), key=lambda cost: (cost.total_s, cost.modes))
+            obstacle = _obstacle(loss, budgets is not None)
+            costs.append(
+                MethodCost(loss.method, count, measuring_s, loss.penalty_pct, loss.over_1w_pct, total_s, obstacle)
+            )
+    recommended = min((cost for cost in costs if cost.obstacle is None), key=lambda cost: (cost.total_s, cost.modes))
     return Advice(tuple(costs), recommended, _reason(recommended, costs, changes))
 
 
@@ -205,7 +214,12 @@ def _reason(recommended: MethodCost, costs: Sequence[MethodCost], changes: Workl
     if not shorter:
         return text
     refused = min(shorter, key=lambda cost: cost.total_s)
-    return (
-        f"{text}; {refused.method} with {refused.modes:,} modes would take less, but {refused.over_1w_pct:.0f} % of its"
-        " choices draw over 1 W more than the budget"
-    )
+    return f"{text}; {refused.method} with {refused.modes:,} modes would take less, but {refused.obstacle}"
+
+
+def _obstacle(loss: MethodLoss, budgets_known: bool) -> str | None:
+    if loss.over_1w_pct > _MOST_BROKEN_PCT:
+        return f"{loss.over_1w_pct:.0f} % of its choices draw over 1 W more than the budget"
+    if loss.method is ProfilingMethod.BINARY_SEARCH and not budgets_known:
+        return "it serves only budgets that are known beforehand"
+    return None
