@@ -9,8 +9,9 @@ import resource
 import time
 
 from coordinator.errors import UncheckedReferenceError
+from wattfleet import prediction
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.prediction import Artefact, Predictor, RooflinePredictor, predictor_class, restore_predictor
+from wattfleet.prediction import Artefact, Predictor, predictor_class, restore_predictor
 from wattfleet_io.child_process import ChildEndedError, ChildProcess, parent_connection
 
 CHECK_BYTES = 256 * 1024 * 1024
@@ -67,7 +68,8 @@ def _check(artefact: Artefact) -> None:
 
 
 def _corrections(predictor: Predictor) -> int:
-    if not isinstance(predictor, RooflinePredictor):
+    # Imported here, in the child: the coordinator predicts nothing, and SciPy would take 46 MB of its memory.
+    if not isinstance(predictor, prediction.RooflinePredictor):
         return 0
     return max(len(part.correction.modes) for part in (predictor.time_remainder, predictor.power_remainder))
 

@@ -165,7 +165,9 @@ class ReferenceShelf:
         if digest == self.pinned:
             raise InvalidInputError(f"reference predictor {digest[:12]} is pinned: unpin it first")
         if digest == self.from_start:
-            raise InvalidInputError(f"reference predictor {digest[:12]} comes from `serve --reference`: it stays")
+            raise InvalidInputError(
+                f"reference predictor {digest[:12]} comes from `serve --reference`: it cannot be removed"
+            )
         del self.artefacts[digest]
         self._stored.discard(digest)
         return RemovedReference(digest)

@@ -42,6 +42,7 @@ from coordinator.services.views import ViewServicer
 from coordinator.settings import CoordinatorSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.state.stored_grants import GrantLifetime
 from coordinator.stopping import stop_on_signals
 from coordinator.store.database import database_url
 from coordinator.store.errors import NotOwnerError
@@ -81,6 +82,8 @@ OPTIONS = [
     ("grpc.http2.hpack_table_size.decoder", 0),
     ("grpc.http2.hpack_table_size.encoder", 0),
     ("grpc.per_message_compression", 0),
+    # A connection that says nothing at all is closed after this time; by default after 120 s.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     # When a large fleet reconnects, thousands of sessions begin within seconds. By default gRPC cancels requests beyond
     # 1,000 pending ones, and those that wait for 30 s; every cancelled one is then retried.
     ("grpc.server.max_pending_requests", 20_000),
@@ -152,12 +155,16 @@ async def serve(
             now_s=time.monotonic,
             claims=settings.claims,
             unplanned=kept.unplanned,
+            stored_grants=kept.grants,
         )
+        # Before a device is told of a longer lifetime than that of an earlier process.
+        store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
         expected = [record.device_id for record in kept.devices if record.state is not DeviceState.OFFLINE]
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
         orders = Orders(fleet)
+        held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)
         budgets = BudgetWatch(
@@ -175,7 +182,7 @@ async def serve(
         held.callback(metrics.shutdown)
         server = grpc.aio.server(
             interceptors=[ErrorInterceptor(STATUS, PeerQuotas(settings.peers).admitted), RequestLimits()],
-            options=OPTIONS,
+            options=[*OPTIONS, ("grpc.max_connection_idle_ms", round(1e3 * settings.server.idle_connection_s))],
         )
         # Before the writer is closed, so that the end of a session is still stored.
         held.push_async_callback(server.stop, settings.server.stop_grace_s)
@@ -191,7 +198,8 @@ async def serve(
         held.push_async_callback(sessions.close)
         session_pb2_grpc.add_SessionServiceServicer_to_server(sessions, server)
         planning = RoundPlanning(repository, leases, orders, settings=settings.rounds)
-        planning_pb2_grpc.add_PlanningServiceServicer_to_server(PlanningServicer(repository, planning, orders), server)
+        planner = PlanningServicer(repository, planning, orders, settings=settings.rounds)
+        planning_pb2_grpc.add_PlanningServiceServicer_to_server(planner, server)
         view_pb2_grpc.add_ViewServiceServicer_to_server(ViewServicer(repository), server)
         operator = OperatorServicer(
             repository, planning, budgets, references, sessions.reconnect_all, leases, orders, settings.site

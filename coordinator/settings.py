@@ -26,10 +26,17 @@ class ServerSettings(Group):
         option="--metrics-address",
     )
     max_metrics_connections: int = setting(
-        16, "Limit on open connections to /metrics; a further one closes the oldest.", ge=1
+        16, "Limit on open connections to /metrics. A further one closes the oldest that has sent no request.", ge=1
     )
     metrics_timeout_s: float = setting(
         10.0, "Close a connection to /metrics this long after it was opened.", unit="s", gt=0
+    )
+    idle_connection_s: float = setting(
+        300.0,
+        "Close a gRPC connection without a request for this long; an agent's session is one request.",
+        unit="s",
+        ge=1,
+        le=86_400,
     )
     announce: Path | None = setting(
         None, "Write the bound addresses to this file, as JSON.", option="--announce", unset="no file"
@@ -90,8 +97,8 @@ class StoreSettings(Group):
     )
     max_absence_days: float = setting(
         7.0,
-        "Distrust the date if it is further ahead after a restart of the machine: history is then kept, and overrides"
-        " only lower budgets.",
+        "Distrust the date if, after a restart of the machine, it is later than the newest record by more than this."
+        " History is then kept, and overrides may only lower budgets.",
         unit="days",
         gt=0,
         le=1_000_000,
@@ -188,7 +195,8 @@ class GrantSettings(Group):
     lifetime_s: float = setting(
         120.0,
         "Time for which a device may go on training after it lost the coordinator; then it parks. Its watts stay"
-        " reserved meanwhile, so that a longer time delays how soon a lower budget holds (docs/reliability.md).",
+        " reserved until then. With a longer time, trainings survive longer outages, but a lower budget holds later"
+        " (docs/reliability.md).",
         unit="s",
         option="--grant-lifetime-s",
         ge=10,
@@ -196,15 +204,18 @@ class GrantSettings(Group):
     )
     confirm_timeout_s: float = setting(
         10.0,
-        "Time for a connected device to confirm a new power limit. After it, other devices are trimmed instead.",
+        "Time for a connected device to confirm a new power limit. If it does not, other devices are trimmed instead.",
         unit="s",
         gt=0,
     )
     stop_margin_s: float = setting(
-        5.0, "Time for a device to park after its grant has lapsed; its watts stay reserved meanwhile.", unit="s", ge=0
+        5.0,
+        "Time for a device to park after its grant has lapsed. Its watts stay reserved until then.",
+        unit="s",
+        ge=0,
     )
     longest_factor: float = setting(
-        2.0, "End a training after this many times its planned duration or deadline, plus longest_extra_s.", ge=1
+        2.0, "End a training after its planned duration or deadline times this factor, plus longest_extra_s.", ge=1
     )
     longest_extra_s: float = setting(600.0, "Additional time after which a training is ended.", unit="s", ge=0)
 
@@ -238,7 +249,8 @@ class SessionSettings(Group):
     )
     renewals_per_s: float = setting(
         250.0,
-        "Limit from which leases grow with the fleet. Agents renew early, so actual renewals are about 1.5 times this.",
+        "Number of lease renewals per second above which leases get longer. Agents renew early, so the actual number"
+        " is up to 1.5 times as high.",
         unit="1/s",
         gt=0,
     )
@@ -252,7 +264,8 @@ class SessionSettings(Group):
     check_s: float = setting(1.0, "Time between two checks for devices that have gone silent.", unit="s", gt=0)
     store_timeout_s: float = setting(
         3.0,
-        "Time to wait for the store before a report's acknowledgement is postponed, so that leases are renewed.",
+        "Time to wait until a report is stored. After that, the lease is renewed first, and the report is acknowledged"
+        " later.",
         unit="s",
         gt=0,
     )
@@ -261,13 +274,19 @@ class SessionSettings(Group):
         "Limit on devices that one connection may enrol for the first time. Every agent has its own connection.",
         ge=1,
     )
+    max_new_devices_per_host: int = setting(
+        20_000,
+        "Limit on devices that one host may enrol for the first time since the start; a fleet behind one address is one"
+        " host.",
+        ge=1,
+    )
     max_unstored_reports: int = setting(
-        1500, "Limit on one session's reports that wait for the store; beyond it the session ends.", ge=1
+        1500, "Limit on the reports of one session that wait for the store. With more, the session ends.", ge=1
     )
 
 
 class ClaimSettings(Group):
-    """Claims: what devices may report, and when their predictions are no longer trusted (docs/planning.md)."""
+    """Claims: what devices may report, and when their predictions are no longer trusted (docs/coordinator.md)."""
 
     other_board_w: float = setting(
         1000.0,
@@ -284,7 +303,7 @@ class ClaimSettings(Group):
     )
     max_contradictions: int = setting(
         3,
-        "Leave a device out once so many of its last 8 observed rounds contradict its predictions; 9 never does.",
+        "Leave a device out once this many of its last 8 observed rounds contradict its predictions. 9 never does so.",
         ge=1,
         le=9,
     )
@@ -306,7 +325,9 @@ class PeerSettings(Group):
         100.0, "Limit on the messages in one agent's session; more are read later.", unit="1/s", gt=0
     )
     messages_at_once: int = setting(
-        2000, "Messages in one agent's session that are read at once; more than an agent's outbox keeps.", ge=1
+        2000,
+        "Messages in one agent's session that are read at once. An agent's outbox keeps 1,000 observations.",
+        ge=1,
     )
 
 
@@ -317,6 +338,7 @@ class RoundSettings(Group):
         2.0, "Abandon a round after this many times its planned duration or deadline, plus overdue_s.", ge=1
     )
     overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
+    max_live_runs: int = setting(256, "Limit on the runs that have not ended; a further one is refused.", ge=1)
 
 
 class CoordinatorSettings(Settings):

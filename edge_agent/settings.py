@@ -50,7 +50,7 @@ class ProfileSettings(Group):
     )
     tolerance: float = setting(
         0.01,
-        "Stop early if no further measurement is expected to shorten a training step by more than this share, under any"
+        "Stop early if no further mode is expected to shorten a training step by more than this share, under any"
         " budget. 0 never stops early.",
         option="--tolerance",
         ge=0,
@@ -105,6 +105,13 @@ class SessionSettings(Group):
         "Wait at most this long at the start of a training for the coordinator's grant, which may be on its way.",
         unit="s",
         ge=0,
+    )
+    stop_timeout_s: float = setting(
+        300.0,
+        "Time for an app to end a training that it was told to stop. The device is parked at once, and after this time"
+        " it is free for other trainings.",
+        unit="s",
+        gt=0,
     )
     reference_timeout_s: float = setting(
         30.0,

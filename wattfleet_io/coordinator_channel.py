@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 
+from wattfleet.errors import WattfleetError
 from wattfleet_proto.message_sizes import MAX_ANSWER_BYTES
 
 UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
@@ -19,6 +20,10 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
+
+class CoordinatorUnreachableError(WattfleetError):
+    """No coordinator answers at an address."""
 
 
 def open_channel(address: str) -> grpc.Channel:

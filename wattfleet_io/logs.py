@@ -1,4 +1,4 @@
-"""The log of a service on standard error: plain text, limited in length, and in rate at each place in the code.
+"""The log of a service on standard error: plain text, limited in length, and in rate for each logging statement.
 
 What a peer sends may be in a line, and may be the reason for one. Neither must fill a disk.
 """
@@ -19,10 +19,10 @@ MAX_LINE_BYTES = 10_000
 """Limit of a line, or of a record with its traceback."""
 
 LINES_AT_ONCE = 20
-"""Lines that one place in the code may write at once."""
+"""Lines that one logging statement may write at once."""
 
 LINES_PER_S = 1.0
-"""Lines that one place may write each second in the long run."""
+"""Lines that one logging statement may write each second in the long run."""
 
 _FORMAT = "%(asctime)s %(name)s: %(message)s"
 
@@ -81,7 +81,7 @@ class BoundedPlainText(logging.Formatter):
 
 @dataclass(slots=True)
 class _Place:
-    """The lines of one place in the code.
+    """The lines of one logging statement.
 
     Attributes:
         allowed: the lines that it may write.
@@ -93,7 +93,7 @@ class _Place:
 
 
 class RateLimit(logging.Filter):
-    """Limits the lines that one place in the code writes; the next line tells how many were left out."""
+    """Limits the lines of each logging statement; its next line says how many were left out."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         """Start without any line written.

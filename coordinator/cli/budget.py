@@ -159,17 +159,17 @@ def _moment(time: str) -> str:
 
 
 def _print_changed(answer: Any, json_: bool) -> None:
-    content = {**_content(answer.budget), "trimmed_rounds": answer.trimmed_rounds}
+    content = {**_content(answer.budget), "trimmed_rounds": answer.trimmed_rounds, "told_devices": answer.told_devices}
     if json_:
         print_json(content)
         return
     until = "" if content["until"] is None else f", until {_moment(content['until'])}"
     print_line(f"{content['supply']}: {wording.watts(content['watts'])} in force ({content['source']}{until})")
-    is_over = content["set_aside_w"] > content["watts"] * (1 + 1e-9)
     if answer.trimmed_rounds:
-        print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed" + ("" if is_over else " to it"))
-    if is_over:
-        reserved = wording.watts(content["set_aside_w"])
-        print_line(
-            f"{reserved} are still reserved: devices have yet to confirm lower limits, idle at that, or are offline"
-        )
+        print_line(f"{count_of(answer.trimmed_rounds, 'round')} in flight trimmed")
+    if answer.told_devices:
+        print_line(f"{count_of(answer.told_devices, 'device')} told to draw less")
+    if content["set_aside_w"] > content["watts"] * (1 + 1e-9):
+        is_told = bool(answer.told_devices)
+        why = "until devices confirm, or their grants lapse" if is_told else "for idle and offline devices"
+        print_line(f"{wording.watts(content['set_aside_w'])} are still set aside {why}")

@@ -12,7 +12,7 @@ import grpc
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet_io.addresses import split_address
 from wattfleet_io.console import plain_text
-from wattfleet_io.coordinator_channel import answers, open_channel
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError, answers, open_channel
 from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, view_pb2, view_pb2_grpc
 
 _ANSWER_TIMEOUT_S = 30.0
@@ -25,10 +25,6 @@ _INVALID_REQUEST = (
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.DATA_LOSS,
 )
-
-
-class CoordinatorUnreachableError(WattfleetError):
-    """No coordinator answers at an address."""
 
 
 class RequestFailedError(WattfleetError):

@@ -129,7 +129,7 @@ def _trust(content: dict[str, Any]) -> str:
 
 def _granted(content: dict[str, Any]) -> str:
     if content["granted_w"] is None:
-        return "nothing beyond idling"
+        return "nothing beyond idle power"
     text = f"{content['granted_w']:.1f} W for round {content['granted_plan_id']}"
     if content["confirmed_w"] is None:
         return f"{text}, not confirmed yet"

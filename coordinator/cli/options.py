@@ -69,7 +69,8 @@ def show(content: Callable[[], Any], table: Callable[[Any], RenderableType], jso
 def _watch_asjson_text(found: Any, content: Callable[[], Any]) -> None:
     import time
 
-    from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+    from coordinator.cli.client import RequestFailedError
+    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
     print(json_text(found), flush=True)
     while True:
@@ -89,7 +90,8 @@ def _watch_in_place(
     from rich.live import Live
     from rich.text import Text
 
-    from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError
+    from coordinator.cli.client import RequestFailedError
+    from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
     with Live(table(found), console=console, auto_refresh=False, vertical_overflow="crop") as live:
         while True:

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 def plan(
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Required, because only Flower's server can start a round.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Preview the round without starting it. Required: only Flower's server can start a round."
+        ),
     ] = False,
     run: Annotated[
         str | None,

@@ -115,7 +115,7 @@ def _require_file(path: Path) -> None:
     from wattfleet.errors import InvalidInputError
 
     if not path.is_file():
-        raise InvalidInputError(f"{path} is no file: pass the name of an SQLite file")
+        raise InvalidInputError(f"{path} is not a file: pass the name of an SQLite file")
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 
 from coordinator.repository.shared_reads import SharedReads
@@ -48,7 +48,7 @@ class FleetRepository:
         Raises:
             UnstorableRecordError: the database cannot store them; they are not tried again.
         """
-        await self._writer.save(*records)
+        await self._writer.save(*self._with_grants(records))
 
     async def save_until_stored(self, *records: StoredRecord) -> None:
         """Save records, retrying while the store is unavailable, and return once they are on disk.
@@ -59,11 +59,15 @@ class FleetRepository:
         Raises:
             UnstorableRecordError: the database cannot store them; they are not tried again.
         """
-        await self._writer.save_until_stored(*records)
+        await self._writer.save_until_stored(*self._with_grants(records))
 
     def save_soon(self, *records: StoredRecord) -> None:
         """Save records with the next transaction, without waiting for it."""
-        self._writer.save_soon(*records)
+        self._writer.save_soon(*self._with_grants(records))
+
+    def _with_grants(self, records: Sequence[StoredRecord]) -> list[StoredRecord]:
+        """Records, and what has to be stored about grants no later than these."""
+        return [*records, *self.fleet.rounds.grants.unstored.take()]
 
     # --- load ---------------------------------------------------------------------------------------------------
 
@@ -136,7 +140,7 @@ class FleetRepository:
 
     async def delete_run(self, run_id: str) -> None:
         """Delete a run that has ended, with its rounds, from the store and from memory."""
-        await self._writer.save(self.fleet.flower.run(run_id))  # and what still waits for the store
+        await self.save(self.fleet.flower.run(run_id))  # and what still waits for the store
         await self._writer.delete_run(run_id)
         self.fleet.flower.remove_runs([run_id])
         self.fleet.unplanned.remove_runs([run_id])

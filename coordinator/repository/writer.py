@@ -26,6 +26,7 @@ from coordinator.state.records import (
     SupplyOverride,
     UnplannedRound,
 )
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from coordinator.store.errors import NotOwnerError, StoreUnavailableError, UnstorableRecordError
 from coordinator.store.times import Times, TimesOf
 from wattfleet.planning import History
@@ -78,8 +79,8 @@ class RecordStore(Protocol):
 
 def _key(record: StoredRecord) -> _Key:
     """What a record describes: a newer record with the same key replaces it."""
-    if isinstance(record, DeviceRecord):
-        return (DeviceRecord, record.device_id)
+    if isinstance(record, DeviceRecord | DeviceOverrides | ForgottenDevice | GivenUpTraining):
+        return (type(record), record.device_id)
     if isinstance(record, NodeRecord):
         return (NodeRecord, record.node_id)
     if isinstance(record, RoundRecord):
@@ -88,16 +89,12 @@ def _key(record: StoredRecord) -> _Key:
         return (RoundObservation, record.plan_id, record.observed.device_id)
     if isinstance(record, UnplannedRound):
         return (UnplannedRound, record.run_id, record.number)
-    if isinstance(record, DeviceOverrides):
-        return (DeviceOverrides, record.device_id)
-    if isinstance(record, ForgottenDevice):
-        return (ForgottenDevice, record.device_id)
     if isinstance(record, SupplyOverride):
         return (SupplyOverride, record.supply)
     if isinstance(record, PublishedReference | RemovedReference):
         return (PublishedReference, record.digest)
-    if isinstance(record, PinnedReference):
-        return (PinnedReference,)
+    if isinstance(record, PinnedReference | GrantLifetime):
+        return (type(record),)
     return (type(record), record.run_id)
 
 

@@ -106,14 +106,14 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
                 )
             until = self._budgets.now + timedelta(seconds=request.for_s)
         budget, trimmed = await self._override(request.supply, Override(request.watts, until))
-        return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed)
+        return operator_pb2.SetBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def ClearBudget(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ClearBudgetRequest, context: Any
     ) -> operator_pb2.ClearBudgetResponse:
         """Return a supply to its own source."""
         budget, trimmed = await self._override(request.supply, None)
-        return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed)
+        return operator_pb2.ClearBudgetResponse(budget=budget, trimmed_rounds=trimmed, told_devices=self._told_devices)
 
     async def TagDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.TagDevicesRequest, context: Any
@@ -152,7 +152,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         for run in runs:
             if not request.end:
                 self._fleet.require_ended(run.run_id)
-        ended = [self._fleet.flower.finish_run(run.run_id, _ENDED) for run in runs if not run.finished]
+        ended = self._fleet.flower.finish_runs([run.run_id for run in runs if not run.finished], _ENDED)
         self._orders.send_due()  # trainings that have not begun are called off
         await self._repository.save(*ended)
         self._fleet.require_unused([run.run_id for run in runs])
@@ -226,6 +226,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         trimmed = sum(rounds.records[record.plan_id] is not record for record in unfinished)
         await self._repository.save(SupplyOverride(supply, override))
         return self._budget(supply, status, self._fleet.draw.reserved_w()[supply]), trimmed
+
+    @property
+    def _told_devices(self) -> int:
+        return self._fleet.rounds.grants.lowered_count
 
     def _budget(self, supply: str, status: BudgetStatus, reserved_w: float) -> operator_pb2.SupplyBudget:
         in_force, override = status.in_force, status.override

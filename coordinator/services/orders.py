@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from itertools import islice
 
 import grpc
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.rounds.device_grant import Grant
-from wattfleet_io.tasks import background_task
+from wattfleet_io.tasks import background_task, stop_tasks
 from wattfleet_proto.convert import mode_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
+
+_SENT_AT_ONCE = 5
+"""Grants that are sent in one step of the event loop; leases of other devices are answered between two steps."""
+
+_PAUSE_S, _SPREAD_S = 0.005, 3.0
+"""Pauses between steps that begin trainings: each device confirms at once, and others need answers as well.
+
+A thousand devices are told in a second. For more than 3,000 the pauses are shorter, so that ten thousand are told
+before their agents stop waiting for their grants (`grant_timeout_s`, 10 s). A busy event loop makes them longer.
+"""
 
 
 class ResponseStream:
@@ -64,6 +75,10 @@ class Orders:
         """
         self._fleet = fleet
         self._streams: dict[str, ResponseStream] = {}
+        # Devices whose grants wait for their step: those that may act on an older grant go first.
+        self._changed: dict[str, None] = {}
+        self._first: dict[str, None] = {}
+        self._sending: asyncio.Task[None] | None = None
 
     def begin(self, device_id: str, stream: ResponseStream) -> None:
         """Send a device's grants to a stream from now on."""
@@ -76,8 +91,42 @@ class Orders:
             del self._streams[device_id]
 
     def send_due(self, only: str | None = None) -> None:
-        """Send the grants that have changed to devices with a session, or to one device only."""
-        for device_id, grant in self._fleet.take_orders(self._streams.__contains__, only):
+        """Send the grants that have changed to devices with a session, or to one device only.
+
+        The grants of many devices are sent in the background, in small steps. Each is compared with the fleet's state
+        when it is sent, since plans may be trimmed or given up meanwhile.
+        """
+        if only is not None:
+            self._send([only])
+            return
+        changed, first = self._fleet.rounds.grants.due()
+        self._changed.update((each, None) for each in changed if each in self._streams)
+        self._first.update((each, None) for each in first if each in self._streams)
+        if self._sending is None or self._sending.done():
+            self._sending = background_task("send grants", self._send_in_steps())
+
+    async def close(self) -> None:
+        """Stop sending, since the coordinator stops; each device receives its grant from the next one."""
+        await stop_tasks(self._sending)
+
+    async def _send_in_steps(self) -> None:
+        loop = asyncio.get_running_loop()
+        busy_s = 0.0
+        while waiting := self._changed or self._first:
+            pause_s = max(busy_s, min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / len(waiting)))
+            if waiting is self._changed:
+                pause_s = 0.0
+            step = list(islice(waiting, _SENT_AT_ONCE))
+            for device_id in step:
+                del waiting[device_id]
+            begun_s = loop.time()
+            self._send(step)
+            await asyncio.sleep(pause_s)
+            # For how long the loop was busy with this step and what came of it: the next pause is at least as long.
+            busy_s = loop.time() - begun_s - pause_s
+
+    def _send(self, device_ids: Collection[str]) -> None:
+        for device_id, grant in self._fleet.take_orders(self._streams.__contains__, device_ids):
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
             self._streams[device_id].send_grant(grant_to_message(grant))
 

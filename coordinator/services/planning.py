@@ -13,6 +13,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
 from coordinator.services.round_planning import RoundPlanning
+from coordinator.settings import RoundSettings
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.records import DeviceResult, RoundRecord, plan_id_of, run_of
 from coordinator.state.rounds.unplanned import reported
@@ -37,6 +38,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         planning: RoundPlanning,
         orders: Orders,
         now: Callable[[], datetime] = utc_now,
+        settings: RoundSettings = RoundSettings(),
     ) -> None:
         """Serve one fleet.
 
@@ -45,6 +47,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
             planning: plans its rounds.
             orders: sends devices their grants.
             now: the date and time, with an offset.
+            settings: how many runs there may be.
         """
         self._repository = repository
         self._flower = repository.fleet.flower
@@ -54,6 +57,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         self._planning = planning
         self._orders = orders
         self._now = now
+        self._max_live_runs = settings.max_live_runs
 
     async def StartRun(  # noqa: N802 - named by the protocol
         self, request: planning_pb2.StartRunRequest, context: Any
@@ -62,6 +66,7 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
         _require_round(request.rounds)
+        self._flower.require_room(request.run_id, self._max_live_runs)
         started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token)
         await self._repository.save(started)
         return planning_pb2.StartRunResponse()

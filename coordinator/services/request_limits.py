@@ -18,10 +18,11 @@ from wattfleet_proto.message_sizes import (
     MAX_ID_CHARACTERS,
     MAX_MESSAGE_BYTES,
     MAX_PLAN_ID_CHARACTERS,
+    MAX_SESSION_BYTES,
     MAX_STREAMED_BYTES,
 )
 
-_WITH_ALL_DEVICES = frozenset(
+_WITH_ALL_DEVICES = (
     f"/wattfleet.v1.{method}"
     for method in (
         "PlanningService/BindNodes",
@@ -34,6 +35,12 @@ _WITH_ALL_DEVICES = frozenset(
     )
 )
 """Methods whose requests may have an element for each device of a fleet, and be as large."""
+
+_MAX_BYTES: Mapping[str, int] = {
+    **dict.fromkeys(_WITH_ALL_DEVICES, MAX_MESSAGE_BYTES),
+    "/wattfleet.v1.SessionService/Session": MAX_SESSION_BYTES,
+}
+"""Largest request of a method, where it is not `MAX_STREAMED_BYTES`."""
 
 _MAX_CHARACTERS: Mapping[str, int | None] = {
     "plan_id": MAX_PLAN_ID_CHARACTERS,
@@ -63,7 +70,7 @@ class RequestLimits(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # ge
         handler = await continuation(handler_call_details)
         if handler is None:
             return handler
-        limit = MAX_MESSAGE_BYTES if handler_call_details.method in _WITH_ALL_DEVICES else MAX_STREAMED_BYTES
+        limit = _MAX_BYTES.get(handler_call_details.method, MAX_STREAMED_BYTES)
         return handler._replace(request_deserializer=_limited(handler.request_deserializer, limit))
 
 

@@ -15,6 +15,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.references import ReferenceShelf
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders, ResponseStream
+from coordinator.services.peer_quotas import host_of
 from coordinator.services.pending_reports import PendingReports
 from coordinator.settings import PeerSettings, SessionSettings
 from coordinator.state.enrolments import Enrolments
@@ -79,7 +80,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         self._profile_modes = profile_modes
         self._now_s = now_s
         self._settings = settings
-        self._enrolments = Enrolments(settings.max_new_devices_per_connection)
+        self._enrolments = Enrolments(settings.max_new_devices_per_connection, settings.max_new_devices_per_host)
         self._peers = peers
         self._handlers: dict[Lease, asyncio.Task[Any]] = {}
         self._ended: dict[Lease, tuple[grpc.StatusCode, str]] = {}
@@ -134,14 +135,14 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         """
         is_new = hello.device_id not in self._fleet.agents.devices
         if is_new:
-            self._enrolments.require_room(connection, hello.device_id)
+            self._enrolments.require_room(connection, host_of(connection), hello.device_id)
         provenance = provenance_from_message(hello.provenance)
         if hello.installation:
             require_name("an installation", hello.installation)
         self._leases.require_free(hello.device_id, hello.installation)
         connected = self._fleet.agents.connect(hello.device_id, hello.board, provenance, hello.mode_count)
         if is_new:
-            self._enrolments.add(connection)
+            self._enrolments.add(connection, host_of(connection))
         lease, replaced = self._leases.begin(hello.device_id, hello.installation, self._now_s())
         if replaced is not None:
             self._end(

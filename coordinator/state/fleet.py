@@ -28,6 +28,7 @@ from coordinator.state.rounds.device_grant import Grant
 from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.unplanned import UnplannedRounds
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -62,6 +63,7 @@ class Fleet:
         now_s: Callable[[], float] = lambda: 0.0,
         claims: ClaimSettings = ClaimSettings(),
         unplanned: Iterable[tuple[str, int]] = (),
+        stored_grants: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -80,17 +82,20 @@ class Fleet:
             now_s: the clock of the grants; by default it stands still.
             claims: limits of what devices may report.
             unplanned: run and number of each round without a plan.
+            stored_grants: what a store holds about the grants of an earlier process.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
-        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s()))
+        self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
         self.agents = Agents(devices, placement, self.rounds, Claims(claims))
+        trusted_after = {each.device_id: each.trusted_after for each in overrides if each.trusted_after}
         for record in rounds:
             for observed in record.observations.values():
                 if observed.device_id in self.agents.devices:
                     self.agents.claims.observed(self.agents.get(observed.device_id), record, observed)
+            self.agents.claims.trust_again([each for each in trusted_after if trusted_after[each] == record.plan_id])
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
         self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
@@ -127,9 +132,9 @@ class Fleet:
         Raises:
             UnknownRecordError: a device never connected; none is changed.
         """
-        changed = self.operator.drain(device_ids, is_drained=False)
+        self.operator.drain(device_ids, is_drained=False)
         self.agents.claims.trust_again(device_ids)
-        return changed
+        return self.operator.trust_after(next(reversed(list(self.rounds.records)), ""), device_ids)
 
     def set_budget(self, supply: str, in_force: InForce) -> list[RoundRecord]:
         """Change a supply's budget, for rounds planned from now on, and trim the rounds in flight to it.
@@ -151,13 +156,13 @@ class Fleet:
         return self.rounds.grants.check(now_s)
 
     def take_orders(
-        self, is_reachable: Callable[[str], bool] | None = None, only: str | None = None
+        self, is_reachable: Callable[[str], bool] | None = None, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send now, each with its device's id; they count as sent.
 
         Args:
             is_reachable: whether a grant can be sent to a device; None for all that are connected.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         return self.rounds.grants.take_orders(is_reachable or self.agents.is_connected, self._now_s(), only)
 
@@ -222,10 +227,13 @@ class Fleet:
         """
         self.rounds.trim_count += 1
         trimmed: list[RoundRecord] = []
+        expected = {device_id for device_id in self.rounds.grants.of_training() if self._obeys(device_id)}
+        if not (exceeded := self._exceeded(expected)):
+            self._trimmed()
+            return trimmed
         in_flight = self._offers_in_flight()
         offered = {offer.device_id for offers in in_flight.values() for offer in offers}
-        expected = {device_id for device_id in self.agents.devices if self._obeys(device_id)}
-        self._stop_given_up(expected)
+        self._stop_given_up(expected, exceeded)
         if not in_flight:
             self._trimmed()
             return trimmed
@@ -252,31 +260,32 @@ class Fleet:
         if never_sent := self.rounds.grants.never_sent():
             exceeded = self._exceeded(frozenset())
             waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
-        self.rounds.grants.reviewed(waiting)
+        self.rounds.grants.pending.reviewed(waiting)
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
-        chosen = {assignment.device_id: assignment for assignment in planned.plan.assignments}
-        offers = [self.draw.offer_of(self.agents.devices[device_id]) for device_id in chosen]
-        if any(offer is None for offer in offers) or any(map(self.rounds.grants.may_train, chosen)):
-            return True
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(chosen.keys()))
-        extra_w = {each.device_id: chosen[each.device_id].power_limit_w - each.idle_w for each in offers if each}
-        return bool(allowance.exceeded(allowance.use([each for each in offers if each], extra_w)))
+        chosen = {assignment.device_id: assignment.power_limit_w for assignment in planned.plan.assignments}
+        for device_id in chosen:
+            if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(self.agents.devices[device_id]):
+                return True
+        drawn_w = self.draw.elsewhere_w(chosen.keys())
+        for device_id, limit_w in chosen.items():
+            drawn_w[self.operator.supply_of(device_id)] += limit_w
+        return bool(self._exceeded_by(drawn_w))
 
-    def _stop_given_up(self, expected: Collection[str]) -> None:
-        """Stop the trainings that nobody waits for, if a supply of theirs exceeds its budget."""
-        given_up = [each for each, _ in self.rounds.grants.given_up() if each in expected]
-        if not given_up:
-            return
-        exceeded = self._exceeded(set(expected))
-        for device_id in given_up:
+    def _stop_given_up(self, expected: Set[str], exceeded: frozenset[str]) -> None:
+        """Stop the trainings that nobody waits for behind supplies that exceed their budget."""
+        for device_id in [each for each, _ in self.rounds.grants.given_up() if each in expected]:
             if self._is_behind(device_id, exceeded):
                 self.rounds.grants.stop(device_id)
 
     def _exceeded(self, expected: Set[str]) -> frozenset[str]:
         """The supplies whose budget is exceeded, once some devices have done what they are told."""
-        allowance = replace(self.operator.allowance, elsewhere_w=self.draw.elsewhere_w(frozenset(), expected))
+        return self._exceeded_by(self.draw.elsewhere_w(frozenset(), expected))
+
+    def _exceeded_by(self, drawn_w: Mapping[str, float]) -> frozenset[str]:
+        """The supplies whose budget is exceeded by the watts of all devices, given by their supply."""
+        allowance = replace(self.operator.allowance, elsewhere_w=drawn_w)
         return allowance.exceeded(allowance.use([], {}))
 
     def _is_behind(self, device_id: str, supplies: frozenset[str]) -> bool:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from coordinator.errors import NoDevicesError, UnknownRecordError
+from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
 from coordinator.state.agents import Agents
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
@@ -128,6 +128,20 @@ class FlowerRuns:
         self.require_owner(run_id, token)
         return self._put(replace(self.runs[run_id], strategy=strategy, rounds=rounds, error="", finished=False))
 
+    def require_room(self, run_id: str, max_live: int) -> None:
+        """Make sure that a run may start beside those that have not ended.
+
+        Raises:
+            QuotaExceededError: as many have not ended as may be.
+        """
+        if run_id in self.runs and not self.runs[run_id].finished:
+            return
+        if sum(not record.finished for record in self.runs.values()) >= max_live:
+            raise QuotaExceededError(
+                f"{max_live:,} runs have not ended, as many as may be: end some with `wattfleet coordinator delete RUN"
+                " --end`, or raise the coordinator's setting rounds.max_live_runs"
+            )
+
     def require_owner(self, run_id: str, token: str) -> None:
         """Make sure that a request about a run comes from the app that started it.
 
@@ -139,10 +153,22 @@ class FlowerRuns:
         require_owner(run_id, self.run(run_id).owner, token)
 
     def finish_run(self, run_id: str, error: str) -> RunRecord:
-        """Finish a Flower run and release its devices."""
-        record = replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True)
-        self._rounds.run_finished(run_id)
-        return self._put(record)
+        """Finish a Flower run and release its devices.
+
+        Raises:
+            UnknownRecordError: it never started.
+        """
+        return self.finish_runs([run_id], error)[0]
+
+    def finish_runs(self, run_ids: Collection[str], error: str) -> list[RunRecord]:
+        """Finish Flower runs and release their devices, in one pass over all devices.
+
+        Raises:
+            UnknownRecordError: one never started; none is finished.
+        """
+        records = [replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True) for run_id in run_ids]
+        self._rounds.runs_finished(set(run_ids))
+        return [self._put(record) for record in records]
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
         """Add what the strategy evaluated after a round; round 0 is before the first.
@@ -246,9 +272,8 @@ class FlowerRuns:
         self._rounds.grants.give_up_devices(device_ids, run_id)
         return {
             device_id
-            for device_id in device_ids
+            for device_id in filter(self._rounds.grants.may_train, device_ids)
             if self._agents.is_connected(device_id)
-            and self._rounds.grants.may_train(device_id)
             and self._agents.devices[device_id].state is DeviceState.READY
             and self._plan_of_other_run(device_id, run_id) is None
         }

@@ -146,6 +146,12 @@ class OperatorSettings:
         ids = [self._agents.get(device_id).device_id for device_id in dict.fromkeys(device_ids)]
         return self._put([replace(self.overrides_of(device_id), drained=is_drained) for device_id in ids])
 
+    def trust_after(self, plan_id: str, device_ids: Collection[str]) -> list[DeviceOverrides]:
+        """Count no contradictions of some devices up to a plan, also after a restart."""
+        return self._put(
+            [replace(self.overrides_of(each), trusted_after=plan_id) for each in dict.fromkeys(device_ids)]
+        )
+
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove what was set by command for some devices."""
         for device_id in device_ids:

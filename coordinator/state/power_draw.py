@@ -29,10 +29,15 @@ class PowerDraw:
         self._operator = operator
         self._grants = grants
 
+    def is_offered(self, device: DeviceRecord) -> bool:
+        """Whether a device can be planned with: it is connected and has reported its front."""
+        return device.front is not None and device.idle_w is not None and self._agents.is_connected(device.device_id)
+
     def offer_of(self, device: DeviceRecord) -> Offer | None:
         """What a device can be planned with; None while it is disconnected or has reported no front."""
-        if device.front is None or device.idle_w is None or not self._agents.is_connected(device.device_id):
+        if not self.is_offered(device):
             return None
+        assert device.front is not None and device.idle_w is not None, "an offered device has both"
         rules = self._operator.rules_of(device.device_id)
         supply = self._operator.supply_of(device.device_id)
         tags = self._operator.tags_of(device.device_id)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 
-LONGEST_TEXT = 2_000
+LONGEST_TEXT = MAX_DETAIL_CHARACTERS
 """Characters of a detail or an error that are kept: they are kept for all devices and runs."""
 
 
@@ -73,11 +75,14 @@ class DeviceOverrides:
         device_id: the device.
         tags: words by which rules select devices.
         drained: the device is excluded from new rounds.
+        trusted_after: the newest plan when the device was last included again: its contradictions until then do not
+            count. Empty if it never was.
     """
 
     device_id: str
     tags: frozenset[str] = frozenset()
     drained: bool = False
+    trusted_after: str = ""
 
     @property
     def listed_tags(self) -> list[str]:
@@ -332,7 +337,19 @@ OperatorRecord = (
 )
 """What the operator changes by command."""
 
-StoredRecord = DeviceRecord | NodeRecord | RunRecord | RoundRecord | RoundObservation | UnplannedRound | OperatorRecord
+GrantRecord = GivenUpTraining | GrantLifetime
+"""What is known of grants, beside their plans."""
+
+StoredRecord = (
+    DeviceRecord
+    | NodeRecord
+    | RunRecord
+    | RoundRecord
+    | RoundObservation
+    | UnplannedRound
+    | OperatorRecord
+    | GrantRecord
+)
 """A record to store: it replaces what was stored for the same thing before."""
 
 

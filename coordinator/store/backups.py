@@ -122,13 +122,15 @@ def restore_file(backup: Path, path: Path) -> Path | None:
         draft = path.with_name(f".{path.name}.restored")
         copy_file(backup, draft)
         replaced = _free_name(path) if path.exists() else None
+        if replaced is not None:
+            # Whenever this is killed, the old file is complete: its write-ahead log is written into it first.
+            for sidecar in _SIDECARS:
+                with suppress(FileNotFoundError):
+                    os.link(path.with_name(path.name + sidecar), replaced.with_name(replaced.name + sidecar))
+            _write_log_into(path)
         for sidecar in _SIDECARS:  # they would be taken for the new file's
             with suppress(FileNotFoundError):
-                beside = path.with_name(path.name + sidecar)
-                if replaced is None:
-                    beside.unlink()
-                else:
-                    os.replace(beside, replaced.with_name(replaced.name + sidecar))
+                os.unlink(path.with_name(path.name + sidecar))
         if replaced is not None:
             os.link(path, replaced)
         os.replace(draft, path)
@@ -141,9 +143,15 @@ def restore_file(backup: Path, path: Path) -> Path | None:
 def _free_name(path: Path) -> Path:
     """A name beside a file that no file has yet."""
     number = 1
-    while (free := path.with_name(f"{path.name}.replaced-{number}")).exists():
+    while any(path.with_name(f"{path.name}.replaced-{number}{end}").exists() for end in ("", *_SIDECARS)):
         number += 1
-    return free
+    return path.with_name(f"{path.name}.replaced-{number}")
+
+
+def _write_log_into(path: Path) -> None:
+    """Write what a file's write-ahead log holds into the file; a damaged file may refuse it."""
+    with suppress(sqlite3.Error), closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(FULL)")
 
 
 @contextmanager

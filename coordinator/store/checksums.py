@@ -24,6 +24,8 @@ CHECKED_TABLES = (
     "reference_pin",
     "coordinator_term",
     "coordinator_clock",
+    "given_up_training",
+    "grant_lifetime",
 )
 _COLUMN = "checksum"
 FUNCTION = "row_checksum"

@@ -50,8 +50,8 @@ class ClockRecord:
         if self.note(connection) and before is not None and before.boot_id != self._clock.boot_id:
             self.is_doubtful = True
             _log.warning(
-                "the machine was started meanwhile, so that the time that passed is unknown; if it was off for so"
-                " long, raise store.max_absence_days"
+                "the machine was restarted, so it is unknown how much time has passed, and the date is not believed;"
+                " if the machine really was off for this long, raise store.max_absence_days"
             )
 
     def note(self, connection: Connection) -> bool:
@@ -65,8 +65,8 @@ class ClockRecord:
         if jumped_s:
             self.jumped_at = moment.noted_at
             _log.warning(
-                "the clock was %s: overrides keep their remaining time, and runs that are older than that are kept as"
-                " long as if they ended now",
+                "the clock was %s: overrides keep their remaining time, and the retention time of older runs begins"
+                " again now",
                 jump_text(jumped_s),
             )
             _move_overrides(connection, timedelta(seconds=jumped_s))

@@ -74,7 +74,7 @@ def database_url(location: str | Path) -> URL:
     if url is None or url.drivername not in _DRIVERS:
         raise InvalidInputError(
             "the coordinator's store must be a path, sqlite:///PATH or postgresql://USER@HOST:PORT/DATABASE;"
-            " in a user name or password, write all characters but letters and digits as %XX"
+            " in a user name or password, write all characters except letters and digits as %XX"
         )
     url = url.set(drivername=_DRIVERS[url.drivername])
     if not url.database or url.database == ":memory:":

@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, select
 
 from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
+from coordinator.state.stored_grants import StoredGrants
 from coordinator.store import rounds, rows
 from coordinator.store.tables import (
     BudgetOverride,
     Device,
     DeviceFront,
     DeviceOverridesRow,
+    GivenUpTrainingRow,
+    GrantLifetimeRow,
     Node,
     Reference,
     ReferencePin,
@@ -41,6 +44,7 @@ class StoredState:
         references: published reference predictors.
         pinned: digest of the pinned one; None if none is pinned.
         unplanned: run and number of each round without a plan.
+        grants: what is known of the grants of an earlier coordinator.
         is_clock_doubtful: the date is implausible, so that overrides may have ended long ago.
     """
 
@@ -53,6 +57,7 @@ class StoredState:
     references: Sequence[PublishedReference]
     pinned: str | None
     unplanned: Sequence[tuple[str, int]]
+    grants: StoredGrants
     is_clock_doubtful: bool
 
     @property
@@ -88,6 +93,10 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         ],
         pinned=connection.scalar(select(ReferencePin.digest)),
         unplanned=rounds.unplanned(connection),
+        grants=StoredGrants(
+            connection.scalar(select(GrantLifetimeRow.lifetime_s)) or 0.0,
+            {row.device_id: row.plan_id for row in connection.execute(select(GivenUpTrainingRow.__table__))},
+        ),
         is_clock_doubtful=is_clock_doubtful,
     )
 

@@ -9,7 +9,7 @@ from sqlalchemy import ColumnElement, Connection, and_, delete, exists, func, or
 
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord, UnplannedRound, parts_of
 from coordinator.store import rows
-from coordinator.store.tables import Observation, Round, Run, UnplannedRoundRow
+from coordinator.store.tables import GivenUpTrainingRow, Observation, Round, Run, UnplannedRoundRow
 from wattfleet.planning import History
 
 _NEWEST = 3
@@ -59,10 +59,12 @@ def history_of(connection: Connection, run_id: str) -> History:
 def current(connection: Connection) -> list[RoundRecord]:
     """The rounds that a coordinator continues with, oldest first.
 
-    They are the newest few, those that may be in flight, and the newer rounds of the devices in flight.
+    They are the newest few, those that may be in flight or were given up, and the newer rounds of their devices.
     """
     may_be_in_flight = and_(Round.wall_s.is_(None), Round.run_id.in_(select(Run.run_id).where(Run.finished.is_(False))))
-    in_flight = set().union(*connection.scalars(select(Round.nodes).where(may_be_in_flight)))
+    is_of_round = GivenUpTrainingRow.plan_id == Round.plan_id
+    in_flight: set[str] = set().union(*connection.scalars(select(Round.nodes).where(may_be_in_flight)))
+    in_flight.update(connection.scalars(select(GivenUpTrainingRow.device_id).join(Round, is_of_round)))
     newest_first = select(Round.plan_id, Round.nodes).order_by(Round.order.desc())
     wanted: list[str] = []
     with connection.execute(newest_first.execution_options(yield_per=_NEWEST)) as found:

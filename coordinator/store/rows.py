@@ -153,12 +153,17 @@ def observation_values(record: RoundObservation) -> Values:
 
 def device_overrides_values(record: DeviceOverrides) -> Values:
     """A device's overrides, in columns."""
-    return {"device_id": record.device_id, "tags": sorted(record.tags), "drained": record.drained}
+    return {
+        "device_id": record.device_id,
+        "tags": sorted(record.tags),
+        "drained": record.drained,
+        "trusted_after": record.trusted_after,
+    }
 
 
 def device_overrides_record(row: Row[Any]) -> DeviceOverrides:
     """A device's overrides, from their columns."""
-    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained)
+    return DeviceOverrides(row.device_id, frozenset(row.tags), row.drained, row.trusted_after)
 
 
 def override_values(supply: str, override: Override) -> Values:

@@ -13,6 +13,8 @@ from coordinator.store.tables import (
     Device,
     DeviceFront,
     DeviceOverridesRow,
+    GivenUpTrainingRow,
+    GrantLifetimeRow,
     Node,
     Observation,
     Reference,
@@ -54,6 +56,9 @@ class Statements:
         self.override = self._replacing(BudgetOverride, "supply")
         self.reference = self._replacing(Reference, "digest")
         self.pin = self._replacing(ReferencePin, "only")
+        self.given_up = self._replacing(GivenUpTrainingRow, "device_id")
+        self.not_given_up = delete(GivenUpTrainingRow).where(GivenUpTrainingRow.device_id == bindparam("gone"))
+        self.grant_lifetime = self._replacing(GrantLifetimeRow, "only")
 
     def _replacing(self, table_class: type[Base], *key: str) -> Insert:
         table: Table = table_class.metadata.tables[table_class.__tablename__]

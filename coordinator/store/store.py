@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, delete
+from sqlalchemy import URL, Connection
 from sqlalchemy.engine import Engine
 
 from coordinator.clocks import BootClock
@@ -18,14 +18,11 @@ from coordinator.state.records import (
     DeviceRecord,
     ForgottenDevice,
     NodeRecord,
-    PinnedReference,
     PublishedReference,
-    RemovedReference,
     RoundObservation,
     RoundRecord,
     RunRecord,
     StoredRecord,
-    SupplyOverride,
     UnplannedRound,
 )
 from coordinator.store import checksums, rounds, rows
@@ -43,8 +40,8 @@ from coordinator.store.errors import StoreInUseError
 from coordinator.store.integrity import driver_connection, readable, require_undamaged
 from coordinator.store.loading import StoredState, load
 from coordinator.store.ownership import AdvisoryLock, FileLock, OwnerLock, begin_term, require_term
+from coordinator.store.single_rows import save_single_rows
 from coordinator.store.statements import Statements
-from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
 from wattfleet.choosing import Front
@@ -186,11 +183,7 @@ class Store:
             ):
                 if values:
                     connection.execute(statement, values)
-            _save_overrides(connection, self._statements, records)
-            _save_pin(connection, self._statements, records)
-            removed = [record.digest for record in records if isinstance(record, RemovedReference)]
-            if removed:
-                connection.execute(delete(Reference).where(Reference.digest.in_(removed)))
+            save_single_rows(connection, self._statements, records)
         for device_id in forgotten:
             self._fronts.pop(device_id, None)
         self._fronts.update(fronts)
@@ -340,26 +333,6 @@ class Store:
             require_term(connection, self._term, until_commit=False)
             with readable(self.name):
                 yield connection
-
-
-def _save_overrides(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    for record in records:
-        if not isinstance(record, SupplyOverride):
-            continue
-        if record.override is None:
-            connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
-        else:
-            connection.execute(statements.override, [rows.override_values(record.supply, record.override)])
-
-
-def _save_pin(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
-    for record in records:
-        if not isinstance(record, PinnedReference):
-            continue
-        if record.digest is None:
-            connection.execute(delete(ReferencePin))
-        else:
-            connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
 
 
 def _open_file(connection: Connection, path: Path, now: Callable[[], datetime], check_rows: bool) -> None:

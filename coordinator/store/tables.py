@@ -170,6 +170,7 @@ class DeviceOverridesRow(Base):
     device_id: Mapped[str] = mapped_column(primary_key=True)
     tags: Mapped[list[str]] = mapped_column(JsonText)
     drained: Mapped[bool]
+    trusted_after: Mapped[str]
     checksum: Mapped[int | None]
 
 
@@ -199,6 +200,24 @@ class ReferencePin(Base):
     __tablename__ = "reference_pin"
     only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     digest: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class GivenUpTrainingRow(Base):
+    """A device whose round or run has ended, but not its grant."""
+
+    __tablename__ = "given_up_training"
+    device_id: Mapped[str] = mapped_column(primary_key=True)
+    plan_id: Mapped[str]
+    checksum: Mapped[int | None]
+
+
+class GrantLifetimeRow(Base):
+    """The longest lifetime of a grant that a device may still rely on: one row, or none."""
+
+    __tablename__ = "grant_lifetime"
+    only: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    lifetime_s: Mapped[float]
     checksum: Mapped[int | None]
 
 

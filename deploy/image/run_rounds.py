@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from coordinator.cli.client import CoordinatorUnreachableError, RequestFailedError, RequestRefusedError
+from coordinator.cli.client import RequestFailedError, RequestRefusedError
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.v1 import view_pb2
 from wattfleet_simulation.coordinator_view import CoordinatorView, RunSeen
 from wattfleet_simulation.flower import APP_DIRECTORY, FlowerDeployment

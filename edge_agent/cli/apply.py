@@ -20,7 +20,7 @@ def apply(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Apply a power mode until `wattfleet agent restore` or the next start of the agent undoes it.
+    """Apply a power mode. `wattfleet agent restore`, or the next start of the agent, undoes it.
 
     List modes and presets with `wattfleet agent modes`.
     """
@@ -48,7 +48,7 @@ def restore(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Restore the settings that the device had before `apply`; do nothing if it was not changed."""
+    """Restore the settings from before `apply`. If the device was not changed, do nothing."""
     from edge_agent.devices.mode_names import mode_argument
     from edge_agent.devices.selection import folder_of_device
     from edge_agent.training.mode_change import has_backup, restore_backup

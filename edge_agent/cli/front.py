@@ -26,7 +26,7 @@ def front(
     state_dir: StateDirOption = Path(DEFAULT_STATE_DIRECTORY),
     json_: JsonOption = False,
 ) -> None:
-    """Plot the Pareto front: the modes that no other mode is predicted to beat in both time and power."""
+    """Plot the predicted Pareto front: the fastest mode for every number of watts."""
     from edge_agent.profiling.stored_profile import read_fitted
 
     board = open_named(device, state_dir)

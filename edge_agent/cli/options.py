@@ -47,8 +47,8 @@ ToleranceOption = Annotated[
     float,
     typer.Option(
         "--tolerance",
-        help="Stop early if no further measurement is expected to shorten a training step by more than this share,"
-        " under any budget. 0 never stops early.",
+        help="Stop early if no further mode is expected to shorten a training step by more than this share, under any"
+        " budget. 0 never stops early.",
     ),
 ]
 DEFAULT_TOLERANCE = 0.01

@@ -22,7 +22,7 @@ from edge_agent.runtime.unix_socket import serve_socket
 from edge_agent.session.connection import Connect
 from edge_agent.session.coordinator_session import CoordinatorSession
 from edge_agent.session.latest_welcome import LatestWelcome
-from edge_agent.session.references import ReferenceRefusedError, reference_of_digest
+from edge_agent.session.references import ReferenceRefusedError, reference_of_digest, remove_old_references
 from edge_agent.settings import AgentSettings
 from edge_agent.training.training import TrainingWatch
 from wattfleet.errors import CorruptReferenceError, WattfleetError
@@ -106,6 +106,7 @@ class DeviceService:
         reference = await reference_of_digest(welcome.reference_digest, cache, self._connect, timeout_s)
         # Not earlier: after a restart without the coordinator, a Welcome without its reference would be useless.
         self._welcome.store(welcome)
+        remove_old_references(cache, welcome.reference_digest)
         loop = asyncio.get_running_loop()
 
         def show(progress: Progress) -> None:

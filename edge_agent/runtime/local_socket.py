@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from edge_agent.learning.observation import Observed
 from edge_agent.learning.online_learner import OnlineLearner
 from edge_agent.profiling.journal import JournalError
 from edge_agent.profiling.profiled_workload import StoppedError
+from edge_agent.runtime.app_answers import AppAnswers
 from edge_agent.runtime.recovery_supervisor import RecoverySupervisor
 from edge_agent.runtime.states import (
     MAY_TRAIN,
@@ -58,6 +60,10 @@ class StreamEndedError(WattfleetError):
     """The app ended its stream during a training, without a Finish: the device is parked."""
 
 
+class AppNotStoppingError(WattfleetError):
+    """The app was told to stop its training and goes on: its stream is ended, and the device is free for others."""
+
+
 STATUS: StatusTable = {
     InvalidInputError: grpc.StatusCode.INVALID_ARGUMENT,
     ModeNotAppliedError: grpc.StatusCode.ABORTED,
@@ -65,6 +71,7 @@ STATUS: StatusTable = {
     BusyError: grpc.StatusCode.RESOURCE_EXHAUSTED,
     NoGrantError: grpc.StatusCode.FAILED_PRECONDITION,
     StreamEndedError: grpc.StatusCode.ABORTED,
+    AppNotStoppingError: grpc.StatusCode.ABORTED,
     JournalError: grpc.StatusCode.INTERNAL,
     FittingFailedError: grpc.StatusCode.INTERNAL,
 }
@@ -93,7 +100,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
             session: reports observations to the coordinator.
             learner: learns from what rounds show.
             supervisor: handles the events of the trainings.
-            settings: how long to wait for the coordinator's grant and acknowledgement.
+            settings: how long to wait for the coordinator's grant and acknowledgement, and for apps to stop.
         """
         self._device_id = device_id
         self._watch = watch
@@ -102,11 +109,22 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         self._supervisor = supervisor
         self._acknowledge_timeout_s = settings.acknowledge_timeout_s
         self._grant_timeout_s = settings.grant_timeout_s
+        self._stop_timeout_s = settings.stop_timeout_s
 
     async def Train(  # noqa: N802 - named by the protocol
         self, request_iterator: AsyncIterator[local_pb2.TrainRequest], context: Any
     ) -> AsyncIterator[local_pb2.TrainResponse]:
         """Run one round's training, from its Start to its Finish or until the ClientApp disconnects."""
+        async with aclosing(AppAnswers().of(partial(self._train, request_iterator))) as answers:
+            async for answer in answers:
+                yield answer
+
+    async def _train(self, request_iterator: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers) -> None:
+        """Run one round's training, which never waits for its app to read an answer.
+
+        Raises:
+            WattfleetError: why the training was refused or ended.
+        """
         first = await anext(request_iterator, None)
         if first is None:
             raise InvalidInputError("the stream ended before its Start: send a Start first")
@@ -137,18 +155,18 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 mode = await shield_until_done(self._begin, grant, assignment.epochs)
                 self._supervisor.handle(TrainingBegan(mode.label()))
                 answered_s = time.monotonic()
-                yield local_pb2.TrainResponse(started=local_pb2.TrainingStarted())
-                async with aclosing(self._until_finish(request_iterator)) as events:
+                answers.put(local_pb2.TrainResponse(started=local_pb2.TrainingStarted()))
+                async with aclosing(self._until_finish(request_iterator, answers)) as events:
                     async for event in events:
                         if isinstance(event, Grant):
                             await self._continue(event)
                         elif isinstance(event, str):
                             await self._stop(event)
-                            yield local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event))
+                            answers.put(local_pb2.TrainResponse(stop=local_pb2.StopTraining(reason=event)))
                         elif event.HasField("minibatches"):
                             measuring = await self._measure(event.minibatches, time.monotonic() - answered_s)
                             answered_s = time.monotonic()
-                            yield local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring))
+                            answers.put(local_pb2.TrainResponse(noted=local_pb2.MinibatchesNoted(measuring=measuring)))
                         else:
                             request = event
                 finished, observed = await self._finished(assignment, request.finish)
@@ -156,7 +174,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                 # Park it at once: it must not draw its training power until it has recovered.
                 await run_uncancelled(self._give_up(DeviceFailed(str(error))))
                 raise
-            except InvalidInputError as error:
+            except (InvalidInputError, AppNotStoppingError) as error:
                 if self._supervisor.state is DeviceState.TRAINING:
                     await run_uncancelled(self._give_up(TrainingRejected(str(error))))
                 else:  # nothing was applied
@@ -171,7 +189,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         # coordinator is away: the outbox keeps it.
         if not (self._session.connected and await self._session.flush(self._acknowledge_timeout_s)):
             _log.warning("the coordinator has not acknowledged the observation of %s yet", start.plan_id)
-        yield local_pb2.TrainResponse(finished=finished)
+        answers.put(local_pb2.TrainResponse(finished=finished))
 
     def _begin(self, grant: Grant, epochs: float) -> PowerMode:
         """Apply the mode of a grant and begin to observe; returns the mode.
@@ -186,24 +204,39 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
         return grant.mode
 
     async def _until_finish(
-        self, requests: AsyncIterator[local_pb2.TrainRequest]
+        self, requests: AsyncIterator[local_pb2.TrainRequest], answers: AppAnswers
     ) -> AsyncGenerator[local_pb2.TrainRequest | Grant | str, None]:
         """The app's requests up to its Finish, and what changes its training meanwhile, one at a time.
 
         A grant is another one to go on under; a text is why the training has to stop, once.
+
+        Raises:
+            AppNotStoppingError: the app was told to stop, and has not done so in time.
+            StreamEndedError: the app has ended its stream.
         """
-        requested = asyncio.ensure_future(anext(requests))
+
+        async def next_request() -> local_pb2.TrainRequest:
+            await answers.taken()
+            return await anext(requests)
+
+        requested = asyncio.ensure_future(next_request())
+        stop_by_s: float | None = None
         changed: asyncio.Future[Grant | str] | None = asyncio.ensure_future(self._session.grants.next_change())
         try:
             while True:
                 waiting: list[asyncio.Future[Any]] = [requested] if changed is None else [requested, changed]
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                left_s = None if stop_by_s is None else stop_by_s - time.monotonic()
+                await asyncio.wait(waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+                if stop_by_s is not None and time.monotonic() >= stop_by_s:
+                    raise AppNotStoppingError(f"the app did not end its training within {self._stop_timeout_s:g} s")
                 if changed is not None and changed.done():
                     change = changed.result()
                     changed = None
                     yield change
                     if isinstance(change, Grant):
                         changed = asyncio.ensure_future(self._session.grants.next_change())
+                    else:
+                        stop_by_s = time.monotonic() + self._stop_timeout_s
                 if requested.done():
                     try:
                         request = requested.result()
@@ -214,7 +247,7 @@ class LocalAgentServicer(local_pb2_grpc.LocalAgentServiceServicer):
                     yield request
                     if not request.HasField("minibatches"):
                         return
-                    requested = asyncio.ensure_future(anext(requests))
+                    requested = asyncio.ensure_future(next_request())
         finally:
             requested.cancel()
             if changed is not None:

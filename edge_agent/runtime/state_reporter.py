@@ -6,6 +6,7 @@ from edge_agent.runtime.states import Action, Decision, Event, ProfileEnded, dec
 from edge_agent.session.coordinator_session import CoordinatorSession
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import DeviceState
+from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
 from wattfleet_proto.v1 import session_pb2
 
 
@@ -43,6 +44,6 @@ class StateReporter:
                 session_pb2.StateReport(
                     state=state_to_message(decision.state),
                     profiled_modes=profiled_modes,
-                    detail=decision.detail,
+                    detail=decision.detail[:MAX_DETAIL_CHARACTERS],
                 )
             )

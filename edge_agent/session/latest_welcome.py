@@ -39,7 +39,7 @@ class WelcomeFile:
             problem = f"cannot be read: {error.strerror}"
         except ValueError as error:
             problem = f"is damaged ({error})"
-        _log.error("%s: %s; waiting for the coordinator, after which the file is written again", self._path, problem)
+        _log.error("%s: %s; the agent waits for the coordinator, and then writes the file again", self._path, problem)
         return None
 
     def store(self, welcome: session_pb2.Welcome) -> None:
@@ -106,7 +106,7 @@ class LatestWelcome:
         try:
             await asyncio.wait([received, missed], return_when=asyncio.FIRST_COMPLETED)
             if not received.done() and (stored := self._file.load()) is not None:
-                _log.warning("the coordinator is away: starting with what it asked for last")
+                _log.warning("the coordinator is away: starting with its last request")
                 return stored
             return await received
         finally:

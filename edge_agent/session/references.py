@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from pathlib import Path
 
 import grpc
@@ -73,6 +74,23 @@ async def reference_of_digest(digest: str, cache: Path, connect: Connect, timeou
     artefact = transfer.artefact()
     write_artefact(artefact, cached)
     return artefact
+
+
+def remove_old_references(cache: Path, used: str, keep: int = 8) -> None:
+    """Remove all references from the cache but the newest ones, and the one that is used; a failure is logged.
+
+    Args:
+        cache: folder with one sub-folder per digest.
+        used: digest of the reference that is used.
+        keep: number of the newest ones to keep.
+    """
+    try:
+        newest_first = sorted(cache.iterdir(), key=lambda each: each.lstat().st_mtime, reverse=True)
+        for old in newest_first[keep:]:
+            if old.name != used and old.is_dir() and not old.is_symlink():
+                shutil.rmtree(old)
+    except OSError as error:
+        _log.warning("%s: old references cannot be removed: %s", cache, error.strerror)
 
 
 async def _fetch(transfer: _Transfer, connect: Connect, timeout_s: float) -> None:

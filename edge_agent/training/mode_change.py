@@ -35,7 +35,7 @@ def apply_with_backup(
     """
     if not device.mode_persists:
         raise InvalidInputError(
-            f"{device.board_kind} is {device.provenance}: it ends with the command, so no mode lasts"
+            f"{device.board_kind} is {device.provenance}: it exists only while a command runs, so it keeps no mode"
         )
     mode = parse_mode(device, name)
     with KnobBackup.hold(device, folder) as backup:

@@ -29,3 +29,9 @@ MAX_WEIGHTS_BYTES = 4 * 1024 * 1024
 
 MAX_REASON_LENGTH = 500
 """Limit of a peer's reason in a log line or an error, in characters."""
+
+MAX_DETAIL_CHARACTERS = 2_000
+"""Largest detail of a device's state that is kept; agents cut longer ones."""
+
+MAX_SESSION_BYTES = 64 * 1024
+"""Largest message of an agent's session; a front of 64 points takes a tenth of it."""

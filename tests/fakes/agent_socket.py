@@ -70,6 +70,8 @@ class Reports:
 
 class Agent:
     grant: Callable[..., None]
+    loop: asyncio.AbstractEventLoop
+    servicer: LocalAgentServicer
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
@@ -97,7 +99,9 @@ class Agent:
 
 
 @contextmanager
-def agent_at(socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2) -> Iterator[Agent]:
+def agent_at(
+    socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2, stop_timeout_s: float = 300.0
+) -> Iterator[Agent]:
     """An agent that was granted round 7/1."""
     agent = Agent(socket)
     loop, stop, ready = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
@@ -110,7 +114,7 @@ def agent_at(socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2) 
     def grant(grant: session_pb2.Grant, lifetime_s: float = LIFETIME_S) -> None:
         asyncio.run_coroutine_threadsafe(receive(grant, lifetime_s), loop).result(10)
 
-    agent.grant = grant
+    agent.grant, agent.loop = grant, loop
 
     async def serve() -> None:
         watch = TrainingWatch(agent.board, parked_mode(agent.board), 100, agent.learner.productive)
@@ -123,9 +127,9 @@ def agent_at(socket: Path, retry_s: float = 30.0, grant_timeout_s: float = 0.2) 
             lambda: session_pb2.FrontReport(front=front_to_message(agent.learner.front)),
             RecoverySettings(retry_s=retry_s),
         )
-        settings = SessionSettings(grant_timeout_s=grant_timeout_s)
-        servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor, settings)
-        async with aclosing(supervisor), serve_socket(socket, servicer):
+        settings = SessionSettings(grant_timeout_s=grant_timeout_s, stop_timeout_s=stop_timeout_s)
+        agent.servicer = LocalAgentServicer("orin-nano-0", watch, reports, agent.learner, supervisor, settings)
+        async with aclosing(supervisor), serve_socket(socket, agent.servicer):
             ready.set()
             await stop.wait()
 

@@ -83,6 +83,7 @@ class Device:
         is_profiling: it measures itself, in its hungriest mode at worst.
         unreachable_until_s: no session can begin before.
         flaps_until_s: sessions that begin before are lost after a few answers.
+        next_lost_after: the next session loses what the device sends after so many messages; None for nothing.
     """
 
     def __init__(self, world: World, device_id: str, front: Front, idle_w: float, drift: float) -> None:
@@ -90,6 +91,7 @@ class Device:
         self.stream: Stream | None = None
         self.is_profiling = False
         self.unreachable_until_s = self.flaps_until_s = 0.0
+        self.next_lost_after: int | None = None
         self._world, self._timeline, self._drift = world, world.timeline, drift
         self._file = MemoryFile()
         self._heard_s = 0.0
@@ -181,6 +183,7 @@ class Device:
         self.stream, self._is_welcomed, self._heard_s = stream, False, self._timeline.now_s
         if self._timeline.now_s < self.flaps_until_s:
             stream.down.lost_after = self.rng.randint(0, 4)
+        stream.up.lost_after, self.next_lost_after = self.next_lost_after, None
         self.grants.greeting()
         self._world.oracle.greeted(self)
         stream.up.send(session_pb2.SessionRequest(hello=session_pb2.Hello(device_id=self.id, installation=self.id)))

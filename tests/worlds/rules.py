@@ -71,14 +71,17 @@ def plan_and_crash(world: World) -> None:
     plan_id = f"{server.run_id}/{server.number}"
     down_s = 1.0 + world.rng.random() * 5.0
     if world.rng.random() < 0.5:
-        world.coordinator.store_fails_until_s = world.timeline.now_s + 3.0
+        world.coordinator.stored.fails_until_s = world.timeline.now_s + 3.0
     world.timeline.after(world.rng.random(), lambda: world.coordinator.crash(down_s))
     if world.rng.random() < 0.5:
         world.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
 
 
 def finish_unheard(world: World) -> None:
-    """A training finishes while the session is lost; then agent and Flower's node restart."""
+    """A training finishes while the session is lost; then agent and Flower's node restart.
+
+    Its observation may be lost once more, after the Hello and a lease.
+    """
     device = _device(world)
     training = device.training
     if training is None or device.stream is None:
@@ -86,6 +89,8 @@ def finish_unheard(world: World) -> None:
     device.stream.up.lose()
     device.app_finishes()
     down_s, again_s = 4.0 + world.rng.random(), 5.0 * world.rng.random()
+    if world.rng.random() < 0.5:
+        device.next_lost_after = 2
     world.timeline.after(down_s, lambda: device.restart(1.0))
     world.timeline.after(down_s + again_s, lambda: device.ask_to_train(training.plan_id, 30.0, False))
 
@@ -206,7 +211,7 @@ def restart_coordinator(world: World) -> None:
 
 
 def fail_store(world: World) -> None:
-    world.coordinator.store_fails_until_s = world.timeline.now_s + world.rng.random() * 20.0
+    world.coordinator.stored.fails_until_s = world.timeline.now_s + world.rng.random() * 20.0
 
 
 def restart_server(world: World) -> None:

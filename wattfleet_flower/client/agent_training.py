@@ -104,7 +104,7 @@ class AgentTraining:
             self._answers.put(AgentUnreachableError("the agent ended the training: see its log"))
 
     def _stop(self) -> None:
-        """End the training after its current minibatch, if the app uses a loader of this package."""
+        """End the training after its current minibatch, if the app uses `until_deadline`."""
         self._is_stopped = True
         self.deadline.stop()
 

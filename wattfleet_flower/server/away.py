@@ -10,9 +10,10 @@ from typing import Literal, get_args
 from flwr.common.logger import log
 
 from wattfleet.errors import InvalidInputError
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, PlanningError
+from wattfleet_flower.server.errors import PlanningError
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import duration_text
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
 OnCoordinatorAway = Literal["wait", "stop", "unplanned"]
 
@@ -46,7 +47,7 @@ class AwayPolicy:
             )
         if self.action != "wait":
             raise InvalidInputError(
-                "coordinator_patience_s has a meaning only together with on_coordinator_away='wait': leave it out"
+                "coordinator_patience_s can only be used with on_coordinator_away='wait': leave it out"
             )
 
 
@@ -124,7 +125,7 @@ class Outage:
         who = (
             "every node may train, except those of drained and excluded devices"
             if are_exclusions_known
-            else "every node may train, drained devices too, since the coordinator has not told which they are"
+            else "every node may train, even drained devices, since only the coordinator knows which they are"
         )
         return (
             f"Training continues with plain {self._strategy}, and NO BUDGET IS KEPT: {who}. Each device trains in its"

@@ -39,10 +39,6 @@ class RefusedError(PlanningError):
         )
 
 
-class CoordinatorUnreachableError(PlanningError):
-    """The coordinator does not answer."""
-
-
 class NoUpdatesError(WattfleetError):
     """No node sent an update that could be aggregated before the timeout."""
 

@@ -21,11 +21,12 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.server.buffered_aggregation import Arrays, Update, step
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, NoUpdatesError, RefusedError
+from wattfleet_flower.server.errors import NoUpdatesError, RefusedError
 from wattfleet_flower.server.replies import describe_error
 from wattfleet_flower.server.rounds import PlannedRounds
 from wattfleet_flower.server.sent_rounds import SentRound
 from wattfleet_io.clock import Clock, SystemClock
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
 _POLL_S = 1.0
 # While trainings are in flight, an attempt to reach the coordinator delays their updates.
@@ -174,8 +175,7 @@ class FedBuff(Strategy):  # type: ignore[misc]  # Flower is not typed for strict
             InvalidInputError: always.
         """
         raise InvalidInputError(
-            "FedBuff has no rounds, so no strategy but PowerAware can wrap it:"
-            " start FedBuff or PowerAware(FedBuff(...))"
+            "FedBuff has no rounds, so only PowerAware can wrap it: start FedBuff or PowerAware(FedBuff(...))"
         )
 
     def aggregate_train(

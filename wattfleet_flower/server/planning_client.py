@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 from flwr.common.logger import log
 
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, RefusedError
+from wattfleet_flower.server.errors import RefusedError
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
-from wattfleet_io.coordinator_channel import UNREACHABLE, open_channel
+from wattfleet_io.coordinator_channel import UNREACHABLE, CoordinatorUnreachableError, open_channel
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 

@@ -15,13 +15,14 @@ from flwr.serverapp import Grid
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
 from wattfleet_flower.server.coordinator_run import CoordinatorRun
-from wattfleet_flower.server.errors import CoordinatorUnreachableError, PlanningError, RefusedError
+from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 from wattfleet_proto.assignment import RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.v1 import planning_pb2

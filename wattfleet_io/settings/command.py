@@ -47,21 +47,25 @@ class SettingsCommand(TyperCommand):
 def effective(ctx: click.Context) -> Any:
     """The settings in effect for a `SettingsCommand`; with `--print-config`, print them and exit.
 
+    Printed settings may lack required keys: the output names them.
+
     Raises:
         InvalidInputError: a key is unknown, a value cannot be used, or the file cannot be read.
     """
     from wattfleet_io.settings.loading import load
+    from wattfleet_io.settings.model import with_required_keys_optional
     from wattfleet_io.settings.toml_text import as_toml
 
     command = ctx.command
     assert isinstance(command, SettingsCommand), "the command has settings"
     given: dict[str, Any] = ctx.meta.get(_GIVEN, {}).copy()
     config, prints = given.pop("config", None), given.pop("print-config", False)
-    loaded = load(command.settings_model(), command.prefix, given, config)
+    model = command.settings_model()
     if prints:
-        click.echo(as_toml(loaded, ctx.command_path), nl=False)
+        partial = load(with_required_keys_optional(model), command.prefix, given, config)
+        click.echo(as_toml(partial, ctx.command_path), nl=False)
         ctx.exit()
-    return loaded.settings
+    return load(model, command.prefix, given, config).settings
 
 
 def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
@@ -81,7 +85,7 @@ def _options(model: type[Settings], prefix: str) -> Iterator[click.Parameter]:
     yield TyperOption(
         param_decls=["--print-config"],
         is_flag=True,
-        help="Print the effective settings as commented TOML, then exit.",
+        help="Print the effective settings as commented TOML, with what is missing, then exit.",
         expose_value=False,
         callback=_note("print-config"),
     )

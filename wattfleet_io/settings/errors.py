@@ -94,6 +94,8 @@ def _complaint(problem: Any) -> str:
         return f"must be {context['expected']}, not {given!r}"
     if kind in ("model_type", "model_attributes_type"):
         return "must be a table"
+    if kind == "string_too_short":  # no key needs more than one character
+        return "must not be empty"
     if kind == "finite_number":
         return f"must be a finite number, not {given}"
     if kind == "value_error":

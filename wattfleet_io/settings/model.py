@@ -15,9 +15,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Optional, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -92,6 +92,28 @@ def setting(
     )
 
 
+_REQUIRED = "required"
+
+
+def with_required_keys_optional(model: type[S]) -> type[S]:
+    """The same settings, except that required keys may be absent: their value is then None."""
+    groups: dict[str, Any] = {}
+    for group, field in model.model_fields.items():
+        table = field.annotation
+        assert isinstance(table, type) and issubclass(table, Group), f"{group} is not a group of settings"
+        keys = {name: _optional(key) for name, key in table.model_fields.items() if key.is_required()}
+        if keys:
+            optional = create_model(table.__name__, __base__=table, __doc__=table.__doc__, **keys)
+            groups[group] = (optional, optional())
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, **groups)
+
+
+def _optional(key: FieldInfo) -> Any:
+    extra = {**(key.json_schema_extra if isinstance(key.json_schema_extra, dict) else {}), _REQUIRED: "yes"}
+    annotation: Any = Annotated[(Optional[key.annotation], *key.metadata)] if key.metadata else Optional[key.annotation]  # noqa: UP045 - a value
+    return annotation, Field(None, description=key.description, json_schema_extra=extra)
+
+
 @dataclass(frozen=True)
 class Key:
     """One key of a settings model.
@@ -129,7 +151,12 @@ class Key:
     @property
     def default_text(self) -> str:
         """The default as a sentence, or that the key is required."""
-        return "Required." if self.field.is_required() else f"Default: {self._default_words()}."
+        return "Required." if self.is_required else f"Default: {self._default_words()}."
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the process cannot start without the key, also in a model of `with_required_keys_optional`."""
+        return self.field.is_required() or bool(self._extra(_REQUIRED))
 
     def _default_words(self) -> str:
         default = self.field.get_default(call_default_factory=True)

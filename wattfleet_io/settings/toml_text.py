@@ -26,20 +26,28 @@ def as_toml(loaded: Loaded[S], command: str) -> str:
         command: that uses them, such as `wattfleet coordinator serve`.
     """
     lines = [f"# Settings of `{command}`."]
+    keys = list(keys_of(type(loaded.settings)))
+    if missing := [key.option or key.path for key in keys if key.is_required and _value(loaded, key) is None]:
+        lines += _comment(f"Missing: {', '.join(missing)}. The command does not start without them.")
     group = ""
-    for key in keys_of(type(loaded.settings)):
+    for key in keys:
         if key.group != group:
             group = key.group
             title = (type(getattr(loaded.settings, group)).__doc__ or "").partition("\n")[0]
             lines += ["", *_comment(title), f"[{group}]"]
-        value = getattr(getattr(loaded.settings, group), key.name)
+        value = _value(loaded, key)
         lines += [*_comment(key.description), *_comment(_facts(key, loaded.origins.get(key.path))), _line(key, value)]
     return "\n".join(lines) + "\n"
 
 
+def _value(loaded: Loaded[S], key: Key) -> Any:
+    return getattr(getattr(loaded.settings, key.group), key.name)
+
+
 def _facts(key: Key, origin: str | None) -> str:
     unit = f"Unit: {key.unit}. " if key.unit else ""
-    return f"{unit}{key.default_text} " + (f"Set by: {origin}." if origin else "Not changed.")
+    unchanged = "Missing." if key.is_required else "Not changed."
+    return f"{unit}{key.default_text} " + (f"Set by: {origin}." if origin else unchanged)
 
 
 def _comment(text: str) -> list[str]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.rounds.pending_grants import PendingGrants
+from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
 
@@ -23,7 +25,12 @@ _DRIFT = 0.01
 
 
 class Grants:
-    """The newest grant of every device that a plan has chosen."""
+    """The newest grant of every device that a plan has chosen.
+
+    Attributes:
+        pending: what has yet to be sent, and which grants have to be reviewed first.
+        unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
+    """
 
     def __init__(
         self,
@@ -32,6 +39,7 @@ class Grants:
         settings: GrantSettings = GrantSettings(),
         started_s: float = 0.0,
         first_id: int | None = None,
+        stored: StoredGrants = NOTHING_STORED,
     ) -> None:
         """Start from what a store holds.
 
@@ -44,17 +52,17 @@ class Grants:
             settings: how long grants and trainings last.
             started_s: the time now.
             first_id: the id of the first grant; None for a random one, which no earlier process has used.
+            stored: what an earlier process has stored about its grants.
         """
         self._settings = settings
         self._started_s = started_s
         self._next_id = secrets.randbits(62) if first_id is None else first_id
         self._grants: dict[str, DeviceGrant] = {}
         self._lapses_s: dict[str, float] = {}
-        self._due: dict[str, None] = {}
-        self._late: set[str] = set()
-        self._unreviewed: set[str] = set()
-        self._unheard: set[str] = set()
-        self._held_back: set[str] = set()
+        self.pending = PendingGrants()
+        # Until then, a device may hold a grant with the lifetime of an earlier process.
+        self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
+        self.unstored = UnstoredGrants(stored, settings.lifetime_s)
         for record in rounds:
             for device_id in record.nodes:
                 self._grants.pop(device_id, None)  # a device is planned once its grant before is over
@@ -83,21 +91,17 @@ class Grants:
         """A device's newest grant; None if no plan ever chose it."""
         return self._grants.get(device_id)
 
+    def of_training(self) -> Iterator[str]:
+        """The devices that may act on a grant."""
+        return (device_id for device_id, each in self._grants.items() if not each.is_over)
+
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that somebody waits for, each with its device's id."""
-        return (
-            (device_id, each)
-            for device_id, each in self._grants.items()
-            if each.plan_id and not each.is_over and not each.is_given_up
-        )
+        return ((device_id, each) for device_id, each in self._grants.items() if each.is_in_flight)
 
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that nobody waits for and that still draw power, each with its device's id."""
-        return (
-            (device_id, each)
-            for device_id, each in self._grants.items()
-            if each.is_given_up and each.granted_w and not each.is_over
-        )
+        return ((device_id, each) for device_id, each in self._grants.items() if each.is_given_up and each.granted_w)
 
     def plans_in_flight(self) -> set[str]:
         """The plans that somebody waits for."""
@@ -119,6 +123,11 @@ class Grants:
         is_starting = now_s - self._started_s < self._settings.lifetime_s
         return is_starting and known is not None and not known.was_sent and not known.is_over
 
+    @property
+    def lowered_count(self) -> int:
+        """The number of devices that were told to draw less, and have not confirmed it."""
+        return sum(each.was_sent and each.superseded_w > each.granted_w for each in self._grants.values())
+
     def may_train(self, device_id: str) -> bool:
         """Whether a device may still act on a grant."""
         known = self._grants.get(device_id)
@@ -127,7 +136,7 @@ class Grants:
     def copy(self) -> Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
-        copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
+        copied.pending = self.pending.copy()
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -138,14 +147,6 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
-
-    def hold_back(self, plan_id: str) -> None:
-        """Send no grant of a plan until `let_go`: a coordinator that restarts must know of what it has granted."""
-        self._held_back.add(plan_id)
-
-    def let_go(self, plan_id: str) -> None:
-        """Send the grants of a plan, since it is stored."""
-        self._held_back.discard(plan_id)
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
@@ -163,24 +164,32 @@ class Grants:
         """Wait no more for the devices of a round that is finished or abandoned."""
         for device_id in record.nodes:
             self._give_up(device_id, record.plan_id)
+        self.unstored.note(record.nodes, self._plan_given_up)
 
-    def give_up_run(self, run_id: str) -> None:
-        """Wait no more for the devices of a run that is finished."""
-        self.give_up_devices(list(self._grants), run_id)
+    def give_up_runs(self, run_ids: Collection[str]) -> None:
+        """Wait no more for the devices of runs that are finished."""
+        given_up = [
+            (device_id, known.plan_id) for device_id, known in self.in_flight() if run_of(known.plan_id) in run_ids
+        ]
+        for device_id, plan_id in given_up:
+            self._give_up(device_id, plan_id)
+        self.unstored.note([device_id for device_id, _ in given_up], self._plan_given_up)
 
-    def give_up_devices(self, device_ids: Collection[str], run_id: str) -> None:
+    def give_up_devices(self, device_ids: Iterable[str], run_id: str) -> None:
         """Wait no more for some devices of a run, whose Flower server does not wait for them."""
         for device_id in device_ids:
             known = self._grants.get(device_id)
-            if known is not None and known.plan_id and run_of(known.plan_id) == run_id:
+            if known is None or known.is_given_up or known.is_over or not known.plan_id:
+                continue
+            if run_of(known.plan_id) == run_id:
                 self._give_up(device_id, known.plan_id)
 
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the grants of some devices."""
         for device_id in device_ids:
-            self._unreviewed.discard(device_id)
-            for known in (self._grants, self._lapses_s, self._due):
-                known.pop(device_id, None)
+            self.pending.forget(device_id)
+            self._grants.pop(device_id, None)
+            self._lapses_s.pop(device_id, None)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the grants of runs that were deleted, as far as they are over."""
@@ -197,25 +206,11 @@ class Grants:
         if known is not None:
             self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
-                self._unreviewed.add(device_id)
-                self._unheard.add(device_id)
+                self.pending.returned(device_id)
 
     def never_sent(self) -> list[str]:
         """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
-        return [
-            device_id
-            for device_id, each in self._grants.items()
-            if each.granted_w and not each.was_sent and not each.superseded_w
-        ]
-
-    def reviewed(self, too_much: Set[str] = frozenset()) -> None:
-        """Note that all grants were compared with the budgets, and trimmed where necessary.
-
-        Args:
-            too_much: devices whose first grants have to wait until others have confirmed that they draw less.
-        """
-        # The first lease of a session says what the device still has.
-        self._unreviewed = self._unheard | too_much
+        return [device_id for device_id, each in self._grants.items() if each.granted_w and each.is_first]
 
     def may_be_renewed(self, device_id: str) -> bool:
         """Whether a device may be told that its grant is renewed.
@@ -224,11 +219,11 @@ class Grants:
         was not reviewed since its device could not be told of a lower budget.
         """
         known = self._grants.get(device_id)
-        return known is None or known.is_over or (known.is_confirmed and device_id not in self._unreviewed)
+        return known is None or known.is_over or (known.is_confirmed and not self.pending.is_unreviewed(device_id))
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
-        self._lapses_s[device_id] = now_s + self._settings.lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+        self._lapses_s[device_id] = max(now_s + self._lasts_s(self._settings.lifetime_s), self._earlier_until_s)
 
     def confirm(self, device_id: str, grant_id: int, plan_id: str, phase: GrantPhase) -> None:
         """Take a device's word on which grant is in force, and how far it is.
@@ -239,42 +234,22 @@ class Grants:
             plan_id: the plan of that grant.
             phase: how far the device is with its training.
         """
-        self._unheard.discard(device_id)
+        self.pending.heard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-                self._unreviewed.add(device_id)
-            return
-        if grant_id == known.grant.grant_id:
-            is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
-            if device_id in self._late:
-                self._unreviewed.add(device_id)  # the budget may have fallen while it was not expected to obey
-            self._grants[device_id] = replace(
-                known,
-                superseded_w=0.0,
-                phase=GrantPhase.OVER if is_stopped else phase,
-                was_sent=True,
-                is_confirmed=True,
-                is_on_its_way=False,
-                is_rogue=False,
-            )
+                self.pending.review(device_id)
+        elif grant_id == known.grant.grant_id:
+            self.pending.confirmed(device_id)
+            self._grants[device_id] = known.confirmed(phase)
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
-            return
-        # The device keeps to another grant: an older one, or one that was sent by an earlier process and never stored.
-        is_of_plan = plan_id == known.plan_id
-        if phase is not GrantPhase.OVER:
-            is_begun = is_of_plan and phase is GrantPhase.TRAINING
-            known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
-        elif not known.is_on_its_way:
-            # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
-            is_ended = is_of_plan or known.is_given_up
-            known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
-        self._grants[device_id] = known
-        if not known.is_in_session and not known.is_over:
-            self._due[device_id] = None
+        else:
+            self._grants[device_id] = known = known.not_in_force(plan_id, phase)
+            if not known.is_in_session and not known.is_over:
+                self.pending.send(device_id)
 
     def observed(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device that has reported its observation of a plan.
@@ -287,23 +262,31 @@ class Grants:
     def check(self, now_s: float) -> list[str]:
         """End the grants that must have lapsed; returns the ids of their devices."""
         lapsed = []
-        for device_id, known in self._grants.items():
-            if known.is_over or now_s < self._lapses_s[device_id]:
+        for device_id, lapses_s in self._lapses_s.items():
+            if now_s < lapses_s or (known := self._grants.get(device_id)) is None or known.is_over:
                 continue
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
-            self._due.pop(device_id, None)
-            self._unheard.discard(device_id)
+            self.pending.ended(device_id)
+        self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
-        """Whether a device is back, or has not confirmed its newest grant in time."""
-        late = {each for each in self._grants if not self.is_controllable(each, now_s)}
-        is_new, self._late = bool(late - self._late), late
-        return is_new or bool(self._unreviewed)
+        """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
+        unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
+        return self.pending.needs_review({each for each in unconfirmed if not self.is_controllable(each, now_s)})
+
+    def due(self) -> tuple[list[str], list[str]]:
+        """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
+        changed: list[str] = []
+        first: list[str] = []
+        for device_id in self.pending.due(self._grants):
+            known = self._grants[device_id]
+            (first if known.is_first and known.assignment is not None else changed).append(device_id)
+        return changed, first
 
     def take_orders(
-        self, is_reachable: Callable[[str], bool], now_s: float, only: str | None = None
+        self, is_reachable: Callable[[str], bool], now_s: float, only: Collection[str] | None = None
     ) -> list[tuple[str, Grant]]:
         """The grants to send to reachable devices now, each with its device's id; they count as sent.
 
@@ -313,61 +296,47 @@ class Grants:
         Args:
             is_reachable: whether a grant can be sent to a device.
             now_s: the time now.
-            only: the only device to look at; None for all.
+            only: the only devices to look at; None for all.
         """
         orders = []
-        due = list(self._due) if only is None else [only] if only in self._due else []
-        for device_id in filter(is_reachable, due):
-            known = self._grants[device_id]
-            if known.assignment is not None and (device_id in self._unreviewed or known.plan_id in self._held_back):
-                continue
-            del self._due[device_id]
-            if known.is_over:
-                continue
-            sent_s = known.sent_s if known.was_sent else now_s
-            self._grants[device_id] = replace(
-                known, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s
-            )
-            orders.append((device_id, known.grant))
+        for device_id in filter(is_reachable, self.pending.due(self._grants, only)):
+            self.pending.sent(device_id)
+            if not (known := self._grants[device_id]).is_over:
+                self._grants[device_id] = known.sent(now_s)
+                orders.append((device_id, known.grant))
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
+
+    def _lasts_s(self, lifetime_s: float) -> float:
+        """Seconds after which a device that was renewed last must be parked."""
+        return lifetime_s * (1 + _DRIFT) + self._settings.stop_margin_s
+
+    def _plan_given_up(self, device_id: str) -> str:
+        """The plan of a device's training that nobody waits for and that may go on; empty if there is none."""
+        known = self._grants.get(device_id)
+        return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
 
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
         return self._settings.longest_factor * planned_s + self._settings.longest_extra_s
 
     def _issue(self, device_id: str, plan_id: str, assignment: Assignment | None, longest_s: float) -> None:
+        grant = Grant(self._next_id, plan_id, assignment, longest_s)
         known = self._grants.get(device_id)
-        superseded_w, phase, is_given_up, is_rogue = 0.0, GrantPhase.WAITING, False, False
-        if known is not None and not known.is_over:
-            superseded_w = max(known.superseded_w, known.granted_w if known.was_sent else 0.0)
-            is_rogue = known.is_rogue
-            if known.plan_id == plan_id:
-                phase, is_given_up = known.phase, known.is_given_up
-        self._grants[device_id] = DeviceGrant(
-            Grant(self._next_id, plan_id, assignment, longest_s),
-            superseded_w,
-            phase,
-            is_on_its_way=known is not None and known.is_on_its_way,
-            is_given_up=is_given_up,
-            is_rogue=is_rogue,
-        )
+        self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
-        self._unreviewed.discard(device_id)
         self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
-        self._due[device_id] = None
+        self.pending.issued(device_id)
 
     def _give_up(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device; a training that may not have begun is called off."""
         known = self._grants.get(device_id)
-        if known is None or known.plan_id != plan_id or known.is_given_up:
+        if known is None or known.plan_id != plan_id or known.is_given_up or known.is_over:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
-        if known.is_over:
-            return
-        if not known.was_sent and not known.superseded_w:
+        if known.is_first:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
-            self._due.pop(device_id, None)
+            self.pending.ended(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)

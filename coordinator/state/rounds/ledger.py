@@ -165,10 +165,11 @@ class RoundLedger:
         self.grants.forget(device_ids)
         self.latest_results.forget(device_ids)
 
-    def run_finished(self, run_id: str) -> None:
-        """Release the devices of a finished run."""
-        self.grants.give_up_run(run_id)
-        self.cache.run_finished(run_id)
+    def runs_finished(self, run_ids: Collection[str]) -> None:
+        """Release the devices of finished runs."""
+        self.grants.give_up_runs(run_ids)
+        for run_id in run_ids:
+            self.cache.run_finished(run_id)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the rounds of runs that were deleted from the store."""

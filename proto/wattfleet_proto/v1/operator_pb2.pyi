@@ -233,8 +233,11 @@ class SetBudgetResponse(_message.Message):
 
     BUDGET_FIELD_NUMBER: _builtins.int
     TRIMMED_ROUNDS_FIELD_NUMBER: _builtins.int
+    TOLD_DEVICES_FIELD_NUMBER: _builtins.int
     trimmed_rounds: _builtins.int
     """rounds in flight that were trimmed"""
+    told_devices: _builtins.int
+    """devices that were told to draw less, and have not confirmed it yet"""
     @_builtins.property
     def budget(self) -> Global___SupplyBudget: ...
     def __init__(
@@ -242,10 +245,11 @@ class SetBudgetResponse(_message.Message):
         *,
         budget: Global___SupplyBudget | None = ...,
         trimmed_rounds: _builtins.int = ...,
+        told_devices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "trimmed_rounds", b"trimmed_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "told_devices", b"told_devices", "trimmed_rounds", b"trimmed_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -276,8 +280,10 @@ class ClearBudgetResponse(_message.Message):
 
     BUDGET_FIELD_NUMBER: _builtins.int
     TRIMMED_ROUNDS_FIELD_NUMBER: _builtins.int
+    TOLD_DEVICES_FIELD_NUMBER: _builtins.int
     trimmed_rounds: _builtins.int
     """as above: the source may allow less"""
+    told_devices: _builtins.int
     @_builtins.property
     def budget(self) -> Global___SupplyBudget: ...
     def __init__(
@@ -285,10 +291,11 @@ class ClearBudgetResponse(_message.Message):
         *,
         budget: Global___SupplyBudget | None = ...,
         trimmed_rounds: _builtins.int = ...,
+        told_devices: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "trimmed_rounds", b"trimmed_rounds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "told_devices", b"told_devices", "trimmed_rounds", b"trimmed_rounds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli.client import CoordinatorUnreachableError
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import serving
 from tests.fakes.shell import command
 from wattfleet.errors import InvalidInputError
+from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
 
 EVERY_COMMAND = [
     ["devices"],

@@ -27,8 +27,8 @@ async def test_a_connection_enrols_a_limited_number_of_devices(config: Coordinat
                 await enrol(client, client.channel, f"device-{k}")
             assert status(refused) == (
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
-                f"device-{k}: this connection has enrolled 20 new devices, as many as it may: let each agent have a"
-                " connection of its own, or raise the coordinator's setting sessions.max_new_devices_per_connection",
+                f"device-{k}: this connection has reached its limit of 20 new devices: give each agent its own"
+                " connection, or raise the coordinator's setting sessions.max_new_devices_per_connection",
             )
         await enrol(client, client.channel, "device-3")  # known devices come and go
         async with grpc.aio.insecure_channel(
@@ -36,6 +36,27 @@ async def test_a_connection_enrols_a_limited_number_of_devices(config: Coordinat
         ) as other:
             await enrol(client, other, "device-20")
         assert len(await client.devices()) == 21
+
+
+async def test_a_host_enrols_a_limited_number_of_devices_over_any_connections(config: CoordinatorSettings) -> None:
+    config = config.with_values(sessions={"max_new_devices_per_host": 3})
+
+    async def enrol_anew(client: Client, device_id: str) -> None:
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(client.bound.address, options=own) as channel:
+            await enrol(client, channel, device_id)
+
+    async with serving_client(config) as client:
+        for k in range(3):
+            await enrol_anew(client, f"device-{k}")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await enrol_anew(client, "device-3")
+        assert status(refused) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "device-3: this host has enrolled 3 new devices, as many as it may: raise the coordinator's setting"
+            " sessions.max_new_devices_per_host if its devices are yours",
+        )
+        await enrol_anew(client, "device-2")  # known devices come and go
 
 
 async def test_by_default_one_connection_leaves_the_leases_as_they_are(config: CoordinatorSettings) -> None:

@@ -148,26 +148,28 @@ async def test_a_round_that_was_trimmed_is_shown_as_it_was_planned_and_what_beca
     async with served_with_shell(config) as (client, shell):
         _agents = await client.two_ready()
         plan = await client.plan()
-        said = (await shell("budget", "set", "site", "20", columns=100)).stdout.splitlines()
+        said = (await shell("budget", "set", "site", "20")).stdout.splitlines()
         assert said == [
             "site: 20 W in force (operator)",
             "1 round in flight trimmed",
-            "45 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "1 device told to draw less",
+            "45 W are still set aside until devices confirm, or their grants lapse",
         ]
         await client.obey()
         assert [line.split()[2] for line in (await shell("budget", "show")).stdout.splitlines()[2:3]] == ["20.0"]
         row, trimmed = (await shell("rounds")).stdout.splitlines()[3:5]
         assert row.split()[:5] == ["1", "2", "100.0", f"{plan.planned_w:.1f}", "-"]
         assert trimmed == "round 1 trimmed to 20.0 of 20.0 W: 1 device stopped"
-        said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
+        said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
         assert said[1:] == [
             "1 round in flight trimmed",
-            "20 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "1 device told to draw less",
+            "20 W are still set aside until devices confirm, or their grants lapse",
         ]
         await client.obey()
-        said = (await shell("budget", "set", "site", "7", columns=100)).stdout.splitlines()
+        said = (await shell("budget", "set", "site", "7")).stdout.splitlines()
         assert said[1:] == [
-            "8 W are still reserved: devices have yet to confirm lower limits, idle at that, or are offline",
+            "8 W are still set aside for idle and offline devices",
         ]
         [content] = (await asked(shell, "rounds"))["rounds"]
         assert (content["devices"], content["site_budget_w"], content["planned_w"]) == (2, 100.0, plan.planned_w)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
@@ -199,3 +201,9 @@ async def test_a_publish_that_takes_too_long_ends(
 def test_a_stored_predictor_of_an_agent_keeps_its_399_corrections(artefact: Artefact, tmp_path: Path) -> None:
     large = with_remainders(artefact, 400, 399)
     assert len(RooflinePredictor.load(large.weights).time_remainder.correction.modes) == 399
+
+
+def test_the_coordinator_imports_no_scipy_since_only_the_check_predicts() -> None:
+    code = "import sys, coordinator.server, coordinator.cli.commands; print('scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -118,3 +118,21 @@ async def test_a_token_that_is_too_long_is_refused(config: CoordinatorSettings) 
         code, details = status(refused)
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert details == "a run's token must have at most 200 characters, not 201"
+
+
+async def test_so_many_runs_go_on_at_once(config: CoordinatorSettings) -> None:
+    def start(run_id: str) -> planning_pb2.StartRunRequest:
+        return planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3)
+
+    async with serving_client(config.with_values(rounds={"max_live_runs": 2})) as client:
+        for run_id in ("1", "2", "1"):  # the third continues the first
+            await client.planning.StartRun(start(run_id))
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.planning.StartRun(start("3"))
+        assert status(refused) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "2 runs have not ended, as many as may be: end some with `wattfleet coordinator delete RUN --end`, or raise"
+            " the coordinator's setting rounds.max_live_runs",
+        )
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="2"))
+        await client.planning.StartRun(start("3"))

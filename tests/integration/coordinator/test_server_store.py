@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,18 @@ async def test_a_second_coordinator_on_one_store_ends_at_once_and_the_first_serv
         await start_run(channel, "1")
     await first.end()
     assert runs_of(config) == ["1"]
+
+
+async def test_the_longest_lifetime_that_devices_were_told_is_stored(config: CoordinatorSettings) -> None:
+    lifetimes_s = []
+    for told_s in (60.0, 600.0, 30.0):
+        running = Running(config.with_values(grants={"lifetime_s": told_s}))
+        await running.bound
+        store = sqlite3.connect(config.store.location)
+        lifetimes_s += store.execute("SELECT lifetime_s FROM grant_lifetime").fetchall()
+        store.close()
+        await running.end()
+    assert lifetimes_s == [(60.0,), (600.0,), (600.0,)], "devices may rely on 600 s for 600 s yet"
 
 
 async def test_a_coordinator_on_standby_serves_once_the_first_is_gone(config: CoordinatorSettings) -> None:

@@ -24,17 +24,17 @@ from wattfleet_proto.v1 import operator_pb2, power_pb2, session_pb2, session_pb2
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"state": session_pb2.StateReport(state=READY.state, detail="x" * 2_000_000)}, "at most 1,048,576 bytes"),
+        ({"state": session_pb2.StateReport(state=READY.state, detail="x" * 70_000)}, "at most 65,536 bytes"),
         (
             {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 1_000_000))},
-            "at most 1,048,576 bytes",
+            "at most 65,536 bytes",
         ),
         (
             {"front": session_pb2.FrontReport(front=power_pb2.Front(points=[power_pb2.FrontPoint()] * 10_000))},
             "1 to 64 points",
         ),
     ],
-    ids=["2 MB", "front of a million points", "front of 10,000 points"],
+    ids=["70 kB", "front of a million points", "front of 10,000 points"],
 )
 async def test_what_is_far_too_large_ends_one_session_only(
     config: CoordinatorSettings, body: dict[str, Any], said: str
@@ -56,7 +56,7 @@ async def test_of_a_long_detail_the_beginning_is_kept(config: CoordinatorSetting
     async with serving_client(config) as client:
         agent = client.agent()
         await agent.hello("orin")
-        await agent.send(state=session_pb2.StateReport(state=READY.state, detail="x" * 100_000))
+        await agent.send(state=session_pb2.StateReport(state=READY.state, detail="x" * 60_000))
         assert (await client.devices())["orin"].detail == "x" * 2_000
         await agent.goodbye()
 

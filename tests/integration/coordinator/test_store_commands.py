@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.store import checksums
+from coordinator.store.backups import restore_file
 from coordinator.store.store import Store
 from tests.fakes.full_store import everything_in, fill, served_by
 from tests.fakes.records_to_store import BLANK
@@ -125,6 +129,55 @@ def test_a_restored_store_serves_what_was_backed_up_and_the_old_file_is_kept(pat
     assert everything_in(path) == right
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL."""
+
+
+def killed_before(monkeypatch: pytest.MonkeyPatch, step: int) -> list[str]:
+    """Have the process die before so many changes of the folder; returns the names of those that are made."""
+    made: list[str] = []
+
+    def dying(name: str) -> None:
+        change = getattr(os, name)
+
+        def changed(*arguments: Any, **options: Any) -> Any:
+            if len(made) == step:
+                raise Killed
+            made.append(name)
+            return change(*arguments, **options)
+
+        monkeypatch.setattr(os, name, changed)
+
+    for name in ("link", "replace", "unlink"):
+        dying(name)
+    return made
+
+
+@pytest.mark.parametrize("step", range(12))
+def test_a_restore_that_is_killed_leaves_the_old_or_the_new_store(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    backup, folder = tmp_path / "copy.db", tmp_path / "killed"
+    store("backup", backup, "--store", path)
+    new = everything_in(path)
+    folder.mkdir()
+    with closing(Store(path)) as writing:
+        writing.save(BLANK)  # it is in the log only
+        assert path.with_name("coordinator.db-wal").stat().st_size
+        for each in tmp_path.glob("coordinator.db*"):
+            shutil.copy(each, folder / each.name)
+    old = everything_in(path)
+    assert old != new
+    with monkeypatch.context() as patched:
+        made = killed_before(patched, step)
+        with suppress(Killed):
+            restore_file(backup, folder / path.name)
+    expected = new if len(made) < step or made.count("replace") == 2 else old
+    assert everything_in(folder / path.name) == expected
+    restore_file(backup, folder / path.name)
+    assert everything_in(folder / path.name) == new
+
+
 def test_a_backup_can_be_restored_where_no_store_is(path: Path, tmp_path: Path) -> None:
     store("backup", tmp_path / "copy.db", "--store", path)
     store("restore", tmp_path / "copy.db", "--store", tmp_path / "new.db")
@@ -142,7 +195,7 @@ def test_nothing_is_restored_while_a_coordinator_uses_the_store(path: Path, tmp_
 def test_what_is_no_good_backup_is_not_restored(path: Path, tmp_path: Path) -> None:
     right = everything_in(path)
     bad = tmp_path / "copy.db"
-    assert f"{bad} is no file" in refused("restore", bad, "--store", path)
+    assert f"{bad} is not a file" in refused("restore", bad, "--store", path)
     bad.write_text("cores,cpu_khz\n" * 100)
     assert f"{bad} cannot be used" in refused("restore", bad, "--store", path)
     sqlite3.connect(bad.with_name("empty.db")).close()

@@ -14,6 +14,7 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
 )
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime, StoredGrants
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from tests.fakes.records_to_store import (
@@ -69,6 +70,27 @@ def test_an_unfinished_round_continues_until_others_have_all_its_devices(store: 
     store.save(of_devices(finished_round(6, "running"), "nano"), of_devices(planned_round(7, "running"), "tx"))
     newest = ["running/5", "running/6", "running/7"]
     assert [record.plan_id for record in store.load().rounds] == ["running/2", *newest]
+
+
+def test_a_training_that_was_given_up_loads_its_round_however_old(store: Store, reopen: Callable[[], Store]) -> None:
+    store.save(RunRecord("running", "FedAvg", 9))
+    store.save(*(of_devices(finished_round(number, "running"), f"device-{number}") for number in range(1, 7)))
+    store.save(GivenUpTraining("device-2", "running/2"), GrantLifetime(600.0))
+    kept = reopen().load()
+    assert [record.number for record in kept.rounds] == [2, 4, 5, 6]
+    assert kept.grants == StoredGrants(600.0, {"device-2": "running/2"})
+
+
+def test_a_training_that_is_over_is_removed_and_one_of_a_deleted_run_loads_nothing(
+    store: Store, reopen: Callable[[], Store]
+) -> None:
+    store.save(RunRecord("running", "FedAvg", 9))
+    store.save(*(of_devices(finished_round(number, "running"), f"device-{number}") for number in range(1, 7)))
+    store.save(GivenUpTraining("device-2", "running/2"), GivenUpTraining("device-1", "deleted/1"))
+    store.save(GivenUpTraining("device-2", None))
+    kept = reopen().load()
+    assert [record.number for record in kept.rounds] == [4, 5, 6]
+    assert kept.grants == StoredGrants(0.0, {"device-1": "deleted/1"})
 
 
 def test_what_the_rounds_of_a_run_come_to_is_read_without_their_plans(store: Store) -> None:

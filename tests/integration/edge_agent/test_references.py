@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 import reference_models
 from edge_agent.session.connection import connects_to
-from edge_agent.session.references import reference_of_digest
+from edge_agent.session.references import reference_of_digest, remove_old_references
 from wattfleet.errors import CorruptReferenceError
 from wattfleet.prediction import Artefact
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
@@ -87,6 +88,25 @@ def test_a_damaged_cache_is_fetched_anew(shipped: Artefact, tmp_path: Path) -> N
     assert fetch(coordinator, shipped.digest, tmp_path) == shipped
     assert coordinator.asked == 2
     assert kept.read_bytes() == shipped.weights
+
+
+def test_the_newest_references_and_the_used_one_are_kept(tmp_path: Path) -> None:
+    for k in range(12):
+        (tmp_path / f"digest-{k:02}").mkdir()
+        os.utime(tmp_path / f"digest-{k:02}", (k, k))
+    remove_old_references(tmp_path, used="digest-01")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["digest-01", *(f"digest-{k:02}" for k in range(4, 12))]
+
+
+def test_a_link_in_the_cache_is_not_followed(tmp_path: Path) -> None:
+    cache, other = tmp_path / "cache", tmp_path / "other"
+    other.mkdir()
+    (other / "precious").touch()
+    cache.mkdir()
+    for k in range(12):
+        (cache / f"digest-{k}").symlink_to(other)
+    remove_old_references(cache, used="digest-1")
+    assert (other / "precious").exists()
 
 
 def test_a_fetch_that_breaks_off_goes_on_where_it_stopped(shipped: Artefact, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from wattfleet_proto.error_boundary import ErrorInterceptor, StatusTable, status
 # Raised in another process than the service's, or before the service is up; a new error has to be put here or get a
 # status.
 NOT_RAISED_BY_A_SERVICER = {
-    "coordinator.cli.client.CoordinatorUnreachableError",  # in the operator's commands
     "coordinator.cli.client.RequestFailedError",  # in the operator's commands
     "coordinator.errors.AmbiguousQueryError",  # while budgets are watched, as the others of a budget's source
     "coordinator.errors.BudgetSourceError",
@@ -31,7 +30,6 @@ NOT_RAISED_BY_A_SERVICER = {
     "coordinator.errors.StaleReadingError",
     "coordinator.errors.UnsuitableQueryError",
     "coordinator.errors.UnusableReadingError",
-    "wattfleet_flower.server.errors.CoordinatorUnreachableError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.NoUpdatesError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.PlanningError",  # in Flower's ServerApp
     "wattfleet_flower.server.errors.RefusedError",  # in Flower's ServerApp

@@ -77,6 +77,21 @@ def test_trust_survives_a_restart_with_the_newest_rounds() -> None:
     assert set(after.agents.left_out()) == {"nano"}
 
 
+def test_that_a_device_was_included_again_survives_a_restart() -> None:
+    before = lying_fleet()
+    for number in (1, 2, 3):
+        train(before, number)
+    overrides = before.undrain(["nano"])
+    train(before, 4)
+    rounds, runs = list(before.rounds.records.values()), [RunRecord(RUN, "FedAvg", 3)]
+    devices = list(before.agents.devices.values())
+    after = Fleet(
+        Allowance.of_site(100.0), AllDevices(), devices, before.flower.nodes, runs, rounds, overrides=overrides
+    )
+    assert after.agents.claims.trust_of("nano") == before.agents.claims.trust_of("nano") == 0.875
+    assert after.agents.left_out() == {}
+
+
 def test_a_repeated_observation_counts_once() -> None:
     fleet = lying_fleet()
     record = fleet.flower.plan(RUN, 1, NODES, 1.0)

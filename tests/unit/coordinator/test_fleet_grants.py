@@ -8,9 +8,11 @@ import pytest
 
 from coordinator.budgets.site_file import SiteFile
 from coordinator.errors import NoDevicesError, StillInUseError
+from coordinator.settings import GrantSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.placement import Placement
 from coordinator.state.records import DeviceResult, ObservedTraining, RoundRecord
+from coordinator.state.stored_grants import NOTHING_STORED, GivenUpTraining, GrantLifetime, StoredGrants
 from tests.fakes.fronts import front
 from tests.fakes.obedient_devices import confirm_all, end_training, train
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
@@ -37,7 +39,13 @@ def two_runs(site_budget_w: float = 100.0) -> Fleet:
     return fleet
 
 
-def restarted(fleet: Fleet, placement: Placement | None = None) -> Fleet:
+def restarted(
+    fleet: Fleet,
+    placement: Placement | None = None,
+    grants: GrantSettings = GrantSettings(),
+    stored: StoredGrants = NOTHING_STORED,
+    now_s: Callable[[], float] = lambda: 0.0,
+) -> Fleet:
     """The same with what a store kept; nobody is connected."""
     return Fleet(
         fleet.operator.allowance,
@@ -47,6 +55,9 @@ def restarted(fleet: Fleet, placement: Placement | None = None) -> Fleet:
         list(fleet.flower.runs.values()),
         list(fleet.rounds.records.values()),
         placement=placement,
+        grants=grants,
+        now_s=now_s,
+        stored_grants=stored,
     )
 
 
@@ -185,6 +196,38 @@ def test_after_a_restart_what_was_promised_counts_before_anybody_is_back() -> No
     fleet = restarted(before)
     connect(fleet, "nano")
     assert fleet.flower.plan(OTHER, 1, [NANO_NODE], 1.0).idle_w == set_aside_w(planned, "orin")
+
+
+def test_a_restart_with_a_shorter_lifetime_counts_the_one_that_devices_were_told() -> None:
+    before, now_s = small_fleet(), [0.0]
+    planned = before.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    shorter = GrantSettings(lifetime_s=10.0)
+    after = restarted(before, grants=shorter, stored=StoredGrants(600.0), now_s=lambda: now_s[0])
+    reconnect(after, "orin", 3, planned.plan_id, GrantPhase.TRAINING)
+    after.agents.disconnect("orin")  # before it received the shorter lifetime
+    now_s[0] = 600.0
+    assert after.check_grants() == [], "the device may still train"
+    assert after.rounds.grants.unstored.take() == []
+    now_s[0] = 700.0
+    assert after.check_grants() == ["orin"]
+    assert after.rounds.grants.unstored.take() == [GrantLifetime(10.0)], "nobody relies on the longer one any more"
+
+
+@pytest.mark.parametrize("ends", [ends_by_finish, ends_with_its_run])
+def test_a_training_of_an_ended_round_is_stored_until_it_is_over(ends: Callable[[Fleet], None]) -> None:
+    fleet = two_runs()
+    planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
+    train(fleet, "orin")
+    train(fleet, "nano")
+    end_training(fleet, "nano")
+    fleet.rounds.grants.unstored.take()
+    ends(fleet)
+    assert fleet.rounds.grants.unstored.take() == [GivenUpTraining("orin", planned.plan_id)]
+    fleet.check_grants()
+    assert fleet.rounds.grants.unstored.take() == []
+    end_training(fleet, "orin")
+    fleet.check_grants()
+    assert fleet.rounds.grants.unstored.take() == [GivenUpTraining("orin", None)]
 
 
 def test_who_was_gone_when_the_watts_fell_is_trimmed_when_it_is_back() -> None:

@@ -48,7 +48,7 @@ def test_a_site_needs_exactly_one_of_a_budget_and_a_file(tmp_path: Path) -> None
 @pytest.mark.parametrize("policy", [Progress(), AllDevices(), Deadline(60.0)])
 def test_over_selection_needs_a_policy_with_a_number_of_devices(policy: Policy) -> None:
     settings = SelectionSettings(over_selection=0.2)
-    with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' selects as many devices as it finds best"):
+    with pytest.raises(InvalidInputError, match=f"policy '{policy.name}' determines the number of devices itself"):
         selection_of(settings, policy)
     for counted in (Progress(count=4), FastestK()):
         assert selection_of(settings, counted) == Selection(over_selection=0.2)

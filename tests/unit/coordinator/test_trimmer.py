@@ -108,7 +108,7 @@ def test_watts_are_looked_at_again_where_a_look_failed(monkeypatch: pytest.Monke
     fleet.flower.plan(RUN, 1, NODES, 1.0)
     monkeypatch.setattr("coordinator.state.fleet.trim_rounds", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        fleet.trim()
+        fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
     assert fleet.rounds.is_trim_due
     monkeypatch.undo()
     fleet.trim()

@@ -274,7 +274,7 @@ def test_a_device_in_use_is_left_to_its_agent(run, jetson, state):
 
 
 def test_a_board_that_is_not_there_keeps_no_mode(run, state):
-    refused(run("apply", "15W", "--device", "simulated:orin-nano"), 2, "it ends with the command")
+    refused(run("apply", "15W", "--device", "simulated:orin-nano"), 2, "it exists only while a command runs")
     assert not state.exists()
 
 

@@ -66,6 +66,27 @@ def test_options_override_the_environment_which_overrides_the_file(agent, tmp_pa
         assert line in ended.out.splitlines(), ended.out
 
 
+def test_settings_are_printed_though_required_ones_are_missing(agent, tmp_path):
+    ended = agent("run", "--print-config", "--device-id", "orin-0")
+    assert ended.code == 0
+    lines = ended.out.splitlines()
+    assert "# Missing: --device, --minibatches-per-epoch. The command does not start without" in lines
+    assert {"# Required. Missing.", "# spec =", 'id = "orin-0"', "# minibatches_per_epoch =", "seed = 0"} <= set(lines)
+    config = tmp_path / "agent.toml"
+    config.write_text(ended.out)
+    completed = agent("run", "--config", config, "--device", "host", "--minibatches-per-epoch", 9, "--print-config")
+    assert completed.code == 0 and "Missing" not in completed.out
+    assert {'id = "orin-0"', "minibatches_per_epoch = 9"} <= set(completed.out.splitlines())
+
+
+def test_printed_settings_are_checked_even_if_others_are_missing(agent):
+    ended = agent("run", "--print-config", "--device-id", "", "--minibatches-per-epoch", 0)
+    assert ended.code == 2
+    assert (
+        "--minibatches-per-epoch must be 1 or more, not 0" in ended.err and "--device-id must not be empty" in ended.err
+    )
+
+
 def test_missing_settings_are_named_with_the_options_that_set_them(agent):
     ended = agent("run", "--device", "simulated:orin-nano")
     assert ended.code == 2

@@ -279,5 +279,5 @@ def test_what_can_make_no_step_is_refused(arguments: tuple[Any, ...], reason: st
 
 def test_a_strategy_of_rounds_cannot_drive_it() -> None:
     wrapped = DifferentialPrivacyServerSideFixedClipping(FedBuff(1), 0.0, 1.0, 1)
-    with pytest.raises(InvalidInputError, match="no strategy but PowerAware can wrap it"):
+    with pytest.raises(InvalidInputError, match="only PowerAware can wrap it"):
         wrapped.start(grid_of(Node("a")), ZERO, num_rounds=1)

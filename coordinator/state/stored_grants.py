@@ -1,0 +1,99 @@
+"""What a store keeps about grants, so that a coordinator that restarts frees no watts too early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class GivenUpTraining:
+    """A device whose round or run has ended, but not its grant.
+
+    Attributes:
+        device_id: the device.
+        plan_id: the plan of the grant; None once the grant is over.
+    """
+
+    device_id: str
+    plan_id: str | None
+
+
+@dataclass(frozen=True)
+class GrantLifetime:
+    """The longest lifetime that a device may still rely on.
+
+    Attributes:
+        lifetime_s: in seconds.
+    """
+
+    lifetime_s: float
+
+
+@dataclass(frozen=True)
+class StoredGrants:
+    """What an earlier coordinator has stored.
+
+    Attributes:
+        lifetime_s: the longest lifetime that a device may still rely on, in seconds; 0 if none is stored.
+        given_up: device id -> plan id of each training that was given up and may go on.
+    """
+
+    lifetime_s: float = 0.0
+    given_up: Mapping[str, str] = field(default_factory=dict)
+
+
+NOTHING_STORED = StoredGrants()
+
+
+class UnstoredGrants:
+    """What has to be stored about grants with the next records.
+
+    Attributes:
+        lifetime_s: the longest lifetime that a device may still rely on, in seconds.
+    """
+
+    def __init__(self, stored: StoredGrants, own_lifetime_s: float) -> None:
+        """Start with what is stored.
+
+        Args:
+            stored: by an earlier process.
+            own_lifetime_s: the lifetime of this process's grants.
+        """
+        self.lifetime_s = max(own_lifetime_s, stored.lifetime_s)
+        self._own_lifetime_s = own_lifetime_s
+        self._given_up = dict(stored.given_up)
+        self._waiting: list[GivenUpTraining | GrantLifetime] = []
+
+    def take(self) -> list[GivenUpTraining | GrantLifetime]:
+        """What has to be stored; it counts as stored."""
+        taken, self._waiting = self._waiting, []
+        return taken
+
+    def note(self, device_ids: Iterable[str], plan_given_up: Callable[[str], str]) -> None:
+        """Store which trainings of a round or run that has ended may go on: after a restart it may not be loaded.
+
+        Args:
+            device_ids: the devices of the round or run, or more.
+            plan_given_up: the plan of a device's training that nobody waits for and that may go on; empty for none.
+        """
+        for device_id in device_ids:
+            plan_id = plan_given_up(device_id)
+            if plan_id and self._given_up.get(device_id) != plan_id:
+                self._given_up[device_id] = plan_id
+                self._waiting.append(GivenUpTraining(device_id, plan_id))
+
+    def check(self, plan_given_up: Callable[[str], str], is_earlier_over: bool) -> None:
+        """Store which trainings are over, and the lifetime once nobody relies on a longer one.
+
+        Args:
+            plan_given_up: as above.
+            is_earlier_over: every grant of an earlier process must have lapsed, or was renewed since.
+        """
+        for device_id, plan_id in list(self._given_up.items()):
+            if plan_given_up(device_id) != plan_id:
+                del self._given_up[device_id]
+                self._waiting.append(GivenUpTraining(device_id, None))
+        if is_earlier_over and self.lifetime_s != self._own_lifetime_s:
+            self.lifetime_s = self._own_lifetime_s
+            self._waiting.append(GrantLifetime(self.lifetime_s))

@@ -1,0 +1,37 @@
+"""Saves records one by one of which there are few, and whose rows may be deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, delete
+
+from coordinator.state.records import PinnedReference, RemovedReference, StoredRecord, SupplyOverride
+from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.store import rows
+from coordinator.store.statements import Statements
+from coordinator.store.tables import BudgetOverride, Reference, ReferencePin
+
+
+def save_single_rows(connection: Connection, statements: Statements, records: Sequence[StoredRecord]) -> None:
+    """Save overrides of budgets, the pinned reference and what is known of grants; delete removed references."""
+    for record in records:
+        if isinstance(record, SupplyOverride):
+            if record.override is None:
+                connection.execute(delete(BudgetOverride).where(BudgetOverride.supply == record.supply))
+            else:
+                connection.execute(statements.override, [rows.override_values(record.supply, record.override)])
+        elif isinstance(record, PinnedReference):
+            if record.digest is None:
+                connection.execute(delete(ReferencePin))
+            else:
+                connection.execute(statements.pin, [{"only": 1, "digest": record.digest}])
+        elif isinstance(record, RemovedReference):
+            connection.execute(delete(Reference).where(Reference.digest == record.digest))
+        elif isinstance(record, GrantLifetime):
+            connection.execute(statements.grant_lifetime, [{"only": 1, "lifetime_s": record.lifetime_s}])
+    given_up = [record for record in records if isinstance(record, GivenUpTraining)]
+    if found := [{"device_id": each.device_id, "plan_id": each.plan_id} for each in given_up if each.plan_id]:
+        connection.execute(statements.given_up, found)
+    if gone := [{"gone": each.device_id} for each in given_up if each.plan_id is None]:
+        connection.execute(statements.not_given_up, gone)
