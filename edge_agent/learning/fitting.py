@@ -93,4 +93,4 @@ class FittingHere:
         return predictor.predict(self._modes, batch)
 
     def _fitted(self, profile: Profile) -> Predictor:
-        return type(self._prior).fit(profile, self._prior, self._transfer.facts)
+        return self._transfer.fitted(profile, self._prior)

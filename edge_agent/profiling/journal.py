@@ -1,8 +1,8 @@
 """The journal of a profile: every measured mode is on disk before the next one begins.
 
 Each line is a JSON object. The first states what is measured. The others are records: measured modes, discarded
-measurements, observations of rounds, and renewals. A renewal invalidates all records before it. An incomplete last
-line, as after a power cut, is dropped and its mode measured again.
+measurements, observations of rounds, renewals, and the methods that select the modes. A renewal invalidates all
+records before it. An incomplete last line, as after a power cut, is dropped and its mode measured again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,17 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.device import Provenance
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
+from edge_agent.profiling.journal_records import (
+    Discarded,
+    MethodRecord,
+    ModeRecord,
+    Record,
+    Renewal,
+    RoundRecord,
+    from_line,
+    to_line,
+)
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
@@ -166,6 +176,12 @@ class Journal:
         """The last renewal; None if there was none."""
         renewals = [entry for entry in self._entries if isinstance(entry, Renewal)]
         return renewals[-1] if renewals else None
+
+    @property
+    def method(self) -> ProfilingMethod:
+        """The method that selects the modes since the last renewal: the last one stated, or else `transfer`."""
+        stated = [entry.method for entry in self._current if isinstance(entry, MethodRecord)]
+        return ProfilingMethod(stated[-1]) if stated else ProfilingMethod.TRANSFER
 
     @property
     def measurements(self) -> tuple[Measurement, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_type_hints
 
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode
 
@@ -150,10 +151,34 @@ class Renewal:
     modes: int
 
 
-Record = ModeRecord | Discarded | RoundRecord | Renewal
+@dataclass(frozen=True)
+class MethodRecord:
+    """The method that selects the modes of the following records.
+
+    Attributes:
+        method: a value of `ProfilingMethod`.
+
+    Raises:
+        InvalidInputError: the method is unknown.
+    """
+
+    method: str
+
+    def __post_init__(self) -> None:
+        known = [str(method) for method in ProfilingMethod]
+        if self.method not in known:
+            raise InvalidInputError(f"the method must be one of {', '.join(known)}, not {self.method!r}")
+
+
+Record = ModeRecord | Discarded | RoundRecord | Renewal | MethodRecord
 
 # A line without a kind is a ModeRecord.
-_KINDS: Mapping[str, type[Record]] = {"discarded": Discarded, "round": RoundRecord, "renewal": Renewal}
+_KINDS: Mapping[str, type[Record]] = {
+    "discarded": Discarded,
+    "round": RoundRecord,
+    "renewal": Renewal,
+    "method": MethodRecord,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
@@ -176,7 +201,7 @@ def from_line(line: Mapping[str, Any]) -> Record:
     values = dict(line)
     kind = _KINDS[values.pop("kind")] if "kind" in values else ModeRecord
     accepted = _ACCEPTED[kind]
-    if kind is not Renewal:
+    if kind not in (Renewal, MethodRecord):
         values["mode"] = _mode(values["mode"])
     for name, value in values.items():
         if type(value) not in accepted[name]:

@@ -13,7 +13,7 @@ from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from wattfleet.choosing import Front, KnownModes, predicted_front
+from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
 from wattfleet.modes import BatchArray, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
@@ -34,6 +34,7 @@ class MeasuredProfile:
         renewed: the reason of the last renewal; None if there was none.
         excluded: modes that the board cannot sustain.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+        method: the method that selected the modes last.
     """
 
     header: JournalHeader
@@ -44,6 +45,7 @@ class MeasuredProfile:
     renewed: str | None
     excluded: ExcludedModes
     first_gcycles: float
+    method: ProfilingMethod
 
     @classmethod
     def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
@@ -57,6 +59,7 @@ class MeasuredProfile:
             journal.renewal.reason if journal.renewal else None,
             ExcludedModes.of(journal),
             journal.first_gcycles,
+            journal.method,
         )
 
 

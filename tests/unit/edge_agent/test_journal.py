@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord
+from edge_agent.profiling.journal_records import Discarded, MethodRecord, ModeRecord, Renewal, RoundRecord
 from edge_agent.profiling.stored_profile import read_profile
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, Profile
 
@@ -315,4 +316,30 @@ def test_a_damaged_batch_is_refused_with_its_line(path, batch):
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), "batch": batch})]) + "\n")
     with pytest.raises(JournalError, match=r"line 2: .*; move the file away"):
+        Journal.open(path, HEADER)
+
+
+# --- the method that selects the modes ----------------------------------------------------------------------------
+
+
+def test_a_journal_without_a_method_was_measured_by_transfer(path):
+    written(path)
+    assert read_profile(path.parent).method is ProfilingMethod.TRANSFER
+
+
+def test_the_last_method_is_read_back_and_a_renewal_begins_with_transfer(path):
+    written(path, [*RECORDS[:1], MethodRecord("scratch"), *RECORDS[1:2], MethodRecord("binary-search")])
+    assert read_profile(path.parent).method is ProfilingMethod.BINARY_SEARCH
+    assert read_profile(path.parent).measured_modes == 2
+    with Journal.open(path, HEADER) as journal:
+        journal.append(Renewal("slower", 16))
+        assert journal.method is ProfilingMethod.TRANSFER
+
+
+@pytest.mark.parametrize("method", ['"luck"', "7", "null"])
+def test_a_line_with_an_unknown_method_is_damaged(path, method):
+    written(path)
+    with path.open("a") as file:
+        file.write(f'{{"kind": "method", "method": {method}}}\n')
+    with pytest.raises(JournalError, match="line 6: .*move the file away to measure again"):
         Journal.open(path, HEADER)

@@ -17,13 +17,14 @@ from wattfleet.modes import (
     WorkloadFacts,
     array_to_modes,
     board_with_modes,
+    nearest_mode,
 )
 from wattfleet.prediction import Prediction, Predictor, RooflinePredictor
 from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.choice_methods.presets import Presets, nearest_mode
+from wattfleet_evaluation.choice_methods.presets import Presets
 from wattfleet_evaluation.choice_methods.random_then_predict import RandomThenPredict
 from wattfleet_evaluation.choice_methods.registry import NAMES, choice_method_named
 
