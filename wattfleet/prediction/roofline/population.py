@@ -166,7 +166,7 @@ class _Effects:
     shift: HardwareShift
 
     def workload(self, task: Task, hardware: Hardware | None) -> tuple[Values, Values]:
-        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None is an unknown one."""
+        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None is unknown."""
         board = hardware or self.boards[0]
         design = _design(len(self.between), self.boards, task, board)
         covariance = self.between + design @ self.covariance @ design.T
