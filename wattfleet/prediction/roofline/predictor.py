@@ -27,6 +27,7 @@ from wattfleet.prediction.roofline.hypothesis import (
     fit_whole_corpus,
     with_power,
 )
+from wattfleet.prediction.roofline.members import learned_member
 from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
 from wattfleet.prediction.roofline.population import Population, population_of
 from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior, hypotheses
@@ -127,6 +128,33 @@ class RooflinePredictor:
         """
         return replace(self, hypotheses=tuple(each.adapted(of, to) for each in self.hypotheses), hardware=to)
 
+    @property
+    def known_workloads(self) -> Population:
+        """The workloads from which a transfer learns its prior: the population, or this workload alone."""
+        if self.population is not None:
+            return self.population
+        remainders = self.likeliest.time_remainder, self.likeliest.power_remainder
+        return population_of(
+            self.likeliest.time.log(),
+            self.likeliest.power.log(),
+            (remainders[0].surface, remainders[1].surface),
+            self.hardware,
+        )
+
+    def with_workload(self, fitted: RooflinePredictor, facts: WorkloadFacts) -> RooflinePredictor:
+        """This reference, which then also knows another workload of its board.
+
+        A transfer to a further workload of the board starts from what the board showed with that one, such as its
+        voltage curves, its lowest power and the speed of its loader.
+
+        Args:
+            fitted: a transfer to the measured rows of the other workload.
+            facts: what is known of that workload, see `learned_member`.
+        """
+        known = self.known_workloads
+        board = fitted.hardware or self.hardware or known.members[0].hardware
+        return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
+
     def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         """Predict modes, measured or not.
 
@@ -182,17 +210,12 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
     """The probable hypotheses about a workload, the most probable first."""
     assumed: list[tuple[float, Assumptions]] = []
     for reference in references:
-        population = reference.population or population_of(
-            reference.likeliest.time.log(),
-            reference.likeliest.power.log(),
-            (reference.likeliest.time_remainder.surface, reference.likeliest.power_remainder.surface),
-            reference.hardware,
-        )
+        population = reference.known_workloads
         board = reference.hardware
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)
-            assumed.append((probability / len(references), Assumptions(*priors, surfaces)))
+            assumed.append((probability / len(references), Assumptions(*priors, surfaces, known.loader_workers)))
     if not references:
         median_ms = float(np.exp(np.median(rows.log_ms)))
         zero = Surface.zero()

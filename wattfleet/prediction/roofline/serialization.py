@@ -53,6 +53,8 @@ def predictor_tensors(
         tensors |= {f"{k}.time": np.array(astuple(each.time)), f"{k}.power": np.array(astuple(each.power))}
         tensors |= _remainder_tensors(f"{k}.time_remainder", each.time_remainder)
         tensors |= _remainder_tensors(f"{k}.power_remainder", each.power_remainder)
+        if each.loader_workers is not None:
+            tensors[f"{k}.loader_workers"] = np.array([float(each.loader_workers)])
     if hardware is not None:
         tensors["hardware"] = np.array(astuple(hardware), dtype=np.float64)
     for k, member in enumerate(population.members if population else ()):
@@ -128,7 +130,17 @@ def _read_hypothesis(tensors: Tensors, k: int, probability: float) -> Hypothesis
         PowerParameters(*read_parameters(tensors, f"{k}.power", _POWER)),
         _read_remainder(tensors, f"{k}.time_remainder", _TIME),
         _read_remainder(tensors, f"{k}.power_remainder", _POWER),
+        _read_workers(tensors, f"{k}.loader_workers"),
     )
+
+
+def _read_workers(tensors: Tensors, name: str) -> int | None:
+    if name not in tensors:
+        return None
+    workers = float(read_array(tensors, name, 1)[0])
+    if workers % 1 or not 0 <= workers <= _LARGEST_BATCH:
+        raise corrupt_weights(f"hold {workers:g} loader workers")
+    return int(workers)
 
 
 def _remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
