@@ -73,7 +73,7 @@ class RoundPlanning:
                 await self._plan(run_id, number, node_ids, epochs)
         record = self._fleet.rounds.get(plan_id_of(run_id, number))
         await self._repository.save(record)
-        self._fleet.rounds.grants.let_go(record.plan_id)
+        self._fleet.rounds.grants.pending.let_go(record.plan_id)
         self._orders.send_due()
         return record
 
@@ -124,7 +124,7 @@ class RoundPlanning:
             raise NoDevicesError("the fleet changes faster than a round can be planned: ask again")
         self._fleet.flower.run(run_id)  # not deleted meanwhile
         self._fleet.flower.accept_plan(request, record)
-        self._fleet.rounds.grants.hold_back(record.plan_id)  # until it is stored
+        self._fleet.rounds.grants.pending.hold_back(record.plan_id)  # until it is stored
         self._in_flight_since_s[record.plan_id] = self._now_s()
 
     @staticmethod

@@ -260,7 +260,7 @@ class Fleet:
         if never_sent := self.rounds.grants.never_sent():
             exceeded = self._exceeded(frozenset())
             waiting = {each for each in never_sent if self._is_behind(each, exceeded)}
-        self.rounds.grants.reviewed(waiting)
+        self.rounds.grants.pending.reviewed(waiting)
 
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""

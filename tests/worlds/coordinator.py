@@ -1,4 +1,4 @@
-"""The coordinator: the real fleet and leases, driven as its services drive them, and a store that may fall behind."""
+"""The coordinator: the real fleet and leases, driven as its services drive them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.records import DeviceRecord, RoundRecord
 from coordinator.state.rounds.device_grant import DeviceGrant
-from tests.worlds.stored import Stored, given_up
+from tests.worlds.round_planning import RoundPlanning
+from tests.worlds.stored import Repository, Stored
 from tests.worlds.timeline import CLOSED, Stream
 from wattfleet.budgets import InForce
-from wattfleet.errors import WattfleetError
 from wattfleet.planning import Allowance
 from wattfleet.planning.offers import SITE
 from wattfleet_proto.convert import phase_from_message, state_from_message
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.worlds.world import World
 
 TICK_S = 1.0
-_CONFIRM_S, _CONFIRM_POLL_S = 2.0, 0.1
 _STEPS_S = 2.0  # how long sending the first grants of a plan may take
 
 
@@ -35,12 +34,13 @@ class Coordinator:
     """One coordinator after another over the same store.
 
     Attributes:
+        stored: what the store holds.
         fleet: the fleet; None while no coordinator runs.
     """
 
     def __init__(self, world: World) -> None:
         self._world, self._timeline = world, world.timeline
-        self._stored, self._life, self.store_fails_until_s = Stored(), 0, 0.0
+        self.stored, self._life = Stored(), 0
         self.fleet: Fleet | None = None
         self._nodes: dict[int, str] = {}
         self._connected_before: set[str] = set()
@@ -50,7 +50,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Start a coordinator from the store."""
-        world, stored = self._world, self._stored
+        world, stored = self._world, self.stored
         self._life += 1
         self.fleet = Fleet(
             Allowance.of_site(world.budget_w),
@@ -72,9 +72,10 @@ class Coordinator:
         self._sequence: dict[Stream, int] = {}
         self._orders_to: dict[str, Stream] = {}
         self._streams: list[Stream] = []
-        self._unsaved: dict[tuple[str, str], Any] = {}
-        self._saving: list[Any] = []
-        self._is_writing = self._is_planning = False
+        self._repository = Repository(world, self.fleet, stored, self._in_this_life)
+        self._planning = RoundPlanning(
+            world, self.fleet, self._repository, self._is_returning, self._in_this_life, self._send_due
+        )
         self._counted: dict[str, tuple[DeviceRecord, DeviceGrant | None, float]] = {}
         self._tick()
 
@@ -82,7 +83,7 @@ class Coordinator:
         """Kill the coordinator; another starts from what is stored."""
         if self.fleet is None:
             return
-        self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._unsaved)}")
+        self._world.note(f"coordinator crashes, down {down_s:.1f} s, unsaved {sorted(self._repository.unsaved)}")
         self._nodes = self.fleet.flower.nodes
         self._connected_before = {each for each in self.fleet.agents.devices if self.fleet.agents.is_connected(each)}
         self.fleet = None
@@ -108,40 +109,8 @@ class Coordinator:
         assert self.fleet is not None
         self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
         self.fleet.agents.report_front(device.id, device.front, device.idle_w, 50, "")
-        self._save("device", device.id, self.fleet.agents.disconnect(device.id))
+        self._repository.save("device", device.id, self.fleet.agents.disconnect(device.id))
         self.fleet.flower.bind_node(node, device.id)
-
-    # --- store --------------------------------------------------------------------------------------------------
-
-    def _save(self, kind: str, key: str, record: Any, then: Any = None) -> None:
-        """Save a record soon; call `then` once it is on disk."""
-        assert self.fleet is not None, "a coordinator that is down saves nothing"
-        self._unsaved[kind, key] = record
-        self._unsaved.update(given_up(self.fleet))
-        if then is not None:
-            self._saving.append(then)
-        if not self._is_writing:
-            self._is_writing = True
-            self._in_this_life(0.05 * self._world.rng.random(), self._write)
-
-    def _write(self) -> None:
-        if self._timeline.now_s < self.store_fails_until_s:
-            self._in_this_life(1.0, self._write)
-            return
-        self._is_writing = False
-        for (kind, key), record in self._unsaved.items():
-            getattr(self._stored, f"{kind}s")[key] = record
-        self._unsaved.clear()
-        done, self._saving = self._saving, []
-        for each in done:
-            each()
-
-    def _is_known(self, plan_id: str) -> bool:
-        """Whether there is such a round; one that was not loaded at the start is loaded."""
-        assert self.fleet is not None
-        if plan_id in self._stored.rounds:
-            self.fleet.rounds.cache.restore(self._stored.rounds[plan_id])
-        return plan_id in self.fleet.rounds.records
 
     # --- sessions (SessionServicer, Orders) ---------------------------------------------------------------------
 
@@ -178,20 +147,22 @@ class Coordinator:
             self._take_lease(stream, device_id, message.lease)
         elif body == "state":
             state = state_from_message(message.state.state)
-            self._save("device", device_id, self.fleet.agents.report_state(device_id, state, 50, ""), acknowledge)
+            self._repository.save(
+                "device", device_id, self.fleet.agents.report_state(device_id, state, 50, ""), acknowledge
+            )
         elif body == "front":
             front, idle_w = self._world.devices[device_id].front, message.front.idle_w
             record = self.fleet.agents.report_front(device_id, front, idle_w, 50, "")
-            self._save("device", device_id, record, acknowledge)
+            self._repository.save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
-            self._is_known(seen.plan_id)
+            self._repository.is_known(seen.plan_id)
             try:
                 self.fleet.observe(device_id, seen.plan_id, seen.epoch_s, seen.power_w)
             except UnknownRecordError:
                 acknowledge()
             else:
-                self._save_round(seen.plan_id, acknowledge)
+                self._repository.save_round(seen.plan_id, acknowledge)
 
     def _begin(self, stream: Stream, hello: session_pb2.Hello) -> None:
         assert self.fleet is not None
@@ -201,7 +172,7 @@ class Coordinator:
         except DuplicateSessionError:
             stream.close("coordinator")
             return
-        self._save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
+        self._repository.save("device", device_id, self.fleet.agents.connect(device_id, "orin-nx", "simulated", 100))
         lease, replaced = self._leases.begin(device_id, hello.installation, now_s)
         self._sessions[lease], self._lease_of[stream], self._sequence[stream] = stream, lease, 0
         if replaced is not None and (old := self._sessions.get(replaced)) is not None:
@@ -232,7 +203,7 @@ class Coordinator:
         if self._orders_to.get(lease.device_id) is stream:
             del self._orders_to[lease.device_id]
         if self._leases.end(lease):
-            self._save("device", lease.device_id, self.fleet.agents.disconnect(lease.device_id))
+            self._repository.save("device", lease.device_id, self.fleet.agents.disconnect(lease.device_id))
 
     def _acknowledge(self, stream: Stream, number: int, lease_number: int = 0, is_renewed: bool = False) -> None:
         ack = session_pb2.Ack(sequence=number, lease_number=lease_number, is_renewed=is_renewed)
@@ -270,7 +241,7 @@ class Coordinator:
         assert self.fleet is not None
         changed, first = self.fleet.rounds.grants.due()
         self._send(self._take(changed))
-        for device_id in first:
+        for device_id in sorted(first):
             wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
             self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 
@@ -289,11 +260,7 @@ class Coordinator:
     def _put_in_force(self, trimmed: list[RoundRecord]) -> None:
         self._send_due()
         for record in trimmed:
-            self._save_round(record.plan_id)
-
-    def _save_round(self, plan_id: str, then: Any = None) -> None:
-        assert self.fleet is not None
-        self._save("round", plan_id, self.fleet.rounds.records[plan_id], then)
+            self._repository.save_round(record.plan_id)
 
     # --- the operator -------------------------------------------------------------------------------------------
 
@@ -306,92 +273,41 @@ class Coordinator:
         """Exclude a device from new rounds, or include it again."""
         if self.fleet is not None:
             for record in self.fleet.operator.drain([device_id], is_drained):
-                self._save("override", device_id, record)
+                self._repository.save("override", device_id, record)
 
     # --- Flower's servers (PlanningServicer, RoundPlanning) -----------------------------------------------------
 
     def start_run(self, run_id: str, then: Any) -> None:
         """Start a run."""
         if self.fleet is not None:
-            self._save("run", run_id, self.fleet.flower.start_run(run_id, "FedAvg", 100), then)
+            self._repository.save("run", run_id, self.fleet.flower.start_run(run_id, "FedAvg", 100), then)
 
     def finish_run(self, run_id: str) -> None:
         """Finish a run."""
         if self.fleet is not None and run_id in self.fleet.flower.runs:
-            self._save("run", run_id, self.fleet.flower.finish_run(run_id, ""))
+            self._repository.save("run", run_id, self.fleet.flower.finish_run(run_id, ""))
             self._send_due()
 
     def finish_round(self, plan_id: str) -> None:
         """Finish a round."""
-        if self.fleet is not None and self._is_known(plan_id):
-            self._save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
+        if self.fleet is not None and self._repository.is_known(plan_id):
+            self._repository.save("round", plan_id, self.fleet.rounds.finish(plan_id, [], 3.0))
             self._send_due()
 
     def abandon(self, plan_id: str) -> None:
         """Wait no more for a round that is overdue."""
-        if self.fleet is not None and self._is_known(plan_id):
+        if self.fleet is not None and self._repository.is_known(plan_id):
             self.fleet.rounds.abandon(plan_id)
 
     def plan(self, run_id: str, number: int, nodes: list[int], reply: Any) -> None:
         """Plan a round, and reply with it once it is stored."""
-        fleet = self.fleet
-        if fleet is None or run_id not in fleet.flower.runs:
-            return
-        if self._is_known(f"{run_id}/{number}"):
-            self._reply(f"{run_id}/{number}", reply)
-            return
-        missing, _ = self._leases.expected_back({fleet.flower.nodes[node] for node in nodes}, self._now_s())
-        if missing or self._is_planning:
-            return
-        self._is_planning = True
-        self._confirm(run_id, number, nodes, reply, self._timeline.now_s + _CONFIRM_S)
+        if self.fleet is not None and run_id in self.fleet.flower.runs:
+            self._planning.plan(run_id, number, nodes, reply)
 
-    def _confirm(self, run_id: str, number: int, nodes: list[int], reply: Any, until_s: float) -> None:
-        """Release the nodes' devices, and wait until they have confirmed it."""
+    def _is_returning(self, nodes: list[int]) -> bool:
         assert self.fleet is not None
-        unconfirmed = self.fleet.flower.release(run_id, nodes)
-        self._send_due()
-        if unconfirmed and self._timeline.now_s < until_s:
-            self._in_this_life(_CONFIRM_POLL_S, lambda: self._confirm(run_id, number, nodes, reply, until_s))
-        else:
-            self._plan(run_id, number, nodes, reply, 3)
-
-    def _plan(self, run_id: str, number: int, nodes: list[int], reply: Any, attempts: int) -> None:
-        assert self.fleet is not None
-        try:
-            request = self.fleet.copy().flower.request_round(run_id, number, nodes, 1.0)
-            record = request.planned()
-        except WattfleetError as error:
-            self._world.note(f"{run_id}/{number} is not planned: {error}")
-            self._is_planning = False
-            return
-
-        def planned() -> None:
-            assert self.fleet is not None
-            if self.fleet.exceeds_budget(record):
-                if attempts > 1:
-                    self._plan(run_id, number, nodes, reply, attempts - 1)
-                else:
-                    self._is_planning = False
-                return
-            self._is_planning = False
-            self.fleet.flower.accept_plan(request, record)
-            parts = {each.device_id: each.power_limit_w for each in record.plan.assignments}
-            self._world.note(f"planned {record.plan_id}: {parts} within {self._world.budget_w:.0f} W")
-            self.fleet.rounds.grants.hold_back(record.plan_id)
-            self._reply(record.plan_id, reply)
-
-        # Meanwhile the fleet changes.
-        self._in_this_life(0.3 * self._world.rng.random(), planned)
-
-    def _reply(self, plan_id: str, reply: Any) -> None:
-        def saved() -> None:
-            if self.fleet is not None:
-                self.fleet.rounds.grants.let_go(plan_id)
-                self._send_due()
-                reply(self.fleet.rounds.records[plan_id])
-
-        self._save_round(plan_id, saved)
+        missing, _ = self._leases.expected_back({self.fleet.flower.nodes[node] for node in nodes}, self._now_s())
+        return bool(missing)
 
     # --- what the world asks ------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ def plan_and_crash(world: World) -> None:
     plan_id = f"{server.run_id}/{server.number}"
     down_s = 1.0 + world.rng.random() * 5.0
     if world.rng.random() < 0.5:
-        world.coordinator.store_fails_until_s = world.timeline.now_s + 3.0
+        world.coordinator.stored.fails_until_s = world.timeline.now_s + 3.0
     world.timeline.after(world.rng.random(), lambda: world.coordinator.crash(down_s))
     if world.rng.random() < 0.5:
         world.timeline.after(1.0, lambda: device.ask_to_train(plan_id, 30.0, False))
@@ -211,7 +211,7 @@ def restart_coordinator(world: World) -> None:
 
 
 def fail_store(world: World) -> None:
-    world.coordinator.store_fails_until_s = world.timeline.now_s + world.rng.random() * 20.0
+    world.coordinator.stored.fails_until_s = world.timeline.now_s + world.rng.random() * 20.0
 
 
 def restart_server(world: World) -> None:

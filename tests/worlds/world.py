@@ -114,7 +114,7 @@ class World:
             BrokenPromiseError: one cannot.
         """
         self.note("-- settle")
-        self.coordinator.store_fails_until_s = 0.0
+        self.coordinator.stored.fails_until_s = 0.0
         for device in self.devices.values():
             device.unreachable_until_s = device.flaps_until_s = 0.0
             device.app_dies()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wattfleet.planning import Assignment
 from wattfleet_proto.device_state import GrantPhase
@@ -69,6 +69,16 @@ class DeviceGrant:
         return self.grant.assignment
 
     @property
+    def is_first(self) -> bool:
+        """Whether the device cannot know of this grant, nor act on one before it."""
+        return not self.was_sent and not self.superseded_w
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Whether somebody waits for the training."""
+        return bool(self.plan_id) and not self.is_over and not self.is_given_up
+
+    @property
     def is_over(self) -> bool:
         """Whether the device can act on no grant any more."""
         return self.phase is GrantPhase.OVER and not self.superseded_w and not self.is_rogue
@@ -87,3 +97,59 @@ class DeviceGrant:
     def confirmed_w(self) -> float | None:
         """Watts that the device has confirmed to keep to; None while it has confirmed no newest grant."""
         return self.granted_w if self.is_confirmed else None
+
+    def followed_by(self, grant: Grant) -> DeviceGrant:
+        """The device's state after a newer grant was issued; until it is confirmed, the device may act on both."""
+        if self.is_over:
+            return DeviceGrant(grant, is_on_its_way=self.is_on_its_way)
+        is_of_plan = grant.plan_id == self.plan_id
+        return DeviceGrant(
+            grant,
+            superseded_w=max(self.superseded_w, self.granted_w if self.was_sent else 0.0),
+            phase=self.phase if is_of_plan else GrantPhase.WAITING,
+            is_on_its_way=self.is_on_its_way,
+            is_given_up=is_of_plan and self.is_given_up,
+            is_rogue=self.is_rogue,
+        )
+
+    def sent(self, now_s: float) -> DeviceGrant:
+        """The device's state after this grant was sent in its current session."""
+        sent_s = self.sent_s if self.was_sent else now_s
+        return replace(self, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s)
+
+    def confirmed(self, phase: GrantPhase) -> DeviceGrant:
+        """The device's state after a lease that names this grant.
+
+        Args:
+            phase: how far the device is with its training.
+        """
+        is_stopped = self.assignment is None and phase is not GrantPhase.TRAINING
+        return replace(
+            self,
+            superseded_w=0.0,
+            phase=GrantPhase.OVER if is_stopped else phase,
+            was_sent=True,
+            is_confirmed=True,
+            is_on_its_way=False,
+            is_rogue=False,
+        )
+
+    def not_in_force(self, plan_id: str, phase: GrantPhase) -> DeviceGrant:
+        """The device's state after a lease that names no grant, or another one.
+
+        The other grant is older than this one, or an earlier process sent and never stored it.
+
+        Args:
+            plan_id: the plan of the grant that the lease names.
+            phase: how far the device is with the training of that plan.
+        """
+        is_of_plan = plan_id == self.plan_id
+        if phase is not GrantPhase.OVER:
+            is_begun = is_of_plan and phase is GrantPhase.TRAINING
+            return replace(self, phase=phase if is_begun else self.phase, is_rogue=self.is_rogue or not is_of_plan)
+        if self.is_on_its_way:
+            return self
+        # It acts on no grant, and none is on its way: a trim may lower this one, as if it was never sent.
+        # Its training of this plan is over, or shall not begin.
+        phase = GrantPhase.OVER if is_of_plan or self.is_given_up else self.phase
+        return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_rogue=False)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from coordinator.settings import GrantSettings
 from coordinator.state.records import RoundRecord, RunRecord, run_of
 from coordinator.state.rounds.device_grant import DeviceGrant, Grant
+from coordinator.state.rounds.pending_grants import PendingGrants
 from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants, UnstoredGrants
 from wattfleet.planning import Assignment, RoundPlan
 from wattfleet_proto.device_state import GrantPhase
@@ -27,6 +28,7 @@ class Grants:
     """The newest grant of every device that a plan has chosen.
 
     Attributes:
+        pending: what has yet to be sent, and which grants have to be reviewed first.
         unstored: what has to be stored, so that a coordinator that restarts frees no watts too early.
     """
 
@@ -57,11 +59,7 @@ class Grants:
         self._next_id = secrets.randbits(62) if first_id is None else first_id
         self._grants: dict[str, DeviceGrant] = {}
         self._lapses_s: dict[str, float] = {}
-        self._due: dict[str, None] = {}
-        self._late: set[str] = set()
-        self._unreviewed: set[str] = set()
-        self._unheard: set[str] = set()
-        self._held_back: set[str] = set()
+        self.pending = PendingGrants()
         # Until then, a device may hold a grant with the lifetime of an earlier process.
         self._earlier_until_s = started_s + self._lasts_s(stored.lifetime_s) if stored.lifetime_s else -math.inf
         self.unstored = UnstoredGrants(stored, settings.lifetime_s)
@@ -99,19 +97,11 @@ class Grants:
 
     def in_flight(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that somebody waits for, each with its device's id."""
-        return (
-            (device_id, each)
-            for device_id, each in self._grants.items()
-            if each.plan_id and not each.is_over and not each.is_given_up
-        )
+        return ((device_id, each) for device_id, each in self._grants.items() if each.is_in_flight)
 
     def given_up(self) -> Iterator[tuple[str, DeviceGrant]]:
         """The grants of trainings that nobody waits for and that still draw power, each with its device's id."""
-        return (
-            (device_id, each)
-            for device_id, each in self._grants.items()
-            if each.is_given_up and each.granted_w and not each.is_over
-        )
+        return ((device_id, each) for device_id, each in self._grants.items() if each.is_given_up and each.granted_w)
 
     def plans_in_flight(self) -> set[str]:
         """The plans that somebody waits for."""
@@ -146,8 +136,7 @@ class Grants:
     def copy(self) -> Grants:
         """An independent copy, whose orders are never sent."""
         copied = Grants(settings=self._settings, started_s=self._started_s, first_id=self._next_id)
-        copied._late, copied._unreviewed = self._late.copy(), self._unreviewed.copy()  # noqa: SLF001 - of this class
-        copied._unheard = self._unheard.copy()  # noqa: SLF001 - of this class
+        copied.pending = self.pending.copy()
         copied._grants, copied._lapses_s = self._grants.copy(), self._lapses_s.copy()  # noqa: SLF001 - of this class
         return copied
 
@@ -158,14 +147,6 @@ class Grants:
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
             self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
-
-    def hold_back(self, plan_id: str) -> None:
-        """Send no grant of a plan until `let_go`: a coordinator that restarts must know of what it has granted."""
-        self._held_back.add(plan_id)
-
-    def let_go(self, plan_id: str) -> None:
-        """Send the grants of a plan, since it is stored."""
-        self._held_back.discard(plan_id)
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
@@ -206,10 +187,9 @@ class Grants:
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove the grants of some devices."""
         for device_id in device_ids:
-            self._unreviewed.discard(device_id)
-            self._unheard.discard(device_id)
-            for known in (self._grants, self._lapses_s, self._due):
-                known.pop(device_id, None)
+            self.pending.forget(device_id)
+            self._grants.pop(device_id, None)
+            self._lapses_s.pop(device_id, None)
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove the grants of runs that were deleted, as far as they are over."""
@@ -226,25 +206,11 @@ class Grants:
         if known is not None:
             self._grants[device_id] = replace(known, is_in_session=False, is_on_its_way=False)
             if not known.is_over:
-                self._unreviewed.add(device_id)
-                self._unheard.add(device_id)
+                self.pending.returned(device_id)
 
     def never_sent(self) -> list[str]:
         """The devices whose trainings cannot begin yet, since no grant of the plan was sent."""
-        return [
-            device_id
-            for device_id, each in self._grants.items()
-            if each.granted_w and not each.was_sent and not each.superseded_w
-        ]
-
-    def reviewed(self, too_much: Set[str] = frozenset()) -> None:
-        """Note that all grants were compared with the budgets, and trimmed where necessary.
-
-        Args:
-            too_much: devices whose first grants have to wait until others have confirmed that they draw less.
-        """
-        # The first lease of a session says what the device still has.
-        self._unreviewed = self._unheard | too_much
+        return [device_id for device_id, each in self._grants.items() if each.granted_w and each.is_first]
 
     def may_be_renewed(self, device_id: str) -> bool:
         """Whether a device may be told that its grant is renewed.
@@ -253,7 +219,7 @@ class Grants:
         was not reviewed since its device could not be told of a lower budget.
         """
         known = self._grants.get(device_id)
-        return known is None or known.is_over or (known.is_confirmed and device_id not in self._unreviewed)
+        return known is None or known.is_over or (known.is_confirmed and not self.pending.is_unreviewed(device_id))
 
     def renew(self, device_id: str, now_s: float) -> None:
         """Count a device's grant for its whole lifetime from now on: its device may be told that it is renewed."""
@@ -268,42 +234,22 @@ class Grants:
             plan_id: the plan of that grant.
             phase: how far the device is with its training.
         """
-        self._unheard.discard(device_id)
+        self.pending.heard(device_id)
         known = self._grants.get(device_id)
         if known is None or known.is_over:
             if phase is not GrantPhase.OVER:  # it may have lapsed, and the device could not be parked
                 self._issue(device_id, plan_id, None, 0.0)
                 self._grants[device_id] = replace(self._grants[device_id], is_rogue=True, is_given_up=True)
-                self._unreviewed.add(device_id)
-            return
-        if grant_id == known.grant.grant_id:
-            is_stopped = known.assignment is None and phase is not GrantPhase.TRAINING
-            if device_id in self._late:
-                self._unreviewed.add(device_id)  # the budget may have fallen while it was not expected to obey
-            self._grants[device_id] = replace(
-                known,
-                superseded_w=0.0,
-                phase=GrantPhase.OVER if is_stopped else phase,
-                was_sent=True,
-                is_confirmed=True,
-                is_on_its_way=False,
-                is_rogue=False,
-            )
+                self.pending.review(device_id)
+        elif grant_id == known.grant.grant_id:
+            self.pending.confirmed(device_id)
+            self._grants[device_id] = known.confirmed(phase)
             if known.is_given_up and phase is GrantPhase.WAITING and known.assignment is not None:
                 self.stop(device_id)
-            return
-        # The device keeps to another grant: an older one, or one that was sent by an earlier process and never stored.
-        is_of_plan = plan_id == known.plan_id
-        if phase is not GrantPhase.OVER:
-            is_begun = is_of_plan and phase is GrantPhase.TRAINING
-            known = replace(known, phase=phase if is_begun else known.phase, is_rogue=known.is_rogue or not is_of_plan)
-        elif not known.is_on_its_way:
-            # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
-            is_ended = is_of_plan or known.is_given_up
-            known = replace(known, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else known.phase, is_rogue=False)
-        self._grants[device_id] = known
-        if not known.is_in_session and not known.is_over:
-            self._due[device_id] = None
+        else:
+            self._grants[device_id] = known = known.not_in_force(plan_id, phase)
+            if not known.is_in_session and not known.is_over:
+                self.pending.send(device_id)
 
     def observed(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device that has reported its observation of a plan.
@@ -321,27 +267,22 @@ class Grants:
                 continue
             lapsed.append(device_id)
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER, superseded_w=0.0, is_rogue=False)
-            self._due.pop(device_id, None)
-            self._unheard.discard(device_id)
+            self.pending.ended(device_id)
         self.unstored.check(self._plan_given_up, now_s >= self._earlier_until_s)
         return lapsed
 
     def needs_review(self, now_s: float) -> bool:
         """Whether a device is back and has sent a lease, or has not confirmed its newest grant in time."""
         unconfirmed = [each for each, known in self._grants.items() if not known.is_confirmed]
-        late = {each for each in unconfirmed if not self.is_controllable(each, now_s)}
-        is_new, self._late = bool(late - self._late), late
-        # A device that has sent no lease yet stays unreviewed, whatever a trim decides.
-        return is_new or not self._unreviewed <= self._unheard
+        return self.pending.needs_review({each for each in unconfirmed if not self.is_controllable(each, now_s)})
 
     def due(self) -> tuple[list[str], list[str]]:
         """The devices whose grants may be sent now: those that may act on an older grant, and those without one."""
         changed: list[str] = []
         first: list[str] = []
-        for device_id in filter(self._may_be_sent, self._due):
+        for device_id in self.pending.due(self._grants):
             known = self._grants[device_id]
-            may_act = known.was_sent or known.superseded_w or known.assignment is None
-            (changed if may_act else first).append(device_id)
+            (first if known.is_first and known.assignment is not None else changed).append(device_id)
         return changed, first
 
     def take_orders(
@@ -358,19 +299,11 @@ class Grants:
             only: the only devices to look at; None for all.
         """
         orders = []
-        due = list(self._due) if only is None else [each for each in only if each in self._due]
-        for device_id in filter(is_reachable, due):
-            if not self._may_be_sent(device_id):
-                continue
-            known = self._grants[device_id]
-            del self._due[device_id]
-            if known.is_over:
-                continue
-            sent_s = known.sent_s if known.was_sent else now_s
-            self._grants[device_id] = replace(
-                known, was_sent=True, is_in_session=True, is_on_its_way=True, sent_s=sent_s
-            )
-            orders.append((device_id, known.grant))
+        for device_id in filter(is_reachable, self.pending.due(self._grants, only)):
+            self.pending.sent(device_id)
+            if not (known := self._grants[device_id]).is_over:
+                self._grants[device_id] = known.sent(now_s)
+                orders.append((device_id, known.grant))
         return orders
 
     # --- internal -----------------------------------------------------------------------------------------------
@@ -384,34 +317,17 @@ class Grants:
         known = self._grants.get(device_id)
         return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
 
-    def _may_be_sent(self, device_id: str) -> bool:
-        known = self._grants[device_id]
-        return known.assignment is None or not (device_id in self._unreviewed or known.plan_id in self._held_back)
-
     def _longest_s(self, plan: RoundPlan) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
         return self._settings.longest_factor * planned_s + self._settings.longest_extra_s
 
     def _issue(self, device_id: str, plan_id: str, assignment: Assignment | None, longest_s: float) -> None:
+        grant = Grant(self._next_id, plan_id, assignment, longest_s)
         known = self._grants.get(device_id)
-        superseded_w, phase, is_given_up, is_rogue = 0.0, GrantPhase.WAITING, False, False
-        if known is not None and not known.is_over:
-            superseded_w = max(known.superseded_w, known.granted_w if known.was_sent else 0.0)
-            is_rogue = known.is_rogue
-            if known.plan_id == plan_id:
-                phase, is_given_up = known.phase, known.is_given_up
-        self._grants[device_id] = DeviceGrant(
-            Grant(self._next_id, plan_id, assignment, longest_s),
-            superseded_w,
-            phase,
-            is_on_its_way=known is not None and known.is_on_its_way,
-            is_given_up=is_given_up,
-            is_rogue=is_rogue,
-        )
+        self._grants[device_id] = DeviceGrant(grant) if known is None else known.followed_by(grant)
         self._next_id += 1
-        self._unreviewed.discard(device_id)
         self._lapses_s.setdefault(device_id, math.inf)  # until its session is first heard of
-        self._due[device_id] = None
+        self.pending.issued(device_id)
 
     def _give_up(self, device_id: str, plan_id: str) -> None:
         """Wait no more for a device; a training that may not have begun is called off."""
@@ -419,9 +335,8 @@ class Grants:
         if known is None or known.plan_id != plan_id or known.is_given_up or known.is_over:
             return
         self._grants[device_id] = replace(known, is_given_up=True)
-        if not known.was_sent and not known.superseded_w:
+        if known.is_first:
             self._grants[device_id] = replace(known, phase=GrantPhase.OVER)  # the device cannot know of it
-            self._due.pop(device_id, None)
-            self._unheard.discard(device_id)
+            self.pending.ended(device_id)
         elif known.phase is GrantPhase.WAITING and known.assignment is not None:
             self.stop(device_id)

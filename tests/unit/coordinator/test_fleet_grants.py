@@ -292,61 +292,6 @@ def test_nothing_is_granted_before_a_device_has_said_what_it_still_has() -> None
     assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]
 
 
-def fleet_with_a_silent_session() -> tuple[Fleet, RoundRecord]:
-    """A restarted fleet whose Orin has begun a session, and has sent no lease in it."""
-    before = small_fleet()
-    planned = before.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet = restarted(before)
-    fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
-    fleet.rounds.grants.session_began("orin", 0.0)
-    fleet.trim()
-    return fleet, planned
-
-
-def test_a_session_without_a_lease_is_not_trimmed_for_again_and_again() -> None:
-    fleet, _ = fleet_with_a_silent_session()
-    fleet.check_grants()
-    assert not fleet.rounds.is_trim_due
-    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
-    fleet.check_grants()
-    assert fleet.rounds.is_trim_due, "its lease has come"
-
-
-def test_a_device_that_never_sent_a_lease_can_be_planned_once_its_grant_lapsed() -> None:
-    fleet, planned = fleet_with_a_silent_session()
-    fleet.agents.disconnect("orin")
-    fleet.rounds.finish(planned.plan_id, [], 50.0)
-    assert fleet.rounds.grants.check(LAPSED_S) == ["orin"]
-    make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
-    fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
-    fleet.trim()
-    assert [device_id for device_id, _ in fleet.take_orders()] == ["orin"]
-
-
-def round_that_ends_before_the_first_lease() -> Fleet:
-    fleet = small_fleet()
-    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
-    fleet.rounds.grants.session_began("orin", 0.0)
-    fleet.rounds.finish(planned.plan_id, [], 50.0)
-    return fleet
-
-
-def test_a_round_that_ended_before_a_first_lease_does_not_hold_the_next_one_back() -> None:
-    fleet = round_that_ends_before_the_first_lease()
-    fleet.flower.plan(RUN, 2, [ORIN_NODE], 1.0)
-    fleet.trim()
-    assert [grant.plan_id for _, grant in fleet.take_orders()] == [f"{RUN}/2"]
-
-
-def test_a_forgotten_device_that_never_sent_a_lease_needs_no_more_trims() -> None:
-    fleet = round_that_ends_before_the_first_lease()
-    fleet.agents.disconnect("orin")
-    fleet.forget(["orin"])
-    fleet.trim()
-    fleet.check_grants()
-    assert not fleet.rounds.is_trim_due
-
-
 def test_a_device_that_comes_back_to_a_finished_round_is_not_told_to_train() -> None:
     fleet = small_fleet()
     planned = fleet.flower.plan(RUN, 1, NODES, 1.0)
