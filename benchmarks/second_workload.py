@@ -43,6 +43,7 @@ from wattfleet.prediction import (  # noqa: E402
 )
 
 BOARD = "agx-orin"
+_NETWORKS = {"agx_orin_mobilenetv3": "MobileNetV3", "agx_orin_resnet18": "ResNet-18", "agx_orin_yolov8n": "YOLOv8n"}
 PAIRS = (("agx_orin_mobilenetv3", "agx_orin_yolov8n"), ("agx_orin_resnet18", "agx_orin_mobilenetv3"))
 MODES = (2, 5, 10, 25, 50)
 _FIRST_MODES = 50
@@ -167,28 +168,25 @@ def needed(without: Sequence[float], with_first: Sequence[float]) -> list[float 
 
 def _print(outcomes: Sequence[Outcome]) -> None:
     """Markdown tables: the errors, and the modes that are needed."""
-    print("| board | first, then second | quantity | first | " + " | ".join(f"n = {n}" for n in MODES) + " |")
-    print("|---|---|---|---|" + "---|" * len(MODES))
+    numbers = " | ".join(f"n = {n}" for n in MODES) + " |\n|---|---|---|" + "---|" * len(MODES)
+    print("Time / power MAPE, %:\n")
+    print(f"| board | first, then second | first workload | {numbers}")
     for each in outcomes:
-        names = f"{_short(each.case.first)}, then {_short(each.case.second)}"
-        for quantity, without, known in (
-            ("time", each.time_without, each.time_with),
-            ("power", each.power_without, each.power_with),
+        for arm, time, power in (
+            ("without", each.time_without, each.power_without),
+            ("with", each.time_with, each.power_with),
         ):
-            for arm, values in (("unknown", without), ("known", known)):
-                row = " | ".join(f"{value:.1f}" for value in values)
-                print(f"| {each.case.board} | {names} | {quantity} | {arm} | {row} |")
+            row = " | ".join(f"{of_time:.1f} / {of_power:.1f}" for of_time, of_power in zip(time, power, strict=True))
+            print(f"| {each.case.board} | {_named(each.case)} | {arm} | {row} |")
     print("\nModes with the first workload for the error of n modes without it:\n")
-    print("| board | first, then second | quantity | " + " | ".join(f"n = {n}" for n in MODES) + " |")
-    print("|---|---|---|" + "---|" * len(MODES))
+    print(f"| board | first, then second | quantity | {numbers}")
     for each in outcomes:
-        names = f"{_short(each.case.first)}, then {_short(each.case.second)}"
         for quantity, without, known in (
             ("time", each.time_without, each.time_with),
             ("power", each.power_without, each.power_with),
         ):
             row = " | ".join(_count(count) for count in needed(without, known))
-            print(f"| {each.case.board} | {names} | {quantity} | {row} |")
+            print(f"| {each.case.board} | {_named(each.case)} | {quantity} | {row} |")
 
 
 def _count(count: float | None) -> str:
@@ -197,8 +195,8 @@ def _count(count: float | None) -> str:
     return f"{MODES[0]} or fewer" if count <= MODES[0] else f"{count:.0f}"
 
 
-def _short(name: str) -> str:
-    return name.removeprefix("agx_orin_")
+def _named(case: Case) -> str:
+    return f"{_NETWORKS[case.first]}, then {_NETWORKS[case.second]}"
 
 
 def main() -> None:

@@ -206,8 +206,8 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
     return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
-def _ensure_sound(predictor: Predictor, minibatch: int) -> None:
-    """Check a predictor at the highest and the lowest mode of every known board.
+def _ensure_sound(predictor: Predictor, batch: int) -> None:
+    """Check a predictor at the highest and the lowest mode of every known board, with one batch size.
 
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
@@ -215,7 +215,7 @@ def _ensure_sound(predictor: Predictor, minibatch: int) -> None:
     modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
-            at = predictor.predict(modes, np.full(len(modes), minibatch))
+            at = predictor.predict(modes, np.full(len(modes), batch))
         values = np.concatenate([at.minibatch_ms, at.power_mw, at.time_log_sd, at.power_log_sd])
         sound = bool((np.isfinite(values) & (values > 0)).all())
     except np.linalg.LinAlgError:

@@ -15,4 +15,6 @@ def test_a_constant_saving_is_found_from_the_errors() -> None:
 
 
 def test_errors_that_are_never_reached_are_named() -> None:
-    assert needed([5, 4, 3, 2, 1], [6, 5, 4, 3, 2]) == [*pytest.approx([5, 10, 25, 50]), None]
+    found = needed([5, 4, 3, 2, 1], [6, 5, 4, 3, 2])
+    assert found[-1] is None
+    assert found[:-1] == pytest.approx([5, 10, 25, 50])

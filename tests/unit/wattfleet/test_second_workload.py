@@ -124,7 +124,7 @@ def test_a_member_says_what_its_rows_say_if_the_model_is_linear() -> None:
     correction = Correction(process, points, gradient, root, measurement_var, weights)
     remainder = Remainder(float(fitted[-1]), Surface.zero(), correction)
     time = TimeParameters(*np.ones(len(TimeParameters.__dataclass_fields__)))
-    no_time = Remainder(0.0, Surface.zero(), Correction.none(len(astuple(time)) + 1, 0.1))
+    no_time = Remainder(0.0, Surface.zero(), Correction.none(len(astuple(time)) + 1, 0.1, np.array([16])))
     hypothesis = Hypothesis(1.0, time, PowerParameters.from_log(fitted[:-1]), no_time, remainder)
     learned: Estimate = learned_member(hypothesis, FACTS, HARDWARE).power
 

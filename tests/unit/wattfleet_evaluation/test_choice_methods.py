@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, array_to_modes, board_with_modes
+from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, WorkloadFacts, array_to_modes, board_with_modes
 from wattfleet.prediction import RooflinePredictor
-from wattfleet.prediction.roofline import power_mw, step_time_ms
+from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
@@ -24,11 +24,12 @@ def corpus() -> Profile:
     from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior
 
     modes = BOARD.space.array()[::2]
-    time = TimeParameters.from_log(general_time_prior(100.0).mean)
+    time = TimeParameters.from_log(general_time_prior(100.0, WorkloadFacts()).mean)
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0, 0.01, (2, len(modes))))
-    power = power_mw(PowerParameters.from_log(general_power_prior().mean), time, modes)
-    return Profile(modes, step_time_ms(time, modes) * noise[0], power * noise[1])
+    settings = settings_of(modes, None)
+    power = power_mw(PowerParameters.from_log(general_power_prior().mean), time, settings)
+    return Profile(modes, step_time_ms(time, settings) * noise[0], power * noise[1])
 
 
 CORPUS = corpus()

@@ -126,20 +126,16 @@ class RooflinePredictor:
         A GPU with half the cores needs twice the cycles for the same work. So does a memory bus of half the width, at
         half the power. A board's lowest power is assumed to be proportional to its lowest preset.
         """
-        return replace(self, hypotheses=tuple(each.adapted(of, to) for each in self.hypotheses), hardware=to)
+        # What the other board's data sheet does not say stays uncertain: the members are still of the first board.
+        population = self.population or self.sole_member(of)
+        hypotheses = tuple(each.adapted(of, to) for each in self.hypotheses)
+        return replace(self, hypotheses=hypotheses, hardware=to, population=population)
 
-    @property
-    def known_workloads(self) -> Population:
-        """The workloads from which a transfer learns its prior: the population, or this workload alone."""
-        if self.population is not None:
-            return self.population
-        remainders = self.likeliest.time_remainder, self.likeliest.power_remainder
-        return population_of(
-            self.likeliest.time.log(),
-            self.likeliest.power.log(),
-            (remainders[0].surface, remainders[1].surface),
-            self.hardware,
-        )
+    def sole_member(self, hardware: Hardware | None) -> Population:
+        """The population of this workload, measured on a board; None if it is unknown."""
+        each = self.likeliest
+        surfaces = each.time_remainder.surface, each.power_remainder.surface
+        return population_of(each.time.log(), each.power.log(), surfaces, hardware)
 
     def with_workload(self, fitted: RooflinePredictor, facts: WorkloadFacts) -> RooflinePredictor:
         """This reference, which then also knows another workload of its board.
@@ -151,7 +147,7 @@ class RooflinePredictor:
             fitted: a transfer to the measured rows of the other workload.
             facts: what is known of that workload, see `learned_member`.
         """
-        known = self.known_workloads
+        known = self.population or self.sole_member(self.hardware)
         board = fitted.hardware or self.hardware or known.members[0].hardware
         return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
 
@@ -210,8 +206,8 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
     """The probable hypotheses about a workload, the most probable first."""
     assumed: list[tuple[float, Assumptions]] = []
     for reference in references:
-        population = reference.known_workloads
         board = reference.hardware
+        population = reference.population or reference.sole_member(board)
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)

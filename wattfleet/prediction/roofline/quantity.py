@@ -110,7 +110,8 @@ def fit_corpus(physics: Model, settings: Settings, observed: Values, prior: Prio
     remaining = np.abs(residuals - surface.at(settings))
     # The standard deviation whose 90 % interval holds 90 % of the plausible rows; wrong rows do not widen it.
     sd = float(np.quantile(remaining[remaining <= width], 0.9)) / 1.645
-    return FittedQuantity(parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd)), 0.0)
+    correction = Correction.none(len(parameters) + 1, sd, np.unique(settings[:, 4]))
+    return FittedQuantity(parameters, Remainder(1.0, surface, correction), 0.0)
 
 
 def inducing_rows(settings: Settings) -> NDArray[np.intp]:

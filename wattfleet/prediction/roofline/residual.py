@@ -7,7 +7,7 @@ process over the few rows measured on a device, together with the uncertainty of
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,7 +222,9 @@ class Correction:
         prior_root: `[k, k]` lower Cholesky factor of the parameters' covariance before the measurements.
         measurement_var: `[n]` variances of the measured logarithms.
         weights: `[n]` the inverse of the residuals' covariance, times the measured residuals.
-        interval_scale: factor of all standard deviations, by which the measured rows lie within their intervals.
+        interval_scale: factor of all standard deviations of predictions, by which the measured rows lie within their
+            intervals.
+        known_batches: `[b]` batch sizes whose own deviation the surface of a corpus has.
     """
 
     process: Process
@@ -232,12 +234,21 @@ class Correction:
     measurement_var: Values
     weights: Values
     interval_scale: float = 1.0
+    known_batches: Values = field(default_factory=lambda: np.empty(0))
 
     @classmethod
-    def none(cls, parameters: int, sd: float) -> Correction:
-        """No correction, with known parameters; single rows deviate by `sd`."""
+    def none(cls, parameters: int, sd: float, known_batches: Values) -> Correction:
+        """No correction, with known parameters; single rows of `[b]` known batch sizes deviate by `sd`."""
         nothing, known = np.empty(0), np.zeros((parameters, parameters))
-        return cls(Process(0.0, sd), Points.none(), np.empty((0, parameters)), known, nothing, nothing)
+        return cls(
+            Process(0.0, sd),
+            Points.none(),
+            np.empty((0, parameters)),
+            known,
+            nothing,
+            nothing,
+            known_batches=known_batches,
+        )
 
     def residual_covariance(self) -> Values:
         """Covariance of the measured residuals if the parameters were known, `[n, n]`."""
@@ -254,6 +265,8 @@ class Correction:
         Returns:
             `[m]` means and `[m]` standard deviations, both of logarithms.
         """
+        is_known = np.isin(points.settings[:, 4], self.known_batches)
+        points = replace(points, gpu_share=np.where(is_known, 0.0, points.gpu_share))
         across = self.process.covariance(points, self.points)
         spread, spread_measured = gradient @ self.prior_root, self.gradient @ self.prior_root
         root = np.linalg.cholesky(self._covariance())
@@ -271,7 +284,7 @@ class Correction:
         """
         precision = np.diag(np.linalg.inv(self._covariance()))
         variance = 1 / precision - self.measurement_var + MEASUREMENT_SD**2
-        return np.asarray(self.weights / precision), self.interval_scale * np.asarray(np.sqrt(variance))
+        return np.asarray(self.weights / precision), np.asarray(np.sqrt(variance))
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,9 @@ from wattfleet.prediction.tensors import (
 MAX_MEMBERS = 64
 """Workloads of a population at most."""
 
+MAX_BATCHES = 1000
+"""Batch sizes of a corpus at most."""
+
 _MAX_CORRECTIONS = MIN_CORPUS_MODES - 1
 """A fit to more modes has a surface instead of a correction."""
 
@@ -55,9 +58,10 @@ def predictor_tensors(
         tensors |= _remainder_tensors(f"{k}.power_remainder", each.power_remainder)
         if each.loader_workers is not None:
             tensors[f"{k}.loader_workers"] = np.array([float(each.loader_workers)])
-    if hardware is not None:
-        tensors["hardware"] = np.array(astuple(hardware), dtype=np.float64)
-    for k, member in enumerate(population.members if population else ()):
+    tensors["hardware"] = np.array(astuple(hardware) if hardware else (), dtype=np.float64)
+    members = population.members if population else ()
+    tensors["members"] = np.array([float(len(members))])
+    for k, member in enumerate(members):
         prefix = f"member.{k}"
         tensors[f"{prefix}.facts"] = np.array(
             [float(member.facts.task is Task.INFERENCE), float(member.facts.loader_workers or 0)]
@@ -86,7 +90,9 @@ def read_predictor_tensors(tensors: Tensors) -> Contents:
     if batch % 1 or not 0 <= batch <= _LARGEST_BATCH:
         raise corrupt_weights(f"hold the batch size {batch:g}")
     hypotheses = tuple(_read_hypothesis(tensors, k, each) for k, each in enumerate(probabilities.tolist()))
-    hardware = _read_hardware(tensors, "hardware") if "hardware" in tensors else None
+    hardware = _read_hardware(tensors, "hardware") if tensor_size(tensors, "hardware") else None
+    if hardware is None:
+        read_array(tensors, "hardware", 0)
     return hypotheses, None if batch == _SEVERAL else int(batch), hardware, _read_population(tensors)
 
 
@@ -119,6 +125,7 @@ def _renamed(tensors: Tensors) -> Tensors:
             f"{prefix}.prior_root": root,
             f"{prefix}.gpu_share": np.zeros(n),
             f"{prefix}.interval_scale": np.ones(1),
+            f"{prefix}.known_batches": np.array([float(BASE_BATCH)]),
         }
     return found
 
@@ -158,6 +165,7 @@ def _remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
         f"{prefix}.measurement_var": correction.measurement_var,
         f"{prefix}.weights": correction.weights,
         f"{prefix}.interval_scale": np.array([correction.interval_scale]),
+        f"{prefix}.known_batches": correction.known_batches,
     }
 
 
@@ -180,6 +188,9 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
     root = read_array(tensors, f"{prefix}.prior_root", k, k)
     share, scale = read_array(tensors, f"{prefix}.share", 1), read_array(tensors, f"{prefix}.interval_scale", 1)
     gpu_share = read_array(tensors, f"{prefix}.gpu_share", n)
+    batches = tensor_size(tensors, f"{prefix}.known_batches")
+    if batches > MAX_BATCHES:
+        raise corrupt_weights(f"hold {batches:,} batch sizes in {prefix!r}; at most {MAX_BATCHES} are allowed")
     correction = Correction(
         process=Process(*process.tolist()),
         points=Points(read_array(tensors, f"{prefix}.settings", n, 5, positive=True), gpu_share),
@@ -188,6 +199,7 @@ def _read_remainder(tensors: Tensors, prefix: str, parameters: int) -> Remainder
         measurement_var=read_array(tensors, f"{prefix}.measurement_var", n, positive=True),
         weights=read_array(tensors, f"{prefix}.weights", n),
         interval_scale=float(scale[0]),
+        known_batches=read_array(tensors, f"{prefix}.known_batches", batches, positive=True),
     )
     sds = np.concatenate([process, np.diag(root), scale])
     if not ((sds >= 0) & (sds <= LARGEST_LOG)).all():
@@ -221,15 +233,18 @@ def _read_surface(tensors: Tensors, prefix: str) -> Surface:
 
 def _read_hardware(tensors: Tensors, name: str) -> Hardware:
     cores, bus, watts = read_array(tensors, name, 3, positive=True).tolist()
+    if cores % 1 or bus % 1 or cores < 1 or bus < 1:
+        raise corrupt_weights(f"hold {name!r} with {cores:g} GPU cores and {bus:g} bits of a memory bus")
     return Hardware(int(cores), int(bus), int(watts) if watts % 1 == 0 else watts)
 
 
 def _read_population(tensors: Tensors) -> Population | None:
+    count = float(read_array(tensors, "members", 1)[0])
+    if count % 1 or not 0 <= count <= MAX_MEMBERS:
+        raise corrupt_weights(f"hold a population of {count:g} workloads; at most {MAX_MEMBERS} are allowed")
     found: list[Member] = []
-    while f"member.{len(found)}.facts" in tensors:
-        if len(found) == MAX_MEMBERS:
-            raise corrupt_weights(f"hold a population of more than {MAX_MEMBERS} workloads")
-        prefix = f"member.{len(found)}"
+    for k in range(int(count)):
+        prefix = f"member.{k}"
         inference, workers = read_array(tensors, f"{prefix}.facts", 2).tolist()
         if inference not in (0, 1) or workers % 1 or not 0 <= workers <= _LARGEST_BATCH:
             raise corrupt_weights(f"hold facts in {prefix!r} that are not a task and a number of loader workers")
