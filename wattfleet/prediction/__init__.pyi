@@ -20,6 +20,8 @@ from .predictor import MIN_MODES as MIN_MODES
 from .predictor import Prediction as Prediction
 from .predictor import Predictor as Predictor
 from .predictor import adapt_to_board as adapt_to_board
+from .predictor import only_batch as only_batch
+from .predictor import require_fitted_batch as require_fitted_batch
 from .predictor import require_one_batch as require_one_batch
 from .quantiles import normal_quantile as normal_quantile
 from .roofline import Member as Member
@@ -32,7 +34,9 @@ from .row_audit import SuspectRow as SuspectRow
 from .row_audit import audit_rows as audit_rows
 from .row_audit import passing_rows as passing_rows
 from .tensors import Tensors as Tensors
+from .tensors import batch_array as batch_array
 from .tensors import read_array as read_array
+from .tensors import read_batch as read_batch
 from .tensors import read_tensors as read_tensors
 from .tensors import tensor_size as tensor_size
 from .tensors import write_tensors as write_tensors

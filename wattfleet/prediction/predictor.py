@@ -125,6 +125,24 @@ def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
 
 
+def only_batch(kind: str, profile: Profile, facts: WorkloadFacts) -> int | None:
+    """The batch size that a kind of predictor is fitted to, if it predicts only one.
+
+    Args:
+        kind: the kind's name.
+        profile: measured modes. Their batch size counts, if it is stated.
+        facts: what is known of the workload besides.
+
+    Returns:
+        Samples in the batch; None if it is unknown.
+
+    Raises:
+        InvalidInputError: the profile has several batch sizes.
+    """
+    require_one_batch(kind, profile.batches)
+    return next(iter(profile.batches), facts.batch)
+
+
 def require_one_batch(kind: str, batches: Iterable[int]) -> None:
     """Check batch sizes for a kind of predictor that predicts only one.
 
@@ -140,4 +158,25 @@ def require_one_batch(kind: str, batches: Iterable[int]) -> None:
         raise InvalidInputError(
             f"the predictor {kind!r} predicts one batch size: the rows have the batches"
             f" {', '.join(str(batch) for batch in found)}; keep the rows of one, or use another predictor"
+        )
+
+
+def require_fitted_batch(kind: str, fitted: int | None, batch: BatchArray | None) -> None:
+    """Check the batch sizes to predict, for a kind of predictor that predicts only the one that was fitted.
+
+    Args:
+        kind: the kind's name.
+        fitted: samples in the fitted batch; None if it is unknown, and then any one is taken for it.
+        batch: `[n]` samples in the batches to predict; None for the fitted one.
+
+    Raises:
+        InvalidInputError: there are several, or another than the fitted one.
+    """
+    if batch is None:
+        return
+    require_one_batch(kind, batch.tolist())
+    if fitted is not None and len(batch) and batch[0] != fitted:
+        raise InvalidInputError(
+            f"the predictor {kind!r} was fitted to the batch {fitted}, and cannot predict the batch {batch[0]}: fit it"
+            " to rows of that batch, or use another predictor"
         )

@@ -54,8 +54,9 @@ def choice(
         str,
         typer.Option(
             help="Evaluate this choice method: wattfleet, a baseline (maxn, presets, random, binary-search,"
-            " brute-force) or a predictor (roofline, powertrain, scratch). For inference: wattfleet, or a baseline"
-            " (binary-search, largest-batch, batch-1, random, brute-force). Default: wattfleet.",
+            " brute-force) or a predictor (roofline, powertrain, scratch, linear, tree, forest, boosting). For"
+            " inference: wattfleet, or a baseline (binary-search, largest-batch, batch-1, random, brute-force)."
+            " Default: wattfleet.",
             show_default=False,
         ),
     ] = "wattfleet",

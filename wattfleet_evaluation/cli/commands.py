@@ -50,7 +50,9 @@ def transfer(
     predictor: Annotated[
         str,
         typer.Option(
-            help="Evaluate this predictor: roofline, powertrain or scratch. Default: roofline.", show_default=False
+            help="Evaluate this predictor: roofline, a published one (powertrain, scratch) or a regression (linear,"
+            " tree, forest, boosting). Default: roofline.",
+            show_default=False,
         ),
     ] = "roofline",
     task: Annotated[

@@ -24,6 +24,13 @@ from wattfleet.prediction import (
 from wattfleet_evaluation.judging.transfer import evaluate_transfer
 from wattfleet_evaluation.powertrain.networks import Schedule
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, ScratchPredictor
+from wattfleet_evaluation.regression.predictors import (
+    BoostingPredictor,
+    ForestPredictor,
+    LinearPredictor,
+    Regression,
+    TreePredictor,
+)
 
 SPACE = board_named("agx-orin").space.array()
 
@@ -182,6 +189,20 @@ class OneBatch:
             fitted.predict(rows.modes, batch)
 
 
+class FittedBatch(OneBatch):
+    """What a kind of predictor does that predicts only the batch size it was fitted to."""
+
+    def test_another_batch_than_the_fitted_one_is_refused(self) -> None:
+        rows = formula(drawn(8, 1), 1)
+        sixteen, thirty_two = np.full(8, 16), np.full(8, 32)
+        stated = Profile(rows.modes, rows.minibatch_ms, rows.power_mw, sixteen)
+        for found in (self.fit()(stated), self.fit()(rows, None, WorkloadFacts(batch=16))):
+            for one in (found, type(found).load(found.save())):
+                assert_sound(one.predict(rows.modes, sixteen), 8)
+                with pytest.raises(InvalidInputError, match="was fitted to the batch 16, and cannot predict the batch"):
+                    one.predict(rows.modes, thirty_two)
+
+
 class TestRoofline(PredictorContract):
     name = "roofline"
     # Sums over reordered rows round differently, and the optimizer stops at slightly other parameters.
@@ -224,7 +245,7 @@ class TestRoofline(PredictorContract):
             assert adapted < 18
 
 
-class Networks(OneBatch, PredictorContract):
+class Networks(FittedBatch, PredictorContract):
     # Rows are sorted before random draws, so their order has no effect.
     tolerance = 1e-12
     schedule = Schedule(epochs=40, entries=8, learning_rate=3e-3)
@@ -272,5 +293,73 @@ class TestScratch(Networks):
         assert alone.save() == fitted.save()
 
 
+class Regressions(FittedBatch, PredictorContract):
+    """The baselines of scikit-learn, which transfer nothing."""
+
+    kind: type[Regression]
+    tolerance = 1e-9
+
+    @classmethod
+    def fit(cls) -> Fit:
+        return cls.kind.fit
+
+    def test_the_reference_has_no_effect(self, fitted: Predictor) -> None:
+        alone = self.fit()(formula(drawn(20, 1), 1, slower=1.5))
+        assert alone.save() == fitted.save()
+
+    def test_the_90_percent_intervals_hold(self) -> None:
+        held = []
+        for seed in range(4):
+            modes = drawn(160, 20 + seed)
+            fitted = self.fit()(formula(modes[:40], seed))
+            unseen = formula(modes[40:], seed + 50)
+            predicted = fitted.predict(unseen.modes)
+            low, high = (predicted.minibatch_ms_quantile(q) for q in (0.05, 0.95))
+            held.append(((low <= unseen.minibatch_ms) & (unseen.minibatch_ms <= high)).mean())
+        assert 0.8 <= np.mean(held) <= 0.99
+
+
+class TestLinear(Regressions):
+    name = "linear"
+    kind = LinearPredictor
+
+    def test_recovers_a_product_of_powers_of_the_knobs(self) -> None:
+        modes = drawn(60, 0)
+        cores, cpu, gpu, mem = (modes / [1.0, 1e6, 1e9, 1e9]).T
+        values = 50 * cores**-0.3 * cpu**-0.5 * gpu**-0.7, 9000 * cpu**0.4 * mem**0.2
+        fitted = LinearPredictor.fit(Profile(modes[:30], values[0][:30], values[1][:30]))
+        predicted = fitted.predict(modes[30:])
+        np.testing.assert_allclose(predicted.minibatch_ms, values[0][30:], rtol=1e-3)
+        np.testing.assert_allclose(predicted.power_mw, values[1][30:], rtol=1e-3)
+
+
+class TestTree(Regressions):
+    name = "tree"
+    kind = TreePredictor
+
+
+class TestForest(Regressions):
+    name = "forest"
+    kind = ForestPredictor
+
+
+class TestBoosting(Regressions):
+    name = "boosting"
+    kind = BoostingPredictor
+
+
+@pytest.mark.parametrize("kind", [PowerTrainPredictor, ScratchPredictor])
+def test_networks_fitted_together_are_those_fitted_alone(
+    kind: type[PowerTrainPredictor] | type[ScratchPredictor],
+) -> None:
+    profiles = [formula(drawn(12, seed), seed, slower=1 + seed) for seed in range(3)]
+    together = kind.fit_all(profiles, schedule=Networks.schedule)
+    for profile, fitted in zip(profiles, together, strict=True):
+        alone = kind.fit(profile, schedule=Networks.schedule).predict(SPACE)
+        for one, other in zip(columns(alone), columns(fitted.predict(SPACE)), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4)
+
+
 def test_every_kind_has_a_suite() -> None:
-    assert set(predictor_names()) == {suite.name for suite in (TestRoofline, TestPowerTrain, TestScratch)}
+    suites = (TestRoofline, TestPowerTrain, TestScratch, TestLinear, TestTree, TestForest, TestBoosting)
+    assert set(predictor_names()) == {suite.name for suite in suites}

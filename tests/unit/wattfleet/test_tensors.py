@@ -36,6 +36,12 @@ from wattfleet.prediction.roofline.population import Estimate
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet_evaluation.powertrain.networks import NEURONS, DenseNetwork
 from wattfleet_evaluation.powertrain.predictors import PowerTrainPredictor, Quantity, ScratchPredictor
+from wattfleet_evaluation.regression.predictors import (
+    BoostingPredictor,
+    ForestPredictor,
+    LinearPredictor,
+    TreePredictor,
+)
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
@@ -114,6 +120,10 @@ def stored(kind: str) -> bytes:
         "roofline": with_everything,
         "powertrain": lambda: PowerTrainPredictor(quantity(), quantity(), np.unique(SPACE[:, 2])),
         "scratch": lambda: ScratchPredictor(quantity(), quantity()),
+        "linear": lambda: LinearPredictor.fit(profile_of(8)),
+        "tree": lambda: TreePredictor.fit(profile_of(8)),
+        "forest": lambda: ForestPredictor.fit(profile_of(8)),
+        "boosting": lambda: BoostingPredictor.fit(profile_of(8)),
     }
     return made[kind]().save()
 
@@ -162,6 +172,7 @@ def test_extreme_numbers_are_refused(kind: str, name: str, value: float) -> None
         ("powertrain", "gpu_hz"),
         ("powertrain", "time.scale"),
         ("scratch", "power.floor_and_log_sd"),
+        ("forest", "power_mw"),
     ],
 )
 def test_parameters_that_are_not_positive_are_refused(kind: str, name: str, value: float) -> None:

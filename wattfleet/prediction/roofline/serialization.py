@@ -18,11 +18,14 @@ from wattfleet.prediction.roofline.population import Estimate, Member, Populatio
 from wattfleet.prediction.roofline.priors import GENERAL_GROWTH
 from wattfleet.prediction.roofline.residual import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.tensors import (
+    LARGEST_COUNT,
     LARGEST_LOG,
     Tensors,
     Values,
+    batch_array,
     corrupt_weights,
     read_array,
+    read_batch,
     read_parameters,
     tensor_size,
 )
@@ -38,8 +41,6 @@ _MAX_CORRECTIONS = MIN_CORPUS_MODES - 1
 
 _MAX_HYPOTHESES = 8
 _TIME, _POWER = len(fields(TimeParameters)), len(fields(PowerParameters))
-_SEVERAL = 0.0
-_LARGEST_BATCH = 1e6
 
 Contents = tuple[tuple[Hypothesis, ...], "int | None", "Hardware | None", "Population | None"]
 
@@ -50,7 +51,7 @@ def predictor_tensors(
     """A predictor's hypotheses, batch size, board and population, as named arrays."""
     tensors: Tensors = {
         "probabilities": np.array([each.probability for each in hypotheses]),
-        "batch": np.array([_SEVERAL if batch is None else float(batch)]),
+        "batch": batch_array(batch),
     }
     for k, each in enumerate(hypotheses):
         tensors |= {f"{k}.time": np.array(astuple(each.time)), f"{k}.power": np.array(astuple(each.power))}
@@ -86,14 +87,12 @@ def read_predictor_tensors(tensors: Tensors) -> Contents:
     probabilities = read_array(tensors, "probabilities", count)
     if not (1 <= count <= _MAX_HYPOTHESES and (probabilities > 0).all() and abs(probabilities.sum() - 1) < 1e-6):
         raise corrupt_weights(f"hold {count} hypotheses whose probabilities do not add up to 1")
-    batch = float(read_array(tensors, "batch", 1)[0])
-    if batch % 1 or not 0 <= batch <= _LARGEST_BATCH:
-        raise corrupt_weights(f"hold the batch size {batch:g}")
+    batch = read_batch(tensors)
     hypotheses = tuple(_read_hypothesis(tensors, k, each) for k, each in enumerate(probabilities.tolist()))
     hardware = _read_hardware(tensors, "hardware") if tensor_size(tensors, "hardware") else None
     if hardware is None:
         read_array(tensors, "hardware", 0)
-    return hypotheses, None if batch == _SEVERAL else int(batch), hardware, _read_population(tensors)
+    return hypotheses, batch, hardware, _read_population(tensors)
 
 
 def _renamed(tensors: Tensors) -> Tensors:
@@ -246,7 +245,7 @@ def _read_population(tensors: Tensors) -> Population | None:
     for k in range(int(count)):
         prefix = f"member.{k}"
         inference, workers = read_array(tensors, f"{prefix}.facts", 2).tolist()
-        if inference not in (0, 1) or workers % 1 or not 0 <= workers <= _LARGEST_BATCH:
+        if inference not in (0, 1) or workers % 1 or not 0 <= workers <= LARGEST_COUNT:
             raise corrupt_weights(f"hold facts in {prefix!r} that are not a task and a number of loader workers")
         facts = WorkloadFacts(Task.INFERENCE if inference else Task.TRAINING, loader_workers=int(workers))
         found.append(
