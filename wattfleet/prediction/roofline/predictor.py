@@ -30,7 +30,12 @@ from wattfleet.prediction.roofline.hypothesis import (
 from wattfleet.prediction.roofline.members import learned_member
 from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
 from wattfleet.prediction.roofline.population import Population, population_of
-from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior, hypotheses
+from wattfleet.prediction.roofline.priors import (
+    TYPICAL_WORKERS,
+    general_power_prior,
+    general_time_prior,
+    hypotheses,
+)
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
 from wattfleet.prediction.tensors import read_tensors, write_tensors
@@ -215,7 +220,9 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
     if not references:
         median_ms = float(np.exp(np.median(rows.log_ms)))
         zero = Surface.zero()
-        assumed.append((1.0, Assumptions(general_time_prior(median_ms, facts), general_power_prior(), (zero, zero))))
+        priors = general_time_prior(median_ms, facts), general_power_prior()
+        workers = TYPICAL_WORKERS if facts.loader_workers is None else facts.loader_workers
+        assumed.append((1.0, Assumptions(*priors, (zero, zero), workers)))
     times = [fit_time(rows, each) for _, each in assumed]
     evidence = [np.log(probability) + time.log_evidence for (probability, _), time in zip(assumed, times, strict=True)]
     weights = softmax(np.array(evidence))
