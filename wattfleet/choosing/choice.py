@@ -99,7 +99,7 @@ class KnownModes:
         measured = np.zeros(len(modes), dtype=bool)
         if profile is not None:
             index_of = {setting: i for i, setting in enumerate(_settings(modes, batch))}
-            measured_settings = _settings(profile.modes, None if batch is None else _stated(profile))
+            measured_settings = _settings(profile.modes, None if batch is None else stated_batches(profile))
             pairs = [(index_of[setting], j) for j, setting in enumerate(measured_settings) if setting in index_of]
             at, row = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
             ms[at], mw[at] = profile.minibatch_ms[row], profile.power_mw[row]
@@ -160,7 +160,12 @@ def _settings(modes: ModeArray, batch: BatchArray | None) -> list[tuple[float, .
     return [tuple(row) for row in rows.tolist()]
 
 
-def _stated(profile: Profile) -> BatchArray:
+def stated_batches(profile: Profile) -> BatchArray:
+    """The batch of each row of a profile, `[n]`.
+
+    Raises:
+        InvalidInputError: the profile does not state its batches.
+    """
     if profile.batch is None and len(profile):
         raise InvalidInputError("the measurements do not state their batch: state it to choose among batches")
     return np.empty(0, dtype=np.int64) if profile.batch is None else profile.batch

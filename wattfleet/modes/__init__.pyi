@@ -15,6 +15,7 @@ from .profile import Profile as Profile
 from .profile import require_one_training as require_one_training
 from .profile import require_same_task as require_same_task
 from .profile import stated_facts as stated_facts
+from .profile import whole_batches as whole_batches
 from .profile_csv import PROFILE_COLUMNS as PROFILE_COLUMNS
 from .profile_csv import read_profile as read_profile
 from .profile_csv import write_profile as write_profile

@@ -27,6 +27,7 @@ from .quantiles import normal_quantile as normal_quantile
 from .roofline import Member as Member
 from .roofline import Population as Population
 from .roofline import RooflinePredictor as RooflinePredictor
+from .roofline import learned_member as learned_member
 from .roofline import measured_member as measured_member
 from .row_audit import NoAuditError as NoAuditError
 from .row_audit import SuspectRow as SuspectRow

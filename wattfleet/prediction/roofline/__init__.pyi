@@ -2,6 +2,7 @@ from .estimation import Prior as Prior
 from .estimation import robust_fit as robust_fit
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
+from .members import learned_member as learned_member
 from .members import measured_member as measured_member
 from .physics import BASE_BATCH as BASE_BATCH
 from .physics import PowerParameters as PowerParameters

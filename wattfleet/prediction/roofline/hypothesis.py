@@ -56,11 +56,13 @@ class Assumptions:
         time: the prior of the time parameters.
         power: the prior of the power parameters.
         surfaces: the mean residuals of other workloads, of time and of power.
+        loader_workers: number of processes that load data; None if nothing is assumed of it.
     """
 
     time: Prior
     power: Prior
     surfaces: tuple[Surface, Surface]
+    loader_workers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Hypothesis:
         power: parameters of the power.
         time_remainder: what is added to the logarithm of the modelled time.
         power_remainder: what is added to the logarithm of the modelled power.
+        loader_workers: the number of processes that load data; None if it is unknown.
     """
 
     probability: float
@@ -80,6 +83,7 @@ class Hypothesis:
     power: PowerParameters
     time_remainder: Remainder
     power_remainder: Remainder
+    loader_workers: int | None = None
 
     def adapted(self, of: Hardware, to: Hardware) -> Hypothesis:
         """The same, scaled to another board by the two boards' data sheets."""
@@ -129,7 +133,12 @@ def with_power(rows: Rows, assumed: Assumptions, time: FittedQuantity, probabili
         _power_gpu_share,
     )
     return Hypothesis(
-        probability, theta, PowerParameters.from_log(power.log_parameters), time.remainder, power.remainder
+        probability,
+        theta,
+        PowerParameters.from_log(power.log_parameters),
+        time.remainder,
+        power.remainder,
+        assumed.loader_workers,
     )
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import expit
 
 from wattfleet.modes import BatchArray, ModeArray
 
@@ -282,9 +281,14 @@ def log_time_gradient(theta: TimeParameters, settings: Settings) -> Values:
     return np.stack([columns[field.name] for field in fields(TimeParameters)], axis=1)
 
 
+def _logistic(x: Values) -> Values:
+    """`1 / (1 + exp(-x))`, without SciPy, which idle agents do not import."""
+    return np.asarray(np.exp(-np.logaddexp(0.0, -x)))
+
+
 def _elasticity(a: Values, b: Values, overlap: float) -> Values:
     """By how many percent `_overlapped(a, b, overlap)` grows with 1 % of `a`."""
-    return np.asarray(expit((1 + overlap) * np.log(a / b)))
+    return np.asarray(_logistic((1 + overlap) * np.log(a / b)))
 
 
 def _overlap_gradient(a: Values, b: Values, overlap: float) -> Values:
@@ -304,7 +308,7 @@ def _loader_cores_gradient(theta: TimeParameters, settings: Settings) -> dict[st
     cores, cpu, _, _ = _knobs(settings)
     surplus = cores - theta.main_cores - theta.background_ghz / cpu
     free = _smooth_positive(surplus, _SHARED_CORES)
-    limited = expit(_WORKERS_NORM * np.log(free / theta.workers))
+    limited = _logistic(_WORKERS_NORM * np.log(free / theta.workers))
     # The derivative of log free with respect to the surplus is 1 / hypot(surplus, width).
     of_surplus = (1 - limited) / np.hypot(surplus, _SHARED_CORES)
     return {

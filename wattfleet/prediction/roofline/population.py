@@ -88,6 +88,10 @@ class Population:
         """The population without some members; at least one must be left."""
         return replace(self, members=tuple(each for k, each in enumerate(self.members) if k not in indices))
 
+    def with_member(self, member: Member) -> Self:
+        """The population with one more member, the last."""
+        return replace(self, members=(*self.members, member))
+
     def time_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
         """The prior of the log time parameters of a workload on a board; None is an unknown board."""
         shift, sd = known_shift(facts)

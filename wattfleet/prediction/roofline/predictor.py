@@ -27,9 +27,15 @@ from wattfleet.prediction.roofline.hypothesis import (
     fit_whole_corpus,
     with_power,
 )
+from wattfleet.prediction.roofline.members import learned_member
 from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
 from wattfleet.prediction.roofline.population import Population, population_of
-from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior, hypotheses
+from wattfleet.prediction.roofline.priors import (
+    TYPICAL_WORKERS,
+    general_power_prior,
+    general_time_prior,
+    hypotheses,
+)
 from wattfleet.prediction.roofline.residual import Surface
 from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
 from wattfleet.prediction.tensors import read_tensors, write_tensors
@@ -136,6 +142,20 @@ class RooflinePredictor:
         surfaces = each.time_remainder.surface, each.power_remainder.surface
         return population_of(each.time.log(), each.power.log(), surfaces, hardware)
 
+    def with_workload(self, fitted: RooflinePredictor, facts: WorkloadFacts) -> RooflinePredictor:
+        """This reference, which then also knows another workload of its board.
+
+        A transfer to a further workload of the board starts from what the board showed with that one, such as its
+        voltage curves, its lowest power and the speed of its loader.
+
+        Args:
+            fitted: a transfer to the measured rows of the other workload.
+            facts: what is known of that workload, see `learned_member`.
+        """
+        known = self.population or self.sole_member(self.hardware)
+        board = fitted.hardware or self.hardware or known.members[0].hardware
+        return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
+
     def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         """Predict modes, measured or not.
 
@@ -196,11 +216,13 @@ def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: Workloa
         for probability, known in hypotheses(facts):
             priors = population.time_prior(known, board), population.power_prior(known, board)
             surfaces = population.surfaces(known.task, board)
-            assumed.append((probability / len(references), Assumptions(*priors, surfaces)))
+            assumed.append((probability / len(references), Assumptions(*priors, surfaces, known.loader_workers)))
     if not references:
         median_ms = float(np.exp(np.median(rows.log_ms)))
         zero = Surface.zero()
-        assumed.append((1.0, Assumptions(general_time_prior(median_ms, facts), general_power_prior(), (zero, zero))))
+        priors = general_time_prior(median_ms, facts), general_power_prior()
+        workers = TYPICAL_WORKERS if facts.loader_workers is None else facts.loader_workers
+        assumed.append((1.0, Assumptions(*priors, (zero, zero), workers)))
     times = [fit_time(rows, each) for _, each in assumed]
     evidence = [np.log(probability) + time.log_evidence for (probability, _), time in zip(assumed, times, strict=True)]
     weights = softmax(np.array(evidence))

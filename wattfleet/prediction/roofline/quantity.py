@@ -32,8 +32,9 @@ Values = NDArray[np.float64]
 GpuShare = Callable[[Values], Values]
 """Finds by how much a quantity grows with the GPU's work, `[n]`, from its `[n, k]` derivatives."""
 
-# Prior of the share of the population's residual that another workload shows: mean and standard deviation.
-_SHARE = (0.4, 0.25)
+SHARE = (0.4, 0.25)
+"""Prior of the share of the population's residual that another workload shows: mean and standard deviation."""
+
 # Measured rows at which their own scatter counts as much as the model's, when intervals are widened.
 _SCALE_ROWS = 10.0
 _LARGEST_SCALE = 3.0
@@ -70,7 +71,7 @@ def fit_rows(
         width: log residual beyond which a row is rather wrong than typical of the workload.
         gpu: finds the rows' shares of GPU work.
     """
-    prior = prior.extended(*_SHARE)
+    prior = prior.extended(*SHARE)
     model = with_surface(physics, surface.at(settings))
     parameters = prior.mean
     if len(observed):

@@ -250,11 +250,14 @@ class Correction:
             known_batches=known_batches,
         )
 
+    def residual_covariance(self) -> Values:
+        """Covariance of the measured residuals if the parameters were known, `[n, n]`."""
+        return np.asarray(self.process.covariance(self.points, self.points) + np.diag(self.measurement_var))
+
     def _covariance(self) -> Values:
         """Covariance of the measured residuals around the prior's mean, `[n, n]`."""
         spread = self.gradient @ self.prior_root
-        among = spread @ spread.T + self.process.covariance(self.points, self.points)
-        return np.asarray(among + np.diag(self.measurement_var))
+        return np.asarray(spread @ spread.T + self.residual_covariance())
 
     def at(self, points: Points, gradient: Values) -> tuple[Values, Values]:
         """The correction at `m` rows with `[m, k]` gradients, and the uncertainty of a measurement there.

@@ -15,7 +15,7 @@ from wattfleet.prediction.predictor import MIN_CORPUS_MODES
 from wattfleet.prediction.roofline.hypothesis import Hypothesis
 from wattfleet.prediction.roofline.physics import BASE_BATCH, PowerParameters, TimeParameters
 from wattfleet.prediction.roofline.population import Estimate, Member, Population
-from wattfleet.prediction.roofline.priors import GENERAL_GROWTH
+from wattfleet.prediction.roofline.priors import GENERAL_GROWTH, TYPICAL_WORKERS
 from wattfleet.prediction.roofline.residual import MAX_INDUCING, Correction, Points, Process, Remainder, Surface
 from wattfleet.prediction.tensors import (
     LARGEST_COUNT,
@@ -57,6 +57,8 @@ def predictor_tensors(
         tensors |= {f"{k}.time": np.array(astuple(each.time)), f"{k}.power": np.array(astuple(each.power))}
         tensors |= _remainder_tensors(f"{k}.time_remainder", each.time_remainder)
         tensors |= _remainder_tensors(f"{k}.power_remainder", each.power_remainder)
+        if each.loader_workers is not None:
+            tensors[f"{k}.loader_workers"] = np.array([float(each.loader_workers)])
     tensors["hardware"] = np.array(astuple(hardware) if hardware else (), dtype=np.float64)
     members = population.members if population else ()
     tensors["members"] = np.array([float(len(members))])
@@ -124,17 +126,29 @@ def _renamed(tensors: Tensors) -> Tensors:
             f"{prefix}.interval_scale": np.ones(1),
             f"{prefix}.known_batches": np.array([float(BASE_BATCH)]),
         }
+    found["0.loader_workers"] = np.array([float(TYPICAL_WORKERS)])
     return found
 
 
 def _read_hypothesis(tensors: Tensors, k: int, probability: float) -> Hypothesis:
+    of_time = _read_remainder(tensors, f"{k}.time_remainder", _TIME)
+    # A fit to a whole corpus assumes no number of workers.
+    is_corpus = not of_time.correction.prior_root.any()
     return Hypothesis(
         probability,
         TimeParameters(*read_parameters(tensors, f"{k}.time", _TIME)),
         PowerParameters(*read_parameters(tensors, f"{k}.power", _POWER)),
-        _read_remainder(tensors, f"{k}.time_remainder", _TIME),
+        of_time,
         _read_remainder(tensors, f"{k}.power_remainder", _POWER),
+        None if is_corpus else _read_workers(tensors, f"{k}.loader_workers"),
     )
+
+
+def _read_workers(tensors: Tensors, name: str) -> int:
+    workers = float(read_array(tensors, name, 1)[0])
+    if workers % 1 or not 0 <= workers <= LARGEST_COUNT:
+        raise corrupt_weights(f"hold {workers:g} loader workers")
+    return int(workers)
 
 
 def _remainder_tensors(prefix: str, remainder: Remainder) -> Tensors:
