@@ -26,7 +26,7 @@ from edge_agent.profiling.settling import settled_minibatch_ms, settled_power_mw
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import BOARDS, ModeArray, Profile, array_to_modes, modes_to_array, read_profile
 from wattfleet.prediction import RooflinePredictor
-from wattfleet.prediction.roofline import power_mw, step_time_ms
+from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_simulation.board_fit import AGX_CORPUS, MINIBATCHES_PER_EPOCH, NANO_CORPUS, fit_board
 
 # Minutes per epoch and watts at MAXN, ResNet-18 on 50,000 images. PowerTrain, section 1; the Orin Nano's is the row
@@ -59,9 +59,10 @@ def misfit_by_construction(kind: str, seed: int) -> dict[str, dict[str, float]]:
     """How far a simulated board lies from its kind's physics over its mode space."""
     device, parameters = SimulatedDevice(kind, seed), board_parameters(kind)
     minibatch_ms, training_mw = device.truth(device.modes)
-    modelled_mw = power_mw(parameters.power, parameters.time, device.modes)
+    settings = settings_of(device.modes, None)
+    modelled_mw = power_mw(parameters.power, parameters.time, settings)
     return {
-        "time": misfit(np.log(minibatch_ms / step_time_ms(parameters.time, device.modes))),
+        "time": misfit(np.log(minibatch_ms / step_time_ms(parameters.time, settings))),
         "power": misfit(np.log(training_mw / modelled_mw)),
     }
 
@@ -139,7 +140,7 @@ def maxn() -> dict[str, dict[str, float | None]]:
     """Minutes per epoch and watts of each kind at its highest mode, before units and misfit, and as published."""
     rows: dict[str, dict[str, float | None]] = {}
     for kind, board in BOARDS.items():
-        parameters, at = board_parameters(kind), modes_to_array([board.space.highest])
+        parameters, at = board_parameters(kind), settings_of(modes_to_array([board.space.highest]), None)
         minutes, watts = PUBLISHED.get(kind, (None, None))
         rows[kind] = {
             "epoch_min": float(step_time_ms(parameters.time, at)[0]) * MINIBATCHES_PER_EPOCH / 60e3,

@@ -1,5 +1,7 @@
 """Measure a transfer on one core: fit 50 modes, predict every mode of an AGX Orin, and compute the front.
 
+`batches_s` is the time to fit, and to predict every mode with six batch sizes.
+
     python -m benchmarks.transfer [--data ../shared/data] [--runs 5] [--json]
 
 Every figure is the median of several runs. `yardstick_s` is the time to fit scikit-learn's Gaussian process to the same
@@ -31,7 +33,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # n
 from reference_models import load  # noqa: E402
 from wattfleet.choosing import predicted_front  # noqa: E402
 from wattfleet.errors import WattfleetError  # noqa: E402
-from wattfleet.modes import ModeArray, Profile, board_named, read_profile  # noqa: E402
+from wattfleet.modes import BatchArray, ModeArray, Profile, board_named, read_profile  # noqa: E402
 from wattfleet.prediction import (  # noqa: E402
     DEFAULT_PREDICTOR,
     Prediction,
@@ -44,6 +46,7 @@ REFERENCE = "agx_orin_resnet18"
 TARGET = "agx_orin_mobilenetv3"
 _MODES = 50
 _MINIBATCHES_PER_EPOCH = 1443
+_BATCHES = np.array([1, 4, 8, 16, 32, 64])
 _REFERENCE_RUNS = 3
 _DEFAULT = predictor_class(DEFAULT_PREDICTOR)
 
@@ -61,7 +64,7 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
         space = board_named("agx-orin").space.array()
         reference: Predictor = restore_predictor(load(REFERENCE))
         target = _stand_in(reference, space) if data is None else read_profile(data / f"{TARGET}.csv")
-        fit_s, predict_s, front_s, total_s, yardstick_s = np.median(
+        fit_s, predict_s, front_s, total_s, batches_s, yardstick_s = np.median(
             [_steps(target, reference, space, run) for run in range(-1, runs)][1:], axis=0
         ).tolist()
         reference_s = None
@@ -75,12 +78,14 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
         "predict_s": predict_s,
         "front_s": front_s,
         "total_s": total_s,
+        "batches_s": batches_s,
         "reference_s": reference_s,
         "yardstick_s": yardstick_s,
         "total_over_yardstick": total_s / yardstick_s,
         "reference_over_yardstick": None if reference_s is None else reference_s / yardstick_s,
         "modes_fitted": _MODES,
         "modes_predicted": len(space),
+        "batch_sizes": len(_BATCHES),
         "runs": runs,
         "threads": 1,
         "target": TARGET if data is not None else "simulated",
@@ -88,18 +93,27 @@ def measure(data: Path | None, runs: int) -> dict[str, float | int | str | None]
 
 
 def _steps(target: Profile, reference: Predictor, space: ModeArray, run: int) -> tuple[float, ...]:
-    """Seconds to fit, to predict, for the front, for all three, and of the yardstick; run -1 warms up."""
+    """Seconds to fit, to predict, for the front, for all three, for six batch sizes, and of the yardstick.
+
+    Run -1 warms up.
+    """
     profile = target.rows(np.random.default_rng(run + 1).choice(len(target), _MODES, replace=False))
     fitted, fit_s = _timed(lambda: _DEFAULT.fit(profile, reference))
     prediction, predict_s = _timed(lambda: _with_intervals(fitted, space))
     _, front_s = _timed(lambda: predicted_front(space, prediction, _MINIBATCHES_PER_EPOCH))
+    _, batches_s = _timed(lambda: _with_intervals(fitted, *_every_batch(space)))
     _, yardstick_s = _timed(lambda: _yardstick(profile))
-    return fit_s, predict_s, front_s, fit_s + predict_s + front_s, yardstick_s
+    return fit_s, predict_s, front_s, fit_s + predict_s + front_s, fit_s + batches_s, yardstick_s
 
 
-def _with_intervals(fitted: Predictor, space: ModeArray) -> Prediction:
+def _every_batch(space: ModeArray) -> tuple[ModeArray, BatchArray]:
+    """Every mode with every batch size."""
+    return np.tile(space, (len(_BATCHES), 1)), np.repeat(_BATCHES, len(space))
+
+
+def _with_intervals(fitted: Predictor, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
     """Predictions, and the ends of their 90 % intervals."""
-    prediction = fitted.predict(space)
+    prediction = fitted.predict(modes, batch)
     for q in (0.05, 0.95):
         prediction.minibatch_ms_quantile(q)
         prediction.power_mw_quantile(q)

@@ -71,7 +71,8 @@ def _corrections(predictor: Predictor) -> int:
     # Imported here, in the child: the coordinator predicts nothing, and SciPy would take 46 MB of its memory.
     if not isinstance(predictor, prediction.RooflinePredictor):
         return 0
-    return max(len(part.correction.modes) for part in (predictor.time_remainder, predictor.power_remainder))
+    remainders = [part for each in predictor.hypotheses for part in (each.time_remainder, each.power_remainder)]
+    return max(len(part.correction.weights) for part in remainders)
 
 
 def _limit_memory(beyond: int) -> None:

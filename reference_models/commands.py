@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from wattfleet.modes import Task
+
 if TYPE_CHECKING:
     from wattfleet.prediction import SuspectRow
 
@@ -35,6 +37,17 @@ def train(
     workload: Annotated[str, typer.Option(help="Name the network and data, such as resnet18-imagenet.")],
     minibatch: Annotated[int, typer.Option(help="Set the number of samples in a minibatch.")],
     minibatches_per_epoch: Annotated[int, typer.Option(help="Set the number of minibatches in an epoch.")],
+    task: Annotated[
+        Task | None,
+        typer.Option(help="State what was measured. By default, the name of the file's time column tells it."),
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="State the number of processes that load data, 0 if the training process loads. By default, it is"
+            " unknown."
+        ),
+    ] = None,
     source: Annotated[
         str,
         typer.Option(
@@ -44,6 +57,13 @@ def train(
     target: Annotated[
         list[Path] | None, typer.Option(help="Also score transfers to the modes in this CSV. Repeatable.")
     ] = None,
+    population: Annotated[
+        Path | None,
+        typer.Option(
+            help="Learn the prior of transfers from the corpora that this TOML file lists, the reference's own among"
+            " them. Their CSV files are read from the folder of --corpus. By default, the corpus alone is used."
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON instead of a table.")] = False,
 ) -> None:
     """Train a reference predictor on a corpus, score it, and store it with a model card."""
@@ -51,9 +71,10 @@ def train(
 
     from rich.console import Console
 
+    from reference_models.population_file import read_population
     from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.modes import Workload, read_profile
+    from wattfleet.modes import Workload, read_profile, stated_facts
     from wattfleet.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
@@ -61,6 +82,9 @@ def train(
     targets = {path.stem: read_profile(path) for path in target or []}
     measured = read_profile(corpus)
     require_board_offers(board, measured)
+    # The minibatch describes the workload; a corpus of several batch sizes states them itself.
+    batch = minibatch if len(measured.batches) < 2 else None
+    facts = stated_facts(str(corpus), measured, task, batch, loader_workers)
     console = Console(stderr=True)
     with console.status("reading") as status:
         artefact = train_reference(
@@ -70,10 +94,15 @@ def train(
             {"measurements": source, "corpus": corpus.name},
             targets,
             report=lambda step: status.update(step),
+            facts=facts,
+            population=[] if population is None else read_population(population, corpus.parent),
         )
     options = [f"--corpus data/{corpus.name}", f"--out {out.name}"]
     options += [f"--board {shlex.quote(board)}", f"--workload {shlex.quote(workload)}"]
     options += [f"--minibatch {minibatch}", f"--minibatches-per-epoch {minibatches_per_epoch}"]
+    options += [f"--task {task}"] if task is not None else []
+    options += [f"--loader-workers {loader_workers}"] if loader_workers is not None else []
+    options += [f"--population {population}"] if population is not None else []
     options += [f"--target data/{path.name}" for path in target or []] + [f"--source {shlex.quote(source)}"]
     card = model_card(artefact, out.name, "wattfleet reference train \\\n      " + " \\\n      ".join(options))
     write_artefact(artefact, out, card)
@@ -130,13 +159,16 @@ def _print_suspects(suspects: Sequence[SuspectRow], rows: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(suspects)} of {rows} rows are suspect (row 0 is the first)", title_justify="left")
-    table.add_column("row", justify="right")
+    stated = any(found.batch is not None for found in suspects)
+    for name in ("row", "batch") if stated else ("row",):
+        table.add_column(name, justify="right")
     for name in ("cores, CPU, GPU, memory MHz", "reason", "looks like"):
         table.add_column(name)
     for found in suspects:
         cores, cpu_khz, gpu_hz, mem_hz = found.mode
         clocks = ", ".join(f"{clock:g}" for clock in (cpu_khz / 1e3, gpu_hz / 1e6, mem_hz / 1e6))
-        table.add_row(str(found.row), f"{cores}, {clocks}", found.reason, found.looks_like)
+        batch = [str(found.batch)] if stated else []
+        table.add_row(str(found.row), *batch, f"{cores}, {clocks}", found.reason, found.looks_like)
     Console().print(table)
 
 

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from reference_models.population_file import PopulationCorpus
 from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Profile, Workload, array_to_modes, board_with_modes
-from wattfleet.prediction import MIN_CORPUS_MODES, Artefact, RooflinePredictor, adapt_to_board, pack_artefact
+from wattfleet.modes import (
+    BOARDS,
+    Profile,
+    Workload,
+    WorkloadFacts,
+    array_to_modes,
+    board_with_modes,
+    require_same_task,
+)
+from wattfleet.prediction import (
+    MIN_CORPUS_MODES,
+    Artefact,
+    Member,
+    Population,
+    PopulationEntry,
+    RooflinePredictor,
+    adapt_to_board,
+    measured_member,
+    pack_artefact,
+)
 
 CORPUS_SHA256 = "corpus_sha256"
 """Key of the SHA-256 of the corpus's rows in a reference's provenance."""
@@ -18,6 +38,16 @@ CORPUS_SHA256 = "corpus_sha256"
 _FOLDS = 5
 _TRANSFER_MODES = 50
 _TRANSFER_RUNS = 20
+
+_POPULATION = """
+## Population
+A transfer learns its prior from these workloads. A workload that is itself a target below is left out, with all other
+corpora of its network.
+
+| corpus | network | board | SHA-256 of the rows |
+|---|---|---|---|
+{rows}
+"""
 
 _LABELS = {"corpus": "the corpus itself", "held_out": f"the corpus, {_FOLDS}-fold held out"}
 
@@ -32,6 +62,8 @@ def train(
     provenance: Mapping[str, str],
     targets: Mapping[str, Profile],
     report: Report,
+    facts: WorkloadFacts | None = None,
+    population: Sequence[PopulationCorpus] = (),
 ) -> Artefact:
     """Fit a reference to a corpus and score it.
 
@@ -42,10 +74,16 @@ def train(
         provenance: where the measurements come from.
         targets: further profiles, by name, to score transfers on.
         report: called before every step.
+        facts: what is known of the workload, such as its loader's workers; None knows only the task.
+        population: the workloads from which a transfer learns its prior. The corpus itself is added if it is missing.
 
     Raises:
-        InvalidInputError: the corpus is too small for a reference, or a target is too small or shares rows with it.
+        InvalidInputError: the corpus is too small for a reference, or not of the task that the facts name; or a target
+            is too small, of another task and without a population, or shares rows with the corpus.
     """
+    if facts is None:
+        facts = WorkloadFacts(corpus.task)
+    require_same_task("the corpus", corpus, "the workload", facts.task)
     if len(corpus) < MIN_CORPUS_MODES:
         raise InvalidInputError(
             f"a reference needs a corpus of {MIN_CORPUS_MODES} or more measured modes, this one has {len(corpus)}:"
@@ -57,17 +95,74 @@ def train(
                 f"{name}: has {len(target)} measured modes, but a transfer is fitted to {_TRANSFER_MODES} and scored on"
                 f" the others: give {_TRANSFER_MODES + 1} or more"
             )
+        if not population:
+            require_same_task(name, target, "the corpus", corpus.task)
         require_disjoint(corpus, target)
     report(f"fitting {len(corpus)} modes")
-    predictor = RooflinePredictor.fit(corpus)
+    predictor = RooflinePredictor.fit(corpus, facts=facts)
     figures: dict[str, Any] = {"corpus_modes": len(corpus), "corpus": _errors_pct(predictor, corpus)}
     report(f"cross-validating with {_FOLDS} folds")
-    figures["held_out"] = _held_out(corpus)
+    figures["held_out"] = _held_out(corpus, facts)
+    entries: list[PopulationEntry] = []
+    if population:
+        predictor, entries = _with_population(predictor, corpus, population, report)
     for name, target in targets.items():
         report(f"transferring to {name}")
-        start = adapt_to_board(predictor, BOARDS.get(board), board_with_modes(target.modes))
+        start, _ = without_target(predictor, entries, target)
+        start = adapt_to_board(start, BOARDS.get(board), board_with_modes(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
-    return pack_artefact(predictor, workload, board, {**provenance, CORPUS_SHA256: corpus.sha256()}, figures)
+    # A mixed population describes training and inference alike.
+    stated = None if population else facts
+    details = {**provenance, CORPUS_SHA256: corpus.sha256()}
+    return pack_artefact(predictor, workload, board, details, figures, stated, entries)
+
+
+def _with_population(
+    predictor: RooflinePredictor, corpus: Profile, population: Sequence[PopulationCorpus], report: Report
+) -> tuple[RooflinePredictor, list[PopulationEntry]]:
+    """Add a population to a predictor: its own corpus first, since that one's board is the base.
+
+    Raises:
+        InvalidInputError: the population does not list the predictor's corpus.
+    """
+    own = corpus.sha256()
+    ordered = sorted(population, key=lambda each: each.profile.sha256() != own)
+    if ordered[0].profile.sha256() != own:
+        raise InvalidInputError("the population does not list the reference's own corpus: add it to the file")
+    members: list[Member] = []
+    for each in ordered:
+        report(f"estimating {each.name}")
+        members.append(measured_member(each.profile, each.facts, each.board.hardware))
+    entries = [PopulationEntry(each.name, each.profile.sha256(), each.network, each.board.kind) for each in ordered]
+    return replace(predictor, population=Population(tuple(members))), entries
+
+
+def without_target(
+    predictor: RooflinePredictor, entries: Sequence[PopulationEntry], target: Profile
+) -> tuple[RooflinePredictor, str | None]:
+    """Leave all workloads of a target's network out of a reference's population, so that it is judged honestly.
+
+    Args:
+        predictor: the reference.
+        entries: the origin of its population.
+        target: measured rows that the reference will be judged on.
+
+    Returns:
+        The reference, and the network that was left out; None if the target is not part of the population.
+
+    Raises:
+        InvalidInputError: no other network is left.
+    """
+    sha256 = target.sha256()
+    network = next((entry.network for entry in entries if entry.sha256 == sha256), None)
+    if network is None or predictor.population is None:
+        return predictor, None
+    same = [k for k, entry in enumerate(entries) if entry.network == network]
+    if len(same) == len(entries):
+        raise InvalidInputError(
+            f"the reference's population has no other network than {network!r}: give another target"
+        )
+    return replace(predictor, population=predictor.population.without(same)), network
 
 
 def require_board_offers(board: str, corpus: Profile) -> None:
@@ -93,7 +188,7 @@ def require_board_offers(board: str, corpus: Profile) -> None:
 
 def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, float]:
     """Mean and median absolute percentage errors of time and power."""
-    time, power = percentage_errors(predictor.predict(profile.modes), profile)
+    time, power = percentage_errors(predictor.predict(profile.modes, profile.batch), profile)
     return {
         "time_mape_pct": round(float(time.mean()), 2),
         "time_median_ape_pct": round(float(np.median(time)), 2),
@@ -102,10 +197,13 @@ def _errors_pct(predictor: RooflinePredictor, profile: Profile) -> dict[str, flo
     }
 
 
-def _held_out(corpus: Profile) -> dict[str, float]:
+def _held_out(corpus: Profile, facts: WorkloadFacts) -> dict[str, float]:
     """Errors on modes that were not fitted, by cross-validation over the corpus."""
     part = np.random.default_rng(0).permutation(len(corpus)) % _FOLDS
-    folds = [_errors_pct(RooflinePredictor.fit(corpus.rows(part != k)), corpus.rows(part == k)) for k in range(_FOLDS)]
+    folds = [
+        _errors_pct(RooflinePredictor.fit(corpus.rows(part != k), facts=facts), corpus.rows(part == k))
+        for k in range(_FOLDS)
+    ]
     return {name: round(float(np.mean([fold[name] for fold in folds])), 2) for name in folds[0]}
 
 
@@ -114,7 +212,8 @@ def _transfers(reference: RooflinePredictor, target: Profile) -> dict[str, float
     runs = []
     for seed in range(_TRANSFER_RUNS):
         drawn = np.random.default_rng(seed).permutation(len(target)) < _TRANSFER_MODES
-        runs.append(_errors_pct(RooflinePredictor.fit(target.rows(drawn), reference), target.rows(~drawn)))
+        fitted = RooflinePredictor.fit(target.rows(drawn), reference, WorkloadFacts(target.task))
+        runs.append(_errors_pct(fitted, target.rows(~drawn)))
     return {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
 
 
@@ -135,6 +234,10 @@ def model_card(artefact: Artefact, name: str, command: str) -> str:
         if isinstance(value, Mapping)
     )
     sources = "\n".join(f"- {key}: {value}" for key, value in details.provenance.items())
+    learned = "\n".join(
+        f"| {entry.corpus} | {entry.network} | {entry.board} | `{entry.sha256[:12]}` |" for entry in details.population
+    )
+    population = _POPULATION.format(rows=learned) if learned else ""
     return f"""# {name}
 
 A reference predictor of training time and power over power modes, for transfer to other workloads and devices.
@@ -150,7 +253,7 @@ A reference predictor of training time and power over power modes, for transfer 
 
 ## Provenance
 {sources}
-
+{population}
 ## Figures
 Absolute percentage error, mean / median, of measured hardware figures.
 
@@ -158,7 +261,7 @@ Absolute percentage error, mean / median, of measured hardware figures.
 |---|---|---|
 {rows}
 
-Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not drawn.
+Transfers: median of {_TRANSFER_RUNS} draws, error over all rows that were not drawn.
 
 ## Reproduce
     {command}
@@ -166,8 +269,8 @@ Transfers: median of {_TRANSFER_RUNS} draws, error over all modes that were not 
 The same corpus gives the same bytes with the same versions of numpy and scipy.
 
 ## Use and limits
-For transfer with 5 or more measured modes of the target; agents measure 50 by default. With fewer its intervals are
-wide; with none it speaks of its own workload, and of other boards by what their data sheets say. The corpus holds rows
-whose mode was not applied; the fit is robust to them, and the figures above count them. Fan at maximum, no throttling:
-a device that throttles is not described.
+For transfer with any number of measured modes of the target; agents measure 50 by default. The fewer the modes, the
+wider the intervals. With none, the mean of the population is predicted, adapted to the board by its data sheet. The
+corpora hold rows whose mode was not applied. The fit is robust to them, and the figures above count them. The fan was
+at maximum: a device that throttles is not described.
 """

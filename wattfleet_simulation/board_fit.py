@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from edge_agent.devices.virtual import board_parameters
 from wattfleet.errors import WattfleetError
 from wattfleet.modes import BOARDS, Profile, board_named, modes_to_array, read_profile
-from wattfleet.prediction.roofline import PowerParameters, Prior, TimeParameters, power_mw, robust_fit, step_time_ms
+from wattfleet.prediction.roofline import (
+    PowerParameters,
+    Prior,
+    TimeParameters,
+    power_mw,
+    robust_fit,
+    settings_of,
+    step_time_ms,
+)
 
 TARGET = Path(board_parameters.__file__).with_name(board_parameters.FILE_NAME)
 AGX_CORPUS, NANO_CORPUS = "agx_orin_resnet18.csv", "orin_nano_resnet18.csv"
@@ -67,26 +75,28 @@ class BoardFit:
 def fit_board(profile: Profile) -> BoardFit:
     """The best robust fit of the physics to a whole profile."""
     log_time, log_power = np.log(profile.minibatch_ms), np.log(profile.power_mw)
+    settings = settings_of(profile.modes, None)
 
     def modelled_time(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(step_time_ms(TimeParameters.from_log(parameters), profile.modes))
+        return np.log(step_time_ms(TimeParameters.from_log(parameters), settings))
 
     start = _time_start(float(np.median(profile.minibatch_ms))).log()
-    belief = Prior(start, np.full(len(start), _TIME_SD))
+    belief = Prior.independent(start, np.full(len(start), _TIME_SD))
     log_theta = robust_fit(modelled_time, log_time, belief, _TIME_SCALE, "cauchy", _STARTS)
     time = TimeParameters.from_log(log_theta)
 
     def modelled_power(parameters: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.log(power_mw(PowerParameters.from_log(parameters), time, profile.modes))
+        return np.log(power_mw(PowerParameters.from_log(parameters), time, settings))
 
     start = _power_start(float(np.median(profile.power_mw))).log()
-    belief = Prior(start, np.full(len(start), _POWER_SD))
+    belief = Prior.independent(start, np.full(len(start), _POWER_SD))
     log_phi = robust_fit(modelled_power, log_power, belief, _POWER_SCALE, "cauchy", _STARTS)
+    power = PowerParameters.from_log(log_phi)
     return BoardFit(
         time,
-        PowerParameters.from_log(log_phi),
-        log_time - modelled_time(log_theta),
-        log_power - modelled_power(log_phi),
+        power,
+        log_time - np.log(step_time_ms(time, settings)),
+        log_power - np.log(power_mw(power, time, settings)),
     )
 
 
@@ -149,7 +159,7 @@ def orin_nx(agx: BoardFit, nano: BoardFit, nano_profile: Profile) -> tuple[TimeP
     """
     half = _scaled(agx.power, (*_GPU_MW, *_MEM_MW), 0.5)
     floor_mw = nano.power.floor_mw
-    dynamic_mw = power_mw(half, nano.time, nano_profile.modes) - half.floor_mw
+    dynamic_mw = power_mw(half, nano.time, settings_of(nano_profile.modes, None)) - half.floor_mw
     excess = float(np.median((nano_profile.power_mw - floor_mw) / dynamic_mw))
     return nano.time, replace(_scaled(half, (*_CORE_MW, *_GPU_MW, *_MEM_MW), excess), floor_mw=floor_mw)
 
@@ -161,7 +171,7 @@ def xavier_agx(agx: BoardFit) -> tuple[TimeParameters, PowerParameters]:
     clock. That gives the published 8.47 minutes an epoch without any adjustment. Power is scaled as a whole.
     """
     time = _scaled(agx.time, ("compute_mcycles", "serial_compute_mcycles"), 2048 / 512)
-    maxn = modes_to_array([board_named("xavier-agx").space.highest])
+    maxn = settings_of(modes_to_array([board_named("xavier-agx").space.highest]), None)
     factor = XAVIER_MAXN_MW / float(power_mw(agx.power, time, maxn)[0])
     return time, _scaled(agx.power, ("floor_mw", *_CORE_MW, *_GPU_MW, *_MEM_MW), factor)
 
@@ -228,9 +238,9 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     """List how a data file differs from what the corpora give; empty if it does not."""
     found = [f"{name} differs" for name in ("workload", "source", "corpora") if kept.get(name) != made[name]]
     for kind in BOARDS:
-        modes = board_named(kind).space.array()
+        settings = settings_of(board_named(kind).space.array(), None)
         try:
-            old, new = (_modelled(document["boards"][kind], modes) for document in (kept, made))
+            old, new = (_modelled(document["boards"][kind], settings) for document in (kept, made))
         except (KeyError, TypeError):
             found.append(f"{kind}: not the parameters of today's physics")
             continue
@@ -244,9 +254,9 @@ def differences(kept: Mapping[str, Any], made: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _modelled(parameters: Mapping[str, Any], modes: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def _modelled(parameters: Mapping[str, Any], settings: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
     time, power = TimeParameters(**parameters["time"]), PowerParameters(**parameters["power"])
-    return step_time_ms(time, modes), power_mw(power, time, modes)
+    return step_time_ms(time, settings), power_mw(power, time, settings)
 
 
 def main(arguments: list[str] | None = None, report: Callable[[str], None] = print) -> int:

@@ -22,9 +22,8 @@ from edge_agent.runtime.readiness import make_ready
 from edge_agent.settings import AgentSettings, DeviceSettings, ProfileSettings
 from reference_models import load
 from wattfleet.choosing import POWER_QUANTILE, Front, pareto_front, predicted_front
-from wattfleet.modes import ModeArray, board_named, modes_to_array
+from wattfleet.modes import ModeArray, board_named, modes_to_array, nearest_mode
 from wattfleet.prediction import Prediction
-from wattfleet_evaluation.choice_methods.presets import nearest_mode
 
 REFERENCE = "agx_orin_resnet18"
 _MINIBATCHES = 1000

@@ -86,13 +86,15 @@ def _print(view: FrontView) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("mode", no_wrap=True)
     table.add_column("argument of `apply`", no_wrap=True)
-    for name in ("s/epoch", "W", "W planned"):
+    several = front.batch is not None and len(np.unique(front.batch)) > 1
+    for name in (*(["batch"] if several else []), "s/epoch", "W", "W planned"):
         table.add_column(name, justify="right", no_wrap=True)
     for index in shown.tolist():
         mode = front.mode(index)
         table.add_row(
             mode.label(),
             mode_argument(mode),
+            *([str(front.batch[index])] if several and front.batch is not None else []),
             f"{front.epoch_s[index]:.1f}",
             f"{front.power_w[index]:.1f}",
             f"{front.planned_w[index]:.1f}",

@@ -9,6 +9,7 @@ import click
 import typer
 
 from edge_agent.workloads.loading import SHIPPED, Processor
+from wattfleet.choosing import WorkloadChanges
 
 if TYPE_CHECKING:
     from edge_agent.devices.device import Device
@@ -53,6 +54,16 @@ ToleranceOption = Annotated[
 DEFAULT_TOLERANCE = 0.01
 """Equals `wattfleet.choosing.SamplingSettings.tolerance`, which is slow to import for a default."""
 
+DEFAULT_REFERENCE = "agx_orin_resnet18"
+
+WorkloadChangesOption = Annotated[
+    WorkloadChanges,
+    typer.Option(
+        "--workload-changes",
+        help="State how often the board gets another workload, which has to be measured again. Counted as 1 workload"
+        " in all hours of training (never), 3 (rarely) or 20 (often).",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 

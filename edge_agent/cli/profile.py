@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_agent.cli.options import (
+    DEFAULT_REFERENCE,
     DEFAULT_TOLERANCE,
     DeviceOption,
     JsonOption,
@@ -21,28 +22,63 @@ from edge_agent.cli.options import (
     WorkloadOption,
     open_named,
 )
+from edge_agent.cli.profile_method import MethodOption, MethodRequest, planned_method
 from edge_agent.paths import DEFAULT_STATE_DIRECTORY, PREDICTOR_DIRECTORY, PROFILE_FILE
+from wattfleet.choosing import ProfilingMethod, WorkloadChanges
 from wattfleet_io.console import print_json, terminal
 
 if TYPE_CHECKING:
+    from edge_agent.cli.profile_method import PlannedMethod
     from edge_agent.learning.manual_profile import ManualProfile
     from edge_agent.learning.profiling_plan import Progress
-
-_DEFAULT_REFERENCE = "agx_orin_resnet18"
 
 
 def profile(
     device: DeviceOption = "auto",
+    method: Annotated[
+        MethodOption,
+        typer.Option(
+            help="Set the method that selects the modes. transfer: those that matter most, starting from the reference."
+            " scratch: the same without a reference. binary-search: a search for each --budget-w. brute-force: every"
+            " mode. auto: the method that `wattfleet advise` recommends."
+        ),
+    ] = MethodOption.TRANSFER,
     modes: Annotated[
-        int, typer.Option(min=1, help="Set the maximum number of modes to measure, including those of earlier runs.")
-    ] = 50,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Set the maximum number of modes to measure, including those of earlier runs. By default, 50 for"
+            " transfer and scratch. binary-search ends by itself.",
+        ),
+    ] = None,
+    budget_w: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Search the fastest mode within this power budget, in watts. Repeatable.", show_default=False
+        ),
+    ] = None,
+    training_hours: Annotated[
+        float | None,
+        typer.Option(help="For auto, set the hours that the device will train in all.", show_default=False),
+    ] = None,
+    workload_changes: Annotated[
+        WorkloadChanges | None,
+        typer.Option(
+            help="For auto, state how often the device gets another workload, as for `wattfleet advise`. By default,"
+            " rarely.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do not ask before a brute force that takes more than an hour.")
+    ] = False,
     tolerance: ToleranceOption = DEFAULT_TOLERANCE,
     workload: WorkloadOption = None,
     minibatch: MinibatchOption = 16,
     processor: ProcessorOption = "cuda",
     reference: Annotated[
         str, typer.Option(help="Set the reference predictor to transfer from: a shipped one, or a directory.")
-    ] = _DEFAULT_REFERENCE,
+    ] = DEFAULT_REFERENCE,
     device_id: Annotated[
         str | None,
         typer.Option(
@@ -55,6 +91,14 @@ def profile(
             min=1,
             help="Set the number of minibatches in one pass over the device's data. By default, use the reference's"
             " number.",
+        ),
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="State the number of processes that load the workload's data, 0 if the training process loads. By"
+            " default, it is unknown.",
         ),
     ] = None,
     seed: SeedOption = 0,
@@ -76,12 +120,25 @@ def profile(
     from wattfleet_io.console import count_of
     from wattfleet_io.stop_signals import StoppedBySignal, StopSignals
 
+    request = MethodRequest(method, modes, tuple(budget_w or ()), training_hours, workload_changes, yes)
     board = open_named(device, state_dir, seed)
     profiled = profiled_workload(board, workload, minibatch, processor)
     begun_before = read_profile(state_dir)
     name = device_id or (begun_before.header.device_id if begun_before else platform.node())
-    settings = ManualProfileSettings(name, minibatches_per_epoch, modes, tolerance, seed)
     transferred = named_reference(reference)
+    planned = planned_method(request, board, transferred, begun_before)
+    if planned.reason is not None:
+        typer.echo(f"auto: {planned.reason}", err=True)
+    settings = ManualProfileSettings(
+        name,
+        minibatches_per_epoch,
+        planned.modes,
+        tolerance,
+        seed,
+        loader_workers,
+        planned.method,
+        request.budgets_w,
+    )
     progress = _Measured()
     try:
         with StopSignals.held() as signals, backed_up(board, folder_of_device(device, state_dir)):
@@ -95,9 +152,9 @@ def profile(
         )
         raise typer.Exit(stopped.exit_code) from None
     if json_:
-        print_json(_content(found, state_dir))
+        print_json(_content(found, planned, state_dir))
     else:
-        _print(found, state_dir)
+        _print(found, planned, state_dir)
 
 
 class _Measured:
@@ -143,7 +200,7 @@ def _live(measured: _Measured) -> Iterator[tuple[Callable[[int, int], None], Cal
         yield begun, report
 
 
-def _content(found: ManualProfile, state_directory: Path) -> dict[str, Any]:
+def _content(found: ManualProfile, planned: PlannedMethod, state_directory: Path) -> dict[str, Any]:
     from edge_agent.devices.mode_names import mode_argument
 
     return {
@@ -152,6 +209,8 @@ def _content(found: ManualProfile, state_directory: Path) -> dict[str, Any]:
         "provenance": found.header.provenance,
         "workload": found.header.workload,
         "minibatch": found.header.minibatch,
+        "method": str(planned.method),
+        "reason": planned.reason,
         "at_most": found.limit,
         "seconds": found.seconds,
         "modes": [
@@ -177,12 +236,12 @@ def _content(found: ManualProfile, state_directory: Path) -> dict[str, Any]:
     }
 
 
-def _print(found: ManualProfile, state_directory: Path) -> None:
+def _print(found: ManualProfile, planned: PlannedMethod, state_directory: Path) -> None:
     from rich.table import Table
 
     from wattfleet_io.console import count_of
 
-    content = _content(found, state_directory)
+    content = _content(found, planned, state_directory)
     console = terminal()
     table = Table(
         title=f"{content['device_id']} ({content['board']}, {content['provenance']}), {content['workload']}, minibatch"
@@ -205,7 +264,9 @@ def _print(found: ManualProfile, state_directory: Path) -> None:
     for entry in content["discarded"]:
         console.print(f"discarded {entry['label']}: {entry['reason']}", style="yellow", soft_wrap=True)
     measured, most = len(content["modes"]), content["at_most"]
-    early = "" if measured >= most else f" of at most {most}; stopped early: more modes would not help"
+    searched = planned.method is ProfilingMethod.BINARY_SEARCH
+    why = "all searches have ended" if searched else "stopped early: more modes would not help"
+    early = "" if measured >= most else f" of at most {most:,}; {why}"
     console.print(
         f"{count_of(measured, 'mode')}{early}. See the predicted front with: wattfleet agent front", soft_wrap=True
     )

@@ -109,6 +109,7 @@ def _profile(state_directory: Path) -> dict[str, Any] | None:
         "workload": measured.header.workload,
         "minibatch": measured.header.minibatch,
         "provenance": measured.header.provenance,
+        "method": str(measured.method),
         "measured_modes": measured.measured_modes,
         "discarded": measured.discarded,
         "seconds": measured.seconds,

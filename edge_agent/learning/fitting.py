@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge_agent.learning.transfer import Transfer
+from edge_agent.profiling.stored_profile import own_batch
 from wattfleet.choosing import SamplingSettings, next_modes
 from wattfleet.modes import ModeArray, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor
@@ -78,14 +79,18 @@ class FittingHere:
     def fit(self, profile: Profile, measured_modes: int) -> Fitted:
         """See `Fitting.fit`."""
         predictor = self._fitted(profile)
-        return Fitted(self._transfer.packed(predictor, measured_modes), predictor.predict(self._modes))
+        return Fitted(self._transfer.packed(predictor, measured_modes), self._predicted(predictor, profile))
 
     def next_modes(self, profile: Profile, settings: SamplingSettings, exclude: ModeArray) -> ModeArray:
         """See `Fitting.next_modes`."""
         return next_modes(profile, self._modes, self._predict, settings, exclude=exclude)
 
     def _predict(self, profile: Profile) -> Prediction:
-        return self._fitted(profile).predict(self._modes)
+        return self._predicted(self._fitted(profile), profile)
+
+    def _predicted(self, predictor: Predictor, profile: Profile) -> Prediction:
+        batch = own_batch(profile, self._transfer.header.minibatch, len(self._modes))
+        return predictor.predict(self._modes, batch)
 
     def _fitted(self, profile: Profile) -> Predictor:
-        return type(self._prior).fit(profile, self._prior)
+        return self._transfer.fitted(profile, self._prior)

@@ -18,8 +18,9 @@ from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, ModeRecord
 from edge_agent.profiling.mode_measurement import MeasurementError
 from edge_agent.profiling.profiled_workload import ProfiledWorkload
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
-from wattfleet.prediction import Artefact
+from wattfleet.prediction import MIN_MODES, Artefact
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class ManualProfileSettings:
         modes: maximum number of modes to measure, including those of earlier runs.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         seed: random seed for choosing modes.
+        loader_workers: processes that load the workload's data; None if it is unknown.
+        method: selects the modes. `scratch` fits the predictor without the reference, all others with it.
+        budgets_w: the budgets of `binary-search`, W.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -42,6 +46,9 @@ class ManualProfileSettings:
     modes: int
     tolerance: float
     seed: int
+    loader_workers: int | None = None
+    method: ProfilingMethod = ProfilingMethod.TRANSFER
+    budgets_w: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.device_id:
@@ -52,6 +59,10 @@ class ManualProfileSettings:
             raise InvalidInputError(f"--modes must be at least 1, not {self.modes}")
         if not 0 <= self.tolerance < 1:
             raise InvalidInputError(f"--tolerance must be at least 0 and below 1, not {self.tolerance:g}")
+        if self.method is ProfilingMethod.SCRATCH and self.modes < MIN_MODES:
+            raise InvalidInputError(f"--method scratch needs --modes {MIN_MODES} or more, not {self.modes}")
+        if not all(0 < watts < math.inf for watts in self.budgets_w):
+            raise InvalidInputError("--budget-w must be finite and above 0 W")
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,7 @@ def profile_manually(
         settings: how many modes to measure, and for which device.
         device: the board.
         profiled: the workload to train.
-        reference: the predictor to transfer from.
+        reference: the predictor to transfer from. It also describes a virtual board's workload.
         state_directory: directory for journal and predictor; created if missing.
         begun: receives the number of modes already measured, and the limit.
         report: receives the progress after every mode.
@@ -107,16 +118,28 @@ def profile_manually(
     per_epoch = settings.minibatches_per_epoch or reference.details.workload.minibatches_per_epoch
     workload = profiled.described(reference.details.workload, per_epoch)
     header = JournalHeader(settings.device_id, device.board_kind, device.provenance, workload.name, workload.minibatch)
-    transfer = Transfer(reference, header, per_epoch)
+    source = None if settings.method is ProfilingMethod.SCRATCH else reference
+    transfer = Transfer(source, header, per_epoch, settings.loader_workers)
     fitting = FittingHere(transfer, device.modes)
     _require_power(device)
     _create(state_directory)
     with Journal.open(state_directory / PROFILE_FILE, header) as journal:
-        keep_reference(reference, state_directory)
-        limit = min(most_modes(journal, settings.modes), len(device.modes))
+        if source is not None:
+            keep_reference(source, state_directory)
+        sampled = settings.method in (ProfilingMethod.TRANSFER, ProfilingMethod.SCRATCH)
+        limit = min(most_modes(journal, settings.modes) if sampled else settings.modes, len(device.modes))
         begun(len(journal.records), limit)
         artefact = profile_device(
-            device, profiled.open_steps, journal, fitting, limit, settings.seed, report, settings.tolerance
+            device,
+            profiled.open_steps,
+            journal,
+            fitting,
+            limit,
+            settings.seed,
+            report,
+            settings.tolerance,
+            settings.method,
+            [watts * 1e3 for watts in settings.budgets_w],
         ).artefact
         keep_predictor(artefact, state_directory)
         return ManualProfile(header, journal.records, journal.discarded, journal.seconds, limit, artefact)

@@ -1,8 +1,9 @@
-"""Measures a device's modes: first spread over the mode space, then along the predicted front."""
+"""Measures a device's modes, as a profiling method selects them, and fits the device's predictor to them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
@@ -10,11 +11,11 @@ from edge_agent.devices.device import Device
 from edge_agent.learning.fitting import Fitted, Fitting
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
-from edge_agent.profiling.journal_records import Renewal
+from edge_agent.profiling.journal_records import MethodRecord, Renewal
 from edge_agent.profiling.profiler import Profiler
 from edge_agent.workloads.step import OpenSteps
-from wattfleet.choosing import SamplingSettings
-from wattfleet.modes import ModeArray, Profile, array_to_modes
+from wattfleet.choosing import ProfilingMethod, SamplingSettings, descending_modes, search_within_budgets
+from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes, modes_to_array
 
 BATCH = 3
 """Modes measured between two fits; fitting and predicting all modes take a board about a second."""
@@ -44,13 +45,17 @@ def profile_device(
     seed: int,
     report: Callable[[Progress], None],
     tolerance: float = SamplingSettings.tolerance,
+    method: ProfilingMethod = ProfilingMethod.TRANSFER,
+    budgets_mw: Sequence[float] = (),
 ) -> Fitted:
     """Measure up to `limit` modes and fit the device's predictor to them.
 
-    A few modes are spread over the mode space. The rest are those that would be chosen under budgets along the
-    predicted front, in batches with a fit before each. The best of thousands of predictions tends to be too optimistic
-    until it is measured (see `docs/choosing.md`). Measuring stops early if no further measurement is expected
-    to help.
+    - `transfer`, `scratch`: A few modes are spread over the mode space. The rest are those that would be chosen under
+      budgets along the predicted front, in batches with a fit before each. The best of thousands of predictions tends
+      to be too optimistic until it is measured (see `docs/choosing.md`). Measuring stops early if no further
+      measurement is expected to help.
+    - `binary-search`: the modes that a search for each budget measures.
+    - `brute-force`: every mode, in descending order.
 
     Args:
         device: the board.
@@ -61,6 +66,8 @@ def profile_device(
         seed: random seed of the spread modes.
         report: receives the progress after every mode.
         tolerance: stop once no measurement is expected to shorten a step by more than this share.
+        method: selects the modes. The journal states it before the first mode that it selects.
+        budgets_mw: the budgets of `binary-search`, mW.
 
     Returns:
         The final fit, to all modes in the journal.
@@ -72,6 +79,10 @@ def profile_device(
         return Profile.of(journal.measurements)
 
     def choose() -> ModeArray:
+        if method is ProfilingMethod.BINARY_SEARCH:
+            return _searched_modes(device, journal, budgets_mw)[: max(0, settings.limit - len(journal.measurements))]
+        if method is ProfilingMethod.BRUTE_FORCE:
+            return _missing_modes(device, journal)
         return fitting.next_modes(measured(), settings, ExcludedModes.of(journal).given_up)
 
     if not journal.measurements and len(ExcludedModes.of(journal).given_up) >= len(device.modes):
@@ -79,6 +90,8 @@ def profile_device(
         bound = len(device.modes) if journal.renewal is None else journal.renewal.modes
         journal.append(Renewal("no mode could be measured", bound))
     chosen = choose()
+    if len(chosen) and journal.method is not method:
+        journal.append(MethodRecord(str(method)))
     with open_steps() if len(chosen) else nullcontext() as step:
         while step is not None and len(chosen):
             with closing(profiler.profile(array_to_modes(chosen), step, journal)) as records:
@@ -86,3 +99,26 @@ def profile_device(
                     report(Progress(len(journal.records), settings.limit, f"measured {record.mode.label()}"))
             chosen = choose()
     return fitting.fit(measured(), len(journal.records))
+
+
+def _searched_modes(device: Device, journal: Journal, budgets_mw: Sequence[float]) -> ModeArray:
+    """The next mode of every search that has not ended, in descending order."""
+    # A mode that the board does not sustain is too much under any budget, so a search goes on below it.
+    power_mw = dict.fromkeys(array_to_modes(ExcludedModes.of(journal).given_up), math.inf)
+    power_mw |= {measurement.mode: measurement.power_mw for measurement in journal.measurements}
+    missing: set[PowerMode] = set()
+
+    def power_of(mode: PowerMode) -> float | None:
+        if mode not in power_mw:
+            missing.add(mode)
+        return power_mw.get(mode)
+
+    search_within_budgets(device.modes, budgets_mw, power_of)
+    return descending_modes(modes_to_array(missing))
+
+
+def _missing_modes(device: Device, journal: Journal) -> ModeArray:
+    """Every mode that is neither measured nor given up, in descending order."""
+    given_up = set(array_to_modes(ExcludedModes.of(journal).given_up))
+    missing = journal.remaining(array_to_modes(descending_modes(device.modes)))
+    return modes_to_array(mode for mode in missing if mode not in given_up)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from edge_agent.learning.reference_choice import named_reference, reference_of
-from edge_agent.learning.transfer import Transfer, keep_predictor, keep_reference
+from edge_agent.learning.transfer import NO_REFERENCE, Transfer, keep_predictor, keep_reference, stated_loader_workers
 from edge_agent.profiling.stored_profile import MeasuredProfile, read_predictor, read_profile
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import PowerMode, array_to_modes
@@ -57,7 +57,8 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
 
     Args:
         state_directory: the agent's.
-        reference: the predictor to transfer from, as `named_reference` takes it; None takes the stored predictor's.
+        reference: the predictor to transfer from, as `named_reference` takes it; None takes the stored predictor's,
+            or none if that was fitted without one.
         minibatches_per_epoch: minibatches of one pass over the device's data; None takes the stored
             predictor's, or else the reference's.
 
@@ -73,21 +74,25 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
             " with --state-dir"
         )
     stored = None if reference and minibatches_per_epoch else read_predictor(state_directory)
+    artefact: Artefact | None
     if reference is not None:
         artefact = named_reference(reference)
+        workload = (stored or artefact).details.workload
     elif stored is not None:
-        artefact = reference_of(stored.details.provenance["reference"], state_directory)
+        digest = stored.details.provenance["reference"]
+        artefact = None if digest == NO_REFERENCE else reference_of(digest, state_directory)
+        workload = stored.details.workload
     else:
         raise InvalidInputError(
             f"{state_directory}: no predictor was fitted yet: pass the reference to transfer from with --reference"
         )
-    source = artefact if stored is None else stored
-    per_epoch = minibatches_per_epoch or source.details.workload.minibatches_per_epoch
-    transfer = Transfer(artefact, measured.header, per_epoch)
+    per_epoch = minibatches_per_epoch or workload.minibatches_per_epoch
+    transfer = Transfer(artefact, measured.header, per_epoch, stated_loader_workers(stored))
     prior = transfer.prior()
-    predictor = type(prior).fit(measured.profile, prior)
+    predictor = transfer.fitted(measured.profile, prior)
     fitted = transfer.packed(predictor, measured.measured_modes)
-    keep_reference(artefact, state_directory)
+    if artefact is not None:
+        keep_reference(artefact, state_directory)
     keep_predictor(fitted, state_directory)
     return Refit(measured, predictor, fitted, _left_out(measured, predictor))
 
@@ -95,8 +100,8 @@ def refit(state_directory: Path, reference: str | None, minibatches_per_epoch: i
 def _left_out(measured: MeasuredProfile, predictor: Predictor) -> Sequence[LeftOut] | None:
     if not isinstance(predictor, RooflinePredictor) or len(measured.profile) < 2:
         return None
-    of_time, _ = predictor.time_remainder.correction.left_out()
-    of_power, _ = predictor.power_remainder.correction.left_out()
+    of_time, _ = predictor.likeliest.time_remainder.correction.left_out()
+    of_power, _ = predictor.likeliest.power_remainder.correction.left_out()
     profile = measured.profile
     columns = (profile.minibatch_ms, profile.power_mw / 1e3, np.expm1(-of_time), np.expm1(-of_power))
     rows = np.stack(columns, axis=1).tolist()

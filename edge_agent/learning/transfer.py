@@ -1,4 +1,4 @@
-"""Transfer from a reference predictor to a device's, and how both are stored; for the daemon and the commands."""
+"""Fitting a device's predictor, mostly from a reference, and how both are stored; for the daemon and the commands."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ from pathlib import Path
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Workload
-from wattfleet.prediction import Artefact, Predictor, pack_artefact, restore_predictor, write_artefact
+from wattfleet.modes import BOARDS, Profile, Task, Workload, WorkloadFacts
+from wattfleet.prediction import (
+    DEFAULT_PREDICTOR,
+    Artefact,
+    Predictor,
+    pack_artefact,
+    predictor_class,
+    restore_predictor,
+    write_artefact,
+)
+
+NO_REFERENCE = "none"
+"""Takes the place of the reference's digest in a predictor that was fitted without one."""
 
 
 class UnusableReferenceError(CorruptReferenceError):
@@ -21,21 +32,36 @@ class Transfer:
     """The transfer of a reference predictor to a device.
 
     Attributes:
-        reference: the predictor to transfer from.
+        reference: the predictor to transfer from; None fits to the measurements alone.
         header: describes the device and its workload.
         minibatches_per_epoch: minibatches of one pass over the device's data.
+        loader_workers: processes that load data; None if it is unknown.
     """
 
-    reference: Artefact
+    reference: Artefact | None
     header: JournalHeader
     minibatches_per_epoch: int
+    loader_workers: int | None = None
 
-    def prior(self) -> Predictor:
-        """The reference, adapted to the hardware of the device's board.
+    @property
+    def facts(self) -> WorkloadFacts:
+        """What is known of the device's workload."""
+        return WorkloadFacts(Task.TRAINING, self.header.minibatch, self.loader_workers)
+
+    def prior(self) -> Predictor | None:
+        """The reference, adapted to the hardware of the device's board; None if there is none.
 
         Raises:
-            UnusableReferenceError: it is damaged, or this version or installation cannot read its kind of predictor.
+            UnusableReferenceError: it is damaged or of another task, or this version or installation cannot read its
+                kind of predictor.
         """
+        if self.reference is None:
+            return None
+        known = self.reference.details.facts
+        if known is not None and known.task is not Task.TRAINING:
+            raise UnusableReferenceError(
+                f"the reference is of {known.task}, but this device trains: choose a reference of training"
+            )
         try:
             return restore_predictor(self.reference, BOARDS.get(self.header.board_kind))
         except (InvalidInputError, CorruptReferenceError) as error:
@@ -44,6 +70,19 @@ class Transfer:
             raise UnusableReferenceError(
                 f"a predictor of kind {self.reference.details.predictor!r} needs {error.name}: install it here"
             ) from None
+
+    def fitted(self, profile: Profile, prior: Predictor | None) -> Predictor:
+        """Fit the device's predictor to its measurements.
+
+        Args:
+            profile: measurements, and observations of rounds.
+            prior: what `prior` returned.
+
+        Raises:
+            InvalidInputError: there is no reference, and too few modes are measured to do without.
+        """
+        kind = predictor_class(DEFAULT_PREDICTOR) if prior is None else type(prior)
+        return kind.fit(profile, prior, self.facts)
 
     def packed(self, predictor: Predictor, measured_modes: int) -> Artefact:
         """The device's predictor as it is stored.
@@ -54,13 +93,17 @@ class Transfer:
         """
         workload = Workload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
         provenance = {
-            "reference": self.reference.digest,
+            "reference": NO_REFERENCE if self.reference is None else self.reference.digest,
             "device": self.header.device_id,
             "provenance": self.header.provenance,
         }
-        return pack_artefact(
-            predictor, workload, self.header.board_kind, provenance, {"profiled_modes": measured_modes}
-        )
+        figures = {"profiled_modes": measured_modes}
+        return pack_artefact(predictor, workload, self.header.board_kind, provenance, figures, self.facts)
+
+
+def stated_loader_workers(stored: Artefact | None) -> int | None:
+    """The loader's processes that a stored predictor was fitted with; None if they are unknown."""
+    return None if stored is None or stored.details.facts is None else stored.details.facts.loader_workers
 
 
 def keep_predictor(artefact: Artefact, state_directory: Path) -> None:

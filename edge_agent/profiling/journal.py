@@ -1,8 +1,8 @@
 """The journal of a profile: every measured mode is on disk before the next one begins.
 
 Each line is a JSON object. The first states what is measured. The others are records: measured modes, discarded
-measurements, observations of rounds, and renewals. A renewal invalidates all records before it. An incomplete last
-line, as after a power cut, is dropped and its mode measured again.
+measurements, observations of rounds, renewals, and the methods that select the modes. A renewal invalidates all
+records before it. An incomplete last line, as after a power cut, is dropped and its mode measured again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,7 +19,17 @@ from typing import Any
 import numpy as np
 
 from edge_agent.devices.device import Provenance
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Record, Renewal, RoundRecord, from_line, to_line
+from edge_agent.profiling.journal_records import (
+    Discarded,
+    MethodRecord,
+    ModeRecord,
+    Record,
+    Renewal,
+    RoundRecord,
+    from_line,
+    to_line,
+)
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError, WattfleetError
 from wattfleet.modes import Measurement, PowerMode, modes_to_array
 from wattfleet.prediction import first_minibatch_gcycles
@@ -74,15 +84,23 @@ class Journal:
     Args:
         descriptor: of the file, positioned anywhere.
         path: for messages.
+        minibatch: samples in a minibatch, for records that do not state them.
         entries: the records in the file.
         size: bytes of complete lines.
         write: writes bytes to a descriptor; `os.write` except in tests.
     """
 
     def __init__(
-        self, descriptor: int, path: Path, entries: list[Record], size: int, write: Callable[[int, bytes], int]
+        self,
+        descriptor: int,
+        path: Path,
+        minibatch: int,
+        entries: list[Record],
+        size: int,
+        write: Callable[[int, bytes], int],
     ) -> None:
         self._descriptor = descriptor
+        self._minibatch = minibatch
         self._path = path
         self._entries = entries
         self._size = size
@@ -117,7 +135,7 @@ class Journal:
             held = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
             complete = held[: held.rfind(b"\n") + 1]
             lines = _parsed(path, complete)
-            journal = cls(descriptor, path, [], len(complete), write)
+            journal = cls(descriptor, path, header.minibatch, [], len(complete), write)
             if lines:
                 _require_same(path, lines[0], header)
                 journal._entries += [_record(path, number, line) for number, line in enumerate(lines[1:], start=2)]
@@ -160,12 +178,22 @@ class Journal:
         return renewals[-1] if renewals else None
 
     @property
+    def method(self) -> ProfilingMethod:
+        """The method that selects the modes since the last renewal: the last one stated, or else `transfer`."""
+        stated = [entry.method for entry in self._current if isinstance(entry, MethodRecord)]
+        return ProfilingMethod(stated[-1]) if stated else ProfilingMethod.TRANSFER
+
+    @property
     def measurements(self) -> tuple[Measurement, ...]:
-        """The newest value of each mode, from a measurement or a round."""
-        known = {
-            entry.mode: entry.measurement for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))
-        }
-        return tuple(known.values())
+        """The newest value of each mode, or of each mode and batch, from a measurement or a round.
+
+        If any record states its batch, all measurements do.
+        """
+        entries = [entry for entry in self._current if isinstance(entry, (ModeRecord, RoundRecord))]
+        known = {(entry.mode, entry.batch or self._minibatch): entry.measurement for entry in entries}
+        if all(entry.batch is None for entry in entries):
+            return tuple(known.values())
+        return tuple(replace(measured, batch=batch) for (_, batch), measured in known.items())
 
     @property
     def first_gcycles(self) -> float:
@@ -176,8 +204,8 @@ class Journal:
         return first_minibatch_gcycles(modes_to_array(first_ms), np.array(list(first_ms.values())))
 
     def remaining(self, modes: Iterable[PowerMode]) -> list[PowerMode]:
-        """The modes without a measurement, in order."""
-        known = {measurement.mode for measurement in self.measurements}
+        """The modes without a measurement of the header's minibatch, in order."""
+        known = {measurement.mode for measurement in self.measurements if measurement.batch in (None, self._minibatch)}
         return [mode for mode in modes if mode not in known]
 
     def append(self, record: Record) -> None:

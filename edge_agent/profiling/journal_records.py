@@ -7,8 +7,19 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, get_args, get_type_hints
 
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Measurement, PowerMode
+
+
+def require_batch(batch: int | None) -> None:
+    """Check a batch size; None is not stated.
+
+    Raises:
+        InvalidInputError: it is below 1.
+    """
+    if batch is not None and batch < 1:
+        raise InvalidInputError(f"batch must be a whole number of samples, at least 1, not {batch}")
 
 
 def require_above_zero(**figures: float) -> None:
@@ -39,6 +50,7 @@ class ModeRecord:
         compute_ms: median time that it computed, ms; None if unknown.
         first_minibatch_ms: time of a training's first minibatch, ms; None if it was not measured, or in a line of an
             earlier version.
+        batch: samples in a minibatch; None is the header's number, as in every line of an earlier version.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0, or another figure not finite and 0 or more.
@@ -55,8 +67,10 @@ class ModeRecord:
     fetch_stall_ms: float | None = None
     compute_ms: float | None = None
     first_minibatch_ms: float | None = None
+    batch: int | None = None
 
     def __post_init__(self) -> None:
+        require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
         for name in (
             "minibatch_spread",
@@ -73,7 +87,7 @@ class ModeRecord:
     @property
     def measurement(self) -> Measurement:
         """The row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
+        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,7 @@ class RoundRecord:
         mode: the power mode.
         minibatch_ms: mean time of a minibatch, ms, without the first.
         power_mw: mean board power while training, mW.
+        batch: samples in a minibatch; None is the header's number.
 
     Raises:
         InvalidInputError: the time or the power is not finite and above 0.
@@ -111,14 +126,16 @@ class RoundRecord:
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
+    batch: int | None = None
 
     def __post_init__(self) -> None:
+        require_batch(self.batch)
         require_above_zero(minibatch_ms=self.minibatch_ms, power_mw=self.power_mw)
 
     @property
     def measurement(self) -> Measurement:
         """The row of a profile."""
-        return Measurement(self.mode, self.minibatch_ms, self.power_mw)
+        return Measurement(self.mode, self.minibatch_ms, self.power_mw, self.batch)
 
 
 @dataclass(frozen=True)
@@ -134,17 +151,43 @@ class Renewal:
     modes: int
 
 
-Record = ModeRecord | Discarded | RoundRecord | Renewal
+@dataclass(frozen=True)
+class MethodRecord:
+    """The method that selects the modes of the following records.
+
+    Attributes:
+        method: a value of `ProfilingMethod`.
+
+    Raises:
+        InvalidInputError: the method is unknown.
+    """
+
+    method: str
+
+    def __post_init__(self) -> None:
+        known = [str(method) for method in ProfilingMethod]
+        if self.method not in known:
+            raise InvalidInputError(f"the method must be one of {', '.join(known)}, not {self.method!r}")
+
+
+Record = ModeRecord | Discarded | RoundRecord | Renewal | MethodRecord
 
 # A line without a kind is a ModeRecord.
-_KINDS: Mapping[str, type[Record]] = {"discarded": Discarded, "round": RoundRecord, "renewal": Renewal}
+_KINDS: Mapping[str, type[Record]] = {
+    "discarded": Discarded,
+    "round": RoundRecord,
+    "renewal": Renewal,
+    "method": MethodRecord,
+}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def to_line(record: Record) -> dict[str, Any]:
     """The record as a JSON object."""
     name = _NAMES.get(type(record))
-    return asdict(record) if name is None else {"kind": name, **asdict(record)}
+    line = asdict(record) if name is None else {"kind": name, **asdict(record)}
+    # A batch that is not stated is left out, so that earlier versions can read the line.
+    return {key: value for key, value in line.items() if key != "batch" or value is not None}
 
 
 def from_line(line: Mapping[str, Any]) -> Record:
@@ -158,7 +201,7 @@ def from_line(line: Mapping[str, Any]) -> Record:
     values = dict(line)
     kind = _KINDS[values.pop("kind")] if "kind" in values else ModeRecord
     accepted = _ACCEPTED[kind]
-    if kind is not Renewal:
+    if kind not in (Renewal, MethodRecord):
         values["mode"] = _mode(values["mode"])
     for name, value in values.items():
         if type(value) not in accepted[name]:

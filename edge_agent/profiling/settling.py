@@ -19,8 +19,8 @@ _WINDOW = 3
 # How far the first settled sample, and its window's median, may lie from the median of all that follow. On the
 # 26 raw logs 0.12 to 0.2 gives exactly the tables' values; a loader that stalls makes power swing by as much.
 _TOLERANCE = 0.12
-# Power is still rising this soon after training began, however flat it looks, s.
-_RISE_S = 2.0
+RISE_S = 2.0
+"""Power is still rising this soon after training began, however flat it looks, s."""
 # From the median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_SD = 1.4826
 
@@ -59,7 +59,7 @@ def settled_power_mw(trace: PowerTrace, minibatch_end_s: NDArray[np.float64]) ->
     """
     # A sampler repeats its last sample until it has a new one.
     new = np.diff(trace.at_s, prepend=-np.inf) > 0
-    training = (trace.at_s > minibatch_end_s[0] + _RISE_S) & (trace.at_s <= minibatch_end_s[-1])
+    training = (trace.at_s > minibatch_end_s[0] + RISE_S) & (trace.at_s <= minibatch_end_s[-1])
     power_mw = trace.power_mw[new & training & np.isfinite(trace.power_mw)]
     for first in range(len(power_mw) - _WINDOW + 1):
         level = np.median(power_mw[first:])

@@ -13,9 +13,9 @@ from edge_agent.devices.device import Device
 from edge_agent.paths import PREDICTOR_DIRECTORY, PROFILE_FILE
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from wattfleet.choosing import Front, KnownModes, predicted_front
+from wattfleet.choosing import Front, KnownModes, ProfilingMethod, predicted_front
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import Profile
+from wattfleet.modes import BatchArray, Profile
 from wattfleet.prediction import Artefact, Prediction, Predictor, read_artefact, restore_predictor
 from wattfleet_io.atomic_files import read_regular_file
 from wattfleet_io.parsing import parse_json
@@ -34,6 +34,7 @@ class MeasuredProfile:
         renewed: the reason of the last renewal; None if there was none.
         excluded: modes that the board cannot sustain.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+        method: the method that selected the modes last.
     """
 
     header: JournalHeader
@@ -44,6 +45,7 @@ class MeasuredProfile:
     renewed: str | None
     excluded: ExcludedModes
     first_gcycles: float
+    method: ProfilingMethod
 
     @classmethod
     def of(cls, header: JournalHeader, journal: Journal) -> MeasuredProfile:
@@ -57,6 +59,7 @@ class MeasuredProfile:
             journal.renewal.reason if journal.renewal else None,
             ExcludedModes.of(journal),
             journal.first_gcycles,
+            journal.method,
         )
 
 
@@ -150,6 +153,16 @@ def read_predictor(state_directory: Path) -> Artefact | None:
         ) from None
 
 
+def own_batch(profile: Profile, minibatch: int, n: int) -> BatchArray | None:
+    """The batch to predict `n` modes with: `[n]` times the workload's minibatch; None if no row states its batch."""
+    return None if profile.batch is None else np.full(n, minibatch)
+
+
+def own_rows(profile: Profile, minibatch: int) -> Profile:
+    """The rows that were measured with the workload's minibatch; all rows if they do not state it."""
+    return profile if profile.batch is None else profile.rows(profile.batch == minibatch)
+
+
 def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
     """Read and combine all that is known of a device's modes.
 
@@ -168,8 +181,9 @@ def read_fitted(state_directory: Path, device: Device) -> FittedDevice:
         )
     require_profile_of(device, measured, state_directory)
     predictor = restore_predictor(artefact)
-    prediction = predictor.predict(device.modes)
-    known = KnownModes.of(device.modes, prediction, measured.profile)
+    minibatch = measured.header.minibatch
+    prediction = predictor.predict(device.modes, own_batch(measured.profile, minibatch, len(device.modes)))
+    known = KnownModes.of(device.modes, prediction, own_rows(measured.profile, minibatch))
     return FittedDevice(artefact, predictor, measured, prediction, known)
 
 

@@ -15,7 +15,7 @@ SPACE = board_named("agx-orin").space.array()
 
 @cache
 def shipped_reference() -> RooflinePredictor:
-    found = restore_predictor(reference_models.load("agx_orin_resnet18"))
+    found = restore_predictor(reference_models.load("agx_orin_resnet18"), board_named("agx-orin"))
     assert isinstance(found, RooflinePredictor)
     return found
 

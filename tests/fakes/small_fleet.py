@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from coordinator.state.fleet import Fleet
 from tests.fakes.fronts import front
 from wattfleet.choosing import Front
@@ -24,9 +26,11 @@ def make_ready(fleet: Fleet, device_id: str, device_front: Front, idle_w: float,
     fleet.flower.bind_node(node_id, device_id)
 
 
-def small_fleet(site_budget_w: float = 100.0, policy: Policy | None = None) -> Fleet:
+def small_fleet(
+    site_budget_w: float = 100.0, policy: Policy | None = None, now_s: Callable[[], float] = lambda: 0.0
+) -> Fleet:
     """An Orin that idles at 5 W and a Nano that idles at 3 W, both ready, and a run that has begun."""
-    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices())
+    fleet = Fleet(Allowance.of_site(site_budget_w), policy or AllDevices(), now_s=now_s)
     make_ready(fleet, "orin", ORIN_FRONT, 5.0, ORIN_NODE)
     make_ready(fleet, "nano", NANO_FRONT, 3.0, NANO_NODE)
     fleet.flower.start_run(RUN, "FedAvg", 3)

@@ -241,7 +241,7 @@ class Coordinator:
         assert self.fleet is not None
         changed, first = self.fleet.rounds.grants.due()
         self._send(self._take(changed))
-        for device_id in first:
+        for device_id in sorted(first):
             wait_s = 0.0 if self._world.rng.random() < 0.5 else _STEPS_S * self._world.rng.random()
             self._in_this_life(wait_s, lambda one=device_id: self._send(self._take([one])))
 

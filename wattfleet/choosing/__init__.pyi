@@ -1,3 +1,4 @@
+from .budget_search import search_within_budgets as search_within_budgets
 from .choice import ChosenMode as ChosenMode
 from .choice import InfeasibleDeadlineError as InfeasibleDeadlineError
 from .choice import KnownModes as KnownModes
@@ -13,7 +14,20 @@ from .front import POWER_QUANTILE as POWER_QUANTILE
 from .front import Front as Front
 from .front import pareto_front as pareto_front
 from .front import predicted_front as predicted_front
+from .method_names import ProfilingMethod as ProfilingMethod
+from .method_names import WorkloadChanges as WorkloadChanges
+from .profiling_method import LOSS_SOURCE as LOSS_SOURCE
+from .profiling_method import MEASURED_LOSSES as MEASURED_LOSSES
+from .profiling_method import Advice as Advice
+from .profiling_method import BoardFigures as BoardFigures
+from .profiling_method import MethodCost as MethodCost
+from .profiling_method import MethodLoss as MethodLoss
+from .profiling_method import compare_methods as compare_methods
 from .sampling import SamplingSettings as SamplingSettings
 from .sampling import descending_modes as descending_modes
 from .sampling import next_modes as next_modes
 from .sampling import spread_modes as spread_modes
+from .serving import InfeasibleServiceError as InfeasibleServiceError
+from .serving import Objective as Objective
+from .serving import ServiceLimits as ServiceLimits
+from .serving import choose_serving as choose_serving

@@ -6,13 +6,13 @@ because the best of thousands of predicted modes is likely one whose power or ti
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
+from wattfleet.modes import BatchArray, ModeArray, PowerMode, Profile, array_to_modes
 from wattfleet.prediction import Prediction, normal_quantile
 
 Values = NDArray[np.float64]
@@ -41,17 +41,19 @@ class ChosenMode:
         minibatch_ms: measured or median predicted milliseconds per minibatch.
         power_mw: measured or median predicted milliwatts while training.
         measured: whether time and power were measured.
+        batch: samples in the batch; None if it was not chosen.
     """
 
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
     measured: bool
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
 class KnownModes:
-    """Time and power of `n` modes: measured values where they exist, predictions elsewhere.
+    """Time and power of `n` modes, or modes with batches: measured values where they exist, predictions elsewhere.
 
     Attributes:
         modes: `[n, 4]` power modes.
@@ -60,6 +62,7 @@ class KnownModes:
         time_log_sd: `[n]` standard deviation of the logarithm of the time, 0 if measured.
         power_log_sd: `[n]` standard deviation of the logarithm of the power, 0 if measured.
         measured: `[n]` whether each mode was measured.
+        batch: `[n]` samples in the batch of each; None if there is nothing to choose.
     """
 
     modes: ModeArray
@@ -68,18 +71,26 @@ class KnownModes:
     time_log_sd: Values
     power_log_sd: Values
     measured: NDArray[np.bool_]
+    batch: BatchArray | None = None
 
     @classmethod
-    def of(cls, modes: ModeArray, prediction: Prediction, profile: Profile | None = None) -> KnownModes:
+    def of(
+        cls,
+        modes: ModeArray,
+        prediction: Prediction,
+        profile: Profile | None = None,
+        batch: BatchArray | None = None,
+    ) -> KnownModes:
         """Combine predictions and measurements.
 
         Args:
             modes: `[n, 4]` modes that may be chosen.
             prediction: the prediction for each of them.
             profile: measured modes; those that are not in `modes` are ignored.
+            batch: `[n]` samples in the batch of each of them. The profile then states its batches, too.
 
         Raises:
-            InvalidInputError: the prediction has another number of modes.
+            InvalidInputError: the prediction has another number of modes, or the profile does not state its batches.
         """
         if len(prediction.minibatch_ms) != len(modes):
             raise InvalidInputError(f"{len(prediction.minibatch_ms)} predictions for {len(modes)} modes")
@@ -87,21 +98,20 @@ class KnownModes:
         ms, mw, time_sd, power_sd = (column.copy() for column in columns)
         measured = np.zeros(len(modes), dtype=bool)
         if profile is not None:
-            index_of = {tuple(row): i for i, row in enumerate(modes.tolist())}
-            pairs = [
-                (index_of[mode], j) for j, mode in enumerate(map(tuple, profile.modes.tolist())) if mode in index_of
-            ]
+            index_of = {setting: i for i, setting in enumerate(_settings(modes, batch))}
+            measured_settings = _settings(profile.modes, None if batch is None else stated_batches(profile))
+            pairs = [(index_of[setting], j) for j, setting in enumerate(measured_settings) if setting in index_of]
             at, row = np.array(pairs, dtype=np.intp).reshape(-1, 2).T
             ms[at], mw[at] = profile.minibatch_ms[row], profile.power_mw[row]
             time_sd[at] = power_sd[at] = 0.0
             measured[at] = True
-        return cls(modes, ms, mw, time_sd, power_sd, measured)
+        return cls(modes, ms, mw, time_sd, power_sd, measured, batch)
 
     @classmethod
     def only_measured(cls, profile: Profile) -> KnownModes:
-        """Only the modes of a profile."""
-        zero = np.zeros(len(profile))
-        return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, np.ones(len(profile), dtype=bool))
+        """Only the modes of a profile, with their batches if it states them."""
+        zero, all_ = np.zeros(len(profile)), np.ones(len(profile), dtype=bool)
+        return cls(profile.modes, profile.minibatch_ms, profile.power_mw, zero, zero, all_, profile.batch)
 
     def among(self, chosen: NDArray[np.bool_]) -> KnownModes:
         """The same for some of the modes.
@@ -109,7 +119,15 @@ class KnownModes:
         Args:
             chosen: `[n]` true for the modes to keep.
         """
-        return KnownModes(*(getattr(self, column.name)[chosen] for column in fields(self)))
+        return KnownModes(
+            self.modes[chosen],
+            self.minibatch_ms[chosen],
+            self.power_mw[chosen],
+            self.time_log_sd[chosen],
+            self.power_log_sd[chosen],
+            self.measured[chosen],
+            None if self.batch is None else self.batch[chosen],
+        )
 
     def power_margin(self, budgets_mw: Values) -> Values:
         """Standard deviations by which each mode keeps each of `[b]` budgets, `[n, b]`; negative above a budget."""
@@ -128,8 +146,29 @@ class KnownModes:
         """The mode at an index, as a choice."""
         (mode,) = array_to_modes(self.modes[index : index + 1])
         return ChosenMode(
-            mode, float(self.minibatch_ms[index]), float(self.power_mw[index]), bool(self.measured[index])
+            mode,
+            float(self.minibatch_ms[index]),
+            float(self.power_mw[index]),
+            bool(self.measured[index]),
+            None if self.batch is None else int(self.batch[index]),
         )
+
+
+def _settings(modes: ModeArray, batch: BatchArray | None) -> list[tuple[float, ...]]:
+    """Each mode, with its batch if there is one, as a tuple."""
+    rows = modes if batch is None else np.column_stack([modes, batch])
+    return [tuple(row) for row in rows.tolist()]
+
+
+def stated_batches(profile: Profile) -> BatchArray:
+    """The batch of each row of a profile, `[n]`.
+
+    Raises:
+        InvalidInputError: the profile does not state its batches.
+    """
+    if profile.batch is None and len(profile):
+        raise InvalidInputError("the measurements do not state their batch: state it to choose among batches")
+    return np.empty(0, dtype=np.int64) if profile.batch is None else profile.batch
 
 
 def _deviations(probability: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import ImplausibleError, InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
+from wattfleet.modes import BatchArray, ModeArray, PowerMode, array_to_modes
 from wattfleet.prediction import Prediction, normal_quantile, warmup_s
 
 MAX_FRONT_POINTS = 64
@@ -53,7 +53,7 @@ class Front:
     Values are stored compactly, because a coordinator keeps the fronts of ten thousand devices.
     """
 
-    __slots__ = ("_columns", "_settings", "_setting_indices")
+    __slots__ = ("_batch", "_columns", "_settings", "_setting_indices")
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Front:
         epoch_log_sd: Values,
         power_log_sd: Values,
         warmup_s: Values,
+        batch: BatchArray | None = None,
     ) -> None:
         """Create a front from its points.
 
@@ -73,6 +74,7 @@ class Front:
             epoch_log_sd: `[k]` standard deviation of the logarithm of the time.
             power_log_sd: `[k]` standard deviation of the logarithm of the power.
             warmup_s: `[k]` seconds of warm-up, once per training; 0 if unknown.
+            batch: `[k]` samples in a batch, if points differ in it; None if all are of the workload's.
 
         Raises:
             InvalidInputError: there are no or too many points, their order is wrong, or a value is not finite and
@@ -90,6 +92,9 @@ class Front:
         if not all(np.isfinite(values).all() and (values >= 0).all() for values in columns[2:]):
             raise InvalidInputError("a front's standard deviations and warm-ups must be finite and not negative")
         _require_plausible(*columns)
+        if batch is not None and (batch.shape != (k,) or not (batch >= 1).all()):
+            raise InvalidInputError("a front's batches must be one for each point, at least 1 sample each")
+        self._batch = batch
         self._columns = np.array(columns, dtype=np.float64)
         # A knob has few settings: each is stored once, and modes refer to them by one-byte indices.
         self._settings, indices = np.unique(np.asarray(modes, dtype=np.float64), return_inverse=True)
@@ -146,13 +151,21 @@ class Front:
         """Watts that a plan sets aside in the fastest mode, which draws the most."""
         return float(self._columns[1, 0] * math.exp(normal_quantile(POWER_QUANTILE) * self._columns[3, 0]))
 
+    @property
+    def batch(self) -> BatchArray | None:
+        """`[k]` samples in a batch; None if all points are of the workload's."""
+        return self._batch
+
     def _column(self, number: int) -> Values:
         column: Values = self._columns[number]
         return column
 
     def equals(self, other: Front) -> bool:
         """Whether another front has the same values at every point."""
-        return np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
+        if (self._batch is None) is not (other._batch is None):
+            return False
+        same_batch = self._batch is None or np.array_equal(self._batch, np.asarray(other._batch))
+        return same_batch and np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
 
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
@@ -189,7 +202,11 @@ def _require_plausible(*columns: Values) -> None:
 
 
 def predicted_front(
-    modes: ModeArray, prediction: Prediction, minibatches_per_epoch: int, first_gcycles: float = 0.0
+    modes: ModeArray,
+    prediction: Prediction,
+    minibatches_per_epoch: float | Values,
+    first_gcycles: float = 0.0,
+    batch: BatchArray | None = None,
 ) -> Front:
     """The front of a whole mode space, thinned to `MAX_FRONT_POINTS` points that are evenly spread over its watts.
 
@@ -201,8 +218,9 @@ def predicted_front(
     Args:
         modes: `[n, 4]` modes.
         prediction: the prediction for each of them.
-        minibatches_per_epoch: minibatches in an epoch on the device.
+        minibatches_per_epoch: minibatches in an epoch on the device; `[n]` if they differ with the batch.
         first_gcycles: CPU cycles of a training's first minibatch, in units of 1e9; 0 if unknown.
+        batch: `[n]` samples in a batch at each of the modes, if they differ.
 
     Raises:
         ImplausibleError: the prediction is not plausible for any mode.
@@ -214,7 +232,14 @@ def predicted_front(
     if not kept.all():
         if not kept.any():
             _require_plausible(*columns)
-        return predicted_front(modes[kept], prediction.among(kept), minibatches_per_epoch, first_gcycles)
+        per_epoch = minibatches_per_epoch
+        return predicted_front(
+            modes[kept],
+            prediction.among(kept),
+            per_epoch[kept] if isinstance(per_epoch, np.ndarray) else per_epoch,
+            first_gcycles,
+            None if batch is None else batch[kept],
+        )
     planned_mw = prediction.power_mw_quantile(POWER_QUANTILE)
     front = pareto_front(warm_s + epoch_s, planned_mw)
     if len(front) > MAX_FRONT_POINTS:
@@ -228,4 +253,5 @@ def predicted_front(
         epoch_log_sd=prediction.time_log_sd[front],
         power_log_sd=prediction.power_log_sd[front],
         warmup_s=warm_s[front],
+        batch=None if batch is None else batch[front],
     )

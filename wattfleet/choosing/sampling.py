@@ -4,6 +4,9 @@ The best of thousands of predicted modes is likely one whose power was underesti
 chosen are measured first. The value of a measurement is its constrained expected improvement (Gardner et al., "Bayesian
 Optimization with Inequality Constraints", ICML 2014), summed over the budgets.
 
+If there are several batch sizes to choose from, modes with batches are selected in the same way. What counts is then
+the time per sample, which can be compared between batch sizes.
+
 Modes are returned by descending frequency, because Jetsons apply downward sweeps more reliably than upward ones
 (PowerTrain, doi:10.1016/j.future.2024.07.001, footnote to section 3.3).
 """
@@ -16,19 +19,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.choosing.choice import PROBABILITY, KnownModes
+from wattfleet.choosing.choice import PROBABILITY, KnownModes, stated_batches
 from wattfleet.choosing.front import pareto_front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, Profile
+from wattfleet.modes import BatchArray, ModeArray, Profile, whole_batches
 from wattfleet.prediction import Prediction
 
 Values = NDArray[np.float64]
 Predict = Callable[[Profile], Prediction]
-"""Fits a predictor to measured modes, and predicts all modes that can be chosen."""
+"""Fits a predictor to measured modes, and predicts all modes that can be chosen, each at its batch size."""
 
-# Multiples of these, modulo 1, fill the four-dimensional unit cube evenly for every number of points. They are negative
-# powers of the root of x^5 = x + 1, which generalises the golden ratio.
-_STRIDES = 1.1673039782614187 ** -np.arange(1, 5)
+Settings = NDArray[np.float64]
+"""`[n, 4]` modes, or `[n, 5]` modes with their batch sizes."""
+
+# The roots of x^(d + 1) = x + 1, which generalise the golden ratio. Multiples of a root's first d negative powers,
+# modulo 1, fill the d-dimensional unit cube evenly for every number of points.
+_ROOTS = {4: 1.1673039782614187, 5: 1.1347241384015194}
 
 # Number of budgets assumed evenly along the predicted front when no budgets are in force.
 _FRONT_BUDGETS = 32
@@ -77,8 +83,9 @@ def next_modes(
     settings: SamplingSettings,
     budgets_mw: Values | None = None,
     exclude: ModeArray | None = None,
-) -> ModeArray:
-    """The modes to measure next.
+    batch: BatchArray | None = None,
+) -> Settings:
+    """The modes to measure next, or the modes with batch sizes.
 
     The same arguments give the same modes, so that an interrupted profile can continue from its measurements alone.
 
@@ -86,48 +93,60 @@ def next_modes(
         profile: the modes measured so far; may be empty.
         modes: `[n, 4]` modes that can be chosen.
         predict: predicts `modes`; called once `settings.spread` modes have been measured.
-        settings: how many modes to measure, and when to stop.
+        settings: how many modes to measure, and when to stop. A mode counts once for each of its batch sizes.
         budgets_mw: `[b]` budgets in force, mW; None assumes budgets evenly along the predicted front.
         exclude: `[k, 4]` modes never to measure, such as those that the device refused.
+        batch: `[n]` samples in the batch of each of `modes`; a mode then occurs once for each of its batch sizes, and
+            the profile states its batches. None if there is only one batch size.
 
     Returns:
-        `[m, 4]` distinct unmeasured modes in descending order. None are returned when the profile is complete: the
-        limit is reached, no mode is left, or the choice can no longer improve by more than the tolerance.
+        `[m, 4]` distinct unmeasured modes in descending order; with `batch`, `[m, 5]` modes and their batch sizes. None
+        are returned when the profile is complete: the limit is reached, no mode is left, or the choice can no longer
+        improve by more than the tolerance.
 
     Raises:
-        InvalidInputError: a budget is not above zero.
+        InvalidInputError: a budget is not above zero, a batch size is wrong, or the profile does not state its batches.
     """
     if budgets_mw is not None and not (np.isfinite(budgets_mw) & (budgets_mw > 0)).all():
         raise InvalidInputError("budgets must be finite and above zero")
-    allowed = modes if exclude is None else modes[~_among(modes, exclude)]
-    free = ~_among(modes, profile.modes)
-    if exclude is not None:
-        free &= ~_among(modes, exclude)
+    rows = _settings(modes, batch)
+    already = profile.modes if batch is None else _settings(profile.modes, stated_batches(profile))
+    allowed = np.ones(len(modes), dtype=bool) if exclude is None else ~_among(modes, exclude)
+    free = allowed & ~_among(rows, already)
     left = min(settings.limit - len(profile), int(free.sum()))
     if left < 1:
-        return np.empty((0, 4))
+        return rows[:0]
     missing = min(settings.spread - len(profile), left)
     if missing > 0:
-        return _missing_spread(allowed, profile.modes, missing, settings)
+        return _missing_spread(rows[allowed], already, missing, settings)
     prediction = predict(profile)
     if budgets_mw is None:
-        front_mw = prediction.power_mw[pareto_front(prediction.minibatch_ms, prediction.power_mw)]
+        front = pareto_front(_sample_ms(prediction.minibatch_ms, batch), prediction.power_mw)
+        front_mw = prediction.power_mw[front]
         budgets_mw = np.linspace(front_mw.min(), front_mw.max(), _FRONT_BUDGETS)
-    known = KnownModes.of(modes, prediction, profile)
-    return descending_modes(
-        modes[_most_valuable(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)]
-    )
+    known = KnownModes.of(modes, prediction, profile, batch)
+    chosen = _most_valuable(known, free, budgets_mw, min(settings.batch, left), settings.tolerance)
+    return descending_modes(rows[chosen])
 
 
-def _missing_spread(modes: ModeArray, already: ModeArray, count: int, settings: SamplingSettings) -> ModeArray:
+def _settings(modes: ModeArray, batch: BatchArray | None) -> Settings:
+    return modes if batch is None else np.column_stack([modes, whole_batches(batch, len(modes))])
+
+
+def _sample_ms(minibatch_ms: Values, batch: BatchArray | None) -> Values:
+    """Times that can be compared, `[n]` ms: of a sample, or of a step if all steps have the same batch size."""
+    return minibatch_ms if batch is None or (batch == batch[0]).all() else np.asarray(minibatch_ms / batch)
+
+
+def _missing_spread(rows: Settings, already: Settings, count: int, settings: SamplingSettings) -> Settings:
     """Select `count` unmeasured spread modes, in descending order."""
     # A larger total keeps the earlier modes, so it can be raised until enough are unmeasured.
-    for total in range(count, len(modes) + 1):
-        spread = spread_modes(modes, total, settings.seed)
+    for total in range(count, len(rows) + 1):
+        spread = _spread(rows, total, settings.seed)
         fresh = spread[~_among(spread, already)]
         if len(fresh) == count:
             return fresh
-    return np.empty((0, 4))
+    return rows[:0]
 
 
 def _most_valuable(
@@ -139,7 +158,7 @@ def _most_valuable(
     """
     from scipy.special import ndtr  # imported here to keep scipy out of processes that never sample
 
-    log_ms = np.log(known.minibatch_ms)
+    log_ms = np.log(_sample_ms(known.minibatch_ms, known.batch))
     feasible = ndtr(known.power_margin(budgets_mw))
     sd = np.maximum(known.time_log_sd, _LEAST_SD)[:, None]
     # For budgets below every measured mode's power, a measurement improves on the slowest predicted mode.
@@ -173,41 +192,55 @@ def _expected_gain(margin: Values, sd: Values) -> Values:
     return np.asarray(margin * ndtr(z) + sd * np.exp(-0.5 * z**2) / np.sqrt(2 * np.pi))
 
 
-def spread_modes(modes: ModeArray, count: int, seed: int) -> ModeArray:
+def spread_modes(modes: ModeArray, count: int, seed: int, batch: BatchArray | None = None) -> Settings:
     """Select modes that fill the space evenly in the logarithms of the knobs, including the highest mode.
 
     Args:
         modes: `[n, 4]` modes to choose from.
         count: number of modes, from 1 to n.
         seed: seed of the selection.
+        batch: `[n]` samples in the batch of each of them, which is then spread, too; None if there is only one size.
 
     Returns:
-        `[count, 4]` distinct modes in descending order.
+        `[count, 4]` distinct modes in descending order; with `batch`, `[count, 5]` modes and their batch sizes,
+        including the highest mode with its largest batch.
 
     Raises:
-        InvalidInputError: the count is out of range.
+        InvalidInputError: the count is out of range, or a batch size is wrong.
     """
     if not 1 <= count <= len(modes):
         raise InvalidInputError(f"cannot choose {count} modes: give a number from 1 to {len(modes)}")
-    logs = np.log(modes)
+    return _spread(_settings(modes, batch), count, seed)
+
+
+def _spread(rows: Settings, count: int, seed: int) -> Settings:
+    """Select `count` of `[n, 4]` or `[n, 5]` rows, in descending order."""
+    # A single batch size is no dimension to fill.
+    knobs = rows if (rows[:, 4:] != rows[0, 4:]).any() else rows[:, :4]
+    k = knobs.shape[1]
+    logs = np.log(knobs)
     low, span = logs.min(axis=0), np.ptp(logs, axis=0)
     unit = (logs - low) / np.where(span > 0, span, 1.0)
-    points = (np.random.default_rng(seed).random(4) + np.arange(1, count)[:, None] * _STRIDES) % 1.0
-    free = np.ones(len(modes), dtype=bool)
-    for point in (np.ones(4), *points):
+    strides = _ROOTS[k] ** -np.arange(1, k + 1)
+    points = (np.random.default_rng(seed).random(k) + np.arange(1, count)[:, None] * strides) % 1.0
+    free = np.ones(len(rows), dtype=bool)
+    for point in (np.ones(k), *points):
         distance = ((unit - point) ** 2).sum(axis=1)
         free[np.where(free, distance, np.inf).argmin()] = False
-    return descending_modes(modes[~free])
+    return descending_modes(rows[~free])
 
 
-def descending_modes(modes: ModeArray) -> ModeArray:
-    """Sort `[n, 4]` modes from high to low: by CPU, then GPU, then memory frequency, then cores."""
-    cores, cpu, gpu, mem = modes.T
-    order: NDArray[np.intp] = np.lexsort((cores, mem, gpu, cpu))[::-1]
+def descending_modes(modes: Settings) -> Settings:
+    """Sort `[n, 4]` modes from high to low: by CPU, then GPU, then memory frequency, then cores.
+
+    `[n, 5]` modes with batch sizes are sorted by their batch size last, the largest first.
+    """
+    cores, cpu, gpu, mem, *batch = modes.T
+    order: NDArray[np.intp] = np.lexsort((*batch, cores, mem, gpu, cpu))[::-1]
     return np.asarray(modes[order])
 
 
-def _among(modes: ModeArray, others: ModeArray) -> NDArray[np.bool_]:
-    """`[n]` whether each of `[n, 4]` modes is among `[k, 4]` others."""
+def _among(rows: Settings, others: Settings) -> NDArray[np.bool_]:
+    """`[n]` whether each of `n` modes is among `k` others; likewise with batch sizes."""
     listed = {tuple(row) for row in others.tolist()}
-    return np.array([tuple(row) in listed for row in modes.tolist()], dtype=bool)
+    return np.array([tuple(row) in listed for row in rows.tolist()], dtype=bool)

@@ -46,6 +46,13 @@ def array_to_modes(array: ModeArray) -> list[PowerMode]:
     return [PowerMode(*(round(value) for value in row)) for row in array.tolist()]
 
 
+def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
+    """The mode of `[n, 4]` nearest to a wanted one, by the sum of differences of the knobs' logarithms."""
+    distance = np.abs(np.log(modes) - np.log(modes_to_array([wanted]))).sum(axis=1)
+    (nearest,) = array_to_modes(modes[[int(distance.argmin())]])
+    return nearest
+
+
 @dataclass(frozen=True)
 class ModeSpace:
     """All modes of a device: every combination of its knobs' values.

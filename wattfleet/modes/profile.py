@@ -1,29 +1,23 @@
-"""Profiles: measured power modes of one workload on one device, and their CSV files."""
+"""Profiles: measured power modes of one workload on one device."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes.power_mode import ModeArray, PowerMode, array_to_modes
+from wattfleet.modes.workload_facts import Task, WorkloadFacts
 
-PROFILE_COLUMNS = ("cores", "cpu_khz", "gpu_hz", "mem_hz", "minibatch_ms", "power_mw")
+BatchArray = NDArray[np.int64]
+"""`[n]` numbers of samples in a batch."""
 
-# Plausible ranges of values in the right unit; a file in MHz or in watts falls far outside.
-_PLAUSIBLE = {
-    "cores": (1, 256, "a number of cores"),
-    "cpu_khz": (50_000, 10_000_000, "kHz"),
-    "gpu_hz": (50_000_000, 10_000_000_000, "Hz"),
-    "mem_hz": (50_000_000, 20_000_000_000, "Hz"),
-    "minibatch_ms": (0.01, 10_000_000, "milliseconds"),
-    "power_mw": (200, 2_000_000, "milliwatts"),
-}
+TIME_COLUMNS = {Task.TRAINING: "minibatch_ms", Task.INFERENCE: "batch_ms"}
+"""The column of the time in CSV files, for each task."""
 
 
 @dataclass(frozen=True)
@@ -32,38 +26,54 @@ class Measurement:
 
     Attributes:
         mode: the power mode, read back from the device.
-        minibatch_ms: median time of a minibatch including data loading, ms; the first minibatch is left out.
-        power_mw: median board power while training, mW, after the power has settled.
+        minibatch_ms: median time of a minibatch including data loading, ms; the first minibatch is left out. For
+            inference, the median time of a batch.
+        power_mw: median board power while working, mW, after the power has settled.
+        batch: samples in the batch; None if it is not stated.
     """
 
     mode: PowerMode
     minibatch_ms: float
     power_mw: float
+    batch: int | None = None
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured modes as columns, with one row per mode.
+    """Measured modes as columns, with one row per mode, or per mode and batch.
 
     Attributes:
         modes: `[n, 4]` power modes.
-        minibatch_ms: `[n]` milliseconds per minibatch.
+        minibatch_ms: `[n]` milliseconds per minibatch; for inference, milliseconds per batch.
         power_mw: `[n]` milliwatts.
+        batch: `[n]` samples in the batch of each row; None if all rows are of one batch size that is not stated.
+        task: what was measured.
 
     Raises:
-        InvalidInputError: shapes differ, a mode is repeated, or a value is not finite and positive.
+        InvalidInputError: shapes differ, a mode (with its batch) is repeated, a value is not finite and positive, or a
+            batch is not a whole number of at least 1.
     """
 
     modes: ModeArray
     minibatch_ms: NDArray[np.float64]
     power_mw: NDArray[np.float64]
+    batch: BatchArray | None = None
+    task: Task = Task.TRAINING
 
     def __post_init__(self) -> None:
         n = len(self.modes)
         if self.modes.shape != (n, 4) or self.minibatch_ms.shape != (n,) or self.power_mw.shape != (n,):
             raise InvalidInputError("a profile needs [n, 4] modes and n times and powers")
-        if len(np.unique(self.modes, axis=0)) != n:
-            raise InvalidInputError("a profile must hold each mode once; merge repeated measurements first")
+        if self.batch is not None:
+            object.__setattr__(self, "batch", whole_batches(self.batch, n))
+        keys = self.modes if self.batch is None else np.column_stack([self.modes, self.batch])
+        if len(np.unique(keys, axis=0)) != n:
+            if self.batch is None:
+                raise InvalidInputError(
+                    "a profile without batch sizes must hold each mode once; merge repeated measurements, or state the"
+                    " batch of each row"
+                )
+            raise InvalidInputError("a profile must hold each mode and batch once; merge repeated measurements first")
         for name, values in (
             ("modes", self.modes),
             ("minibatch_ms", self.minibatch_ms),
@@ -76,20 +86,44 @@ class Profile:
         return len(self.modes)
 
     @classmethod
-    def of(cls, measurements: Iterable[Measurement]) -> Profile:
-        """Collect single measurements into a profile."""
-        rows = np.array([[*m.mode, m.minibatch_ms, m.power_mw] for m in measurements], dtype=np.float64)
+    def of(cls, measurements: Iterable[Measurement], task: Task = Task.TRAINING) -> Profile:
+        """Collect single measurements into a profile.
+
+        Raises:
+            InvalidInputError: some state their batch and others do not, or see above.
+        """
+        collected = list(measurements)
+        rows = np.array([[*m.mode, m.minibatch_ms, m.power_mw] for m in collected], dtype=np.float64)
         rows = rows.reshape(-1, 6)
-        return cls(rows[:, :4], rows[:, 4], rows[:, 5])
+        stated = [m.batch for m in collected if m.batch is not None]
+        if stated and len(stated) != len(collected):
+            raise InvalidInputError(
+                f"{len(stated)} of {len(collected)} measurements state their batch: state it for all, or for none"
+            )
+        return cls(rows[:, :4], rows[:, 4], rows[:, 5], np.array(stated) if stated else None, task)
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes that occur, ascending; empty if they are not stated."""
+        return () if self.batch is None else tuple(np.unique(self.batch).tolist())
 
     def rows(self, index: NDArray[np.int_] | NDArray[np.bool_]) -> Profile:
         """A profile of the selected rows only."""
-        return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index])
+        batch = None if self.batch is None else self.batch[index]
+        return Profile(self.modes[index], self.minibatch_ms[index], self.power_mw[index], batch, self.task)
 
     def canonical_rows(self) -> list[str]:
-        """The rows as sorted text, equal for all files of the same measurements whatever their order and format."""
+        """The rows as sorted text, equal for all files of the same measurements whatever their order and format.
+
+        A row ends with its batch, if it is stated, and with the task, if it is not training.
+        """
         rows = np.column_stack([self.modes, self.minibatch_ms, self.power_mw]).tolist()
-        return sorted(",".join(f"{value:.12g}" for value in row) for row in rows)
+        texts = [",".join(f"{value:.12g}" for value in row) for row in rows]
+        if self.batch is not None:
+            texts = [f"{text},batch={batch}" for text, batch in zip(texts, self.batch.tolist(), strict=True)]
+        if self.task is not Task.TRAINING:
+            texts = [f"{text},{self.task}" for text in texts]
+        return sorted(texts)
 
     def sha256(self) -> str:
         """The SHA-256 of the canonical rows, in hexadecimal."""
@@ -97,76 +131,95 @@ class Profile:
 
     def measurements(self) -> list[Measurement]:
         """The rows as single measurements."""
+        batches = [None] * len(self) if self.batch is None else self.batch.tolist()
         return [
-            Measurement(mode, float(t), float(p))
-            for mode, t, p in zip(array_to_modes(self.modes), self.minibatch_ms, self.power_mw, strict=True)
+            Measurement(mode, float(t), float(p), batch)
+            for mode, t, p, batch in zip(
+                array_to_modes(self.modes), self.minibatch_ms, self.power_mw, batches, strict=True
+            )
         ]
 
 
-def read_profile(path: Path) -> Profile:
-    """Read a profile from a CSV file with the columns `PROFILE_COLUMNS`; other columns are ignored.
+def whole_batches(batch: NDArray[np.generic], n: int) -> BatchArray:
+    """Check `[n]` batch sizes, and convert them to integers.
 
     Raises:
-        InvalidInputError: the file is missing, empty or unreadable; it lacks a column; a value is not finite, not
-            whole where it has to be, or outside its unit's range; or a mode is repeated.
+        InvalidInputError: they are not `n` whole numbers of at least 1.
     """
-    # Imported only where files are read, because pandas takes 30 MB and agents on small boards mostly idle.
-    import pandas as pd
+    values = np.asarray(batch)
+    if values.shape != (n,):
+        raise InvalidInputError(f"{n} modes need {n} batch sizes, not an array of shape {list(values.shape)}")
+    numbers = values.astype(np.float64)
+    if not ((numbers >= 1) & (numbers % 1 == 0)).all():
+        raise InvalidInputError("batch: every value must be a whole number of samples, at least 1")
+    return numbers.astype(np.int64)
 
-    try:
-        # Blank lines are read too, so that a row's index gives its line number.
-        table = pd.read_csv(path, skip_blank_lines=False)
-    except FileNotFoundError:
-        raise InvalidInputError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise InvalidInputError(f"{path}: cannot be read as CSV: {str(error).strip()}") from None
-    if not table.index.equals(pd.RangeIndex(len(table))):  # pandas used the first column as row names
+
+def require_same_task(source: str, profile: Profile, reference: str, task: Task) -> None:
+    """Check that a profile is of the task of the reference that it is used with.
+
+    Args:
+        source: where the profile comes from, for the error.
+        profile: the profile.
+        reference: the reference, for the error.
+        task: the task of the reference.
+
+    Raises:
+        InvalidInputError: the tasks differ.
+    """
+    if profile.task is not task:
         raise InvalidInputError(
-            f"{path}: rows hold more values than the header has columns; use a decimal point, and no comma at the end"
-            " of a line"
+            f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), but {reference} is of {task}: give"
+            f" rows of {task} ({TIME_COLUMNS[task]}), or a reference of {profile.task}"
         )
-    table = table.dropna(how="all")
-    missing = [name for name in PROFILE_COLUMNS if name not in table.columns]
-    if missing:
+
+
+def stated_facts(
+    source: str,
+    profile: Profile,
+    task: Task | None = None,
+    batch: int | None = None,
+    loader_workers: int | None = None,
+) -> WorkloadFacts:
+    """The facts of a profile's workload, from the profile and from what a person states.
+
+    Args:
+        source: where the profile comes from, for errors.
+        profile: measured modes; it tells the task, and the batch if all its rows state the same.
+        task: the task that a person states; None if nothing is stated.
+        batch: samples in a batch, likewise.
+        loader_workers: processes that load data, likewise.
+
+    Raises:
+        InvalidInputError: a statement contradicts the profile, or is out of range.
+    """
+    if task is not None and task is not profile.task:
         raise InvalidInputError(
-            f"{path}: missing columns {', '.join(missing)}; needed are {', '.join(PROFILE_COLUMNS)}"
+            f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), not of {task}: give rows of {task}"
+            f" ({TIME_COLUMNS[task]}), or the task {profile.task}"
         )
-    if table.empty:
-        raise InvalidInputError(f"{path}: no rows found; a profile needs at least one measured mode")
-    cells = table.loc[:, list(PROFILE_COLUMNS)]
-    table = cells.apply(pd.to_numeric, errors="coerce")
-    line = table.index.to_numpy() + 2  # line 1 is the header
-    for name, (low, high, unit) in _PLAUSIBLE.items():
-        column = table[name].to_numpy(np.float64)
-        bad = np.flatnonzero(~((column >= low) & (column <= high)))
-        if len(bad):
-            value, cell = column[bad[0]], cells[name].iloc[bad[0]]
-            text = cell if np.isnan(value) else f"{value:g}"
-            raise InvalidInputError(
-                f"{path}, line {line[bad[0]]}: {name} is {text}, expected {unit} between {low:g} and"
-                f" {high:g} ({len(bad)} such rows); correct the value or its unit"
-            )
-        broken = np.flatnonzero(column % 1) if name in PowerMode._fields else bad
-        if len(broken):
-            raise InvalidInputError(
-                f"{path}, line {line[broken[0]]}: {name} is {cells[name].iloc[broken[0]]}, expected a whole number"
-                f" ({len(broken)} such rows); correct the value or its unit"
-            )
-    repeated = np.flatnonzero(table.duplicated(list(PowerMode._fields)).to_numpy())
-    if len(repeated):
+    if batch is not None and profile.batches not in ((), (batch,)):
         raise InvalidInputError(
-            f"{path}, line {line[repeated[0]]}: this mode is repeated ({len(repeated)} such rows);"
-            " keep one row per mode"
+            f"{source}: has rows of the batches {', '.join(map(str, profile.batches))}, not only of {batch}: leave the"
+            " batch out, since the file states it, or keep the rows of that batch"
         )
-    values = table.to_numpy(np.float64)
-    return Profile(values[:, :4].copy(), values[:, 4].copy(), values[:, 5].copy())
+    if len(profile.batches) == 1:
+        (batch,) = profile.batches
+    return WorkloadFacts(profile.task, batch, loader_workers)
 
 
-def write_profile(profile: Profile, path: Path) -> None:
-    """Write a profile as a CSV file with the columns `PROFILE_COLUMNS`."""
-    import pandas as pd
+def require_one_training(source: str, profile: Profile) -> None:
+    """Check that a profile has training times of one batch size, so that a mode has one time.
 
-    table = pd.DataFrame(profile.modes.astype(np.int64), columns=list(PROFILE_COLUMNS[:4]))
-    table["minibatch_ms"] = profile.minibatch_ms
-    table["power_mw"] = profile.power_mw
-    table.to_csv(path, index=False)
+    Raises:
+        InvalidInputError: it has times of inference, or several batch sizes.
+    """
+    if profile.task is not Task.TRAINING:
+        raise InvalidInputError(
+            f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), not of training: give rows with"
+            f" {TIME_COLUMNS[Task.TRAINING]}"
+        )
+    if len(profile.batches) > 1:
+        raise InvalidInputError(
+            f"{source}: has rows of the batches {', '.join(map(str, profile.batches))}: keep the rows of one"
+        )

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Board, Workload, modes_to_array
+from wattfleet.modes import BOARDS, Board, Workload, WorkloadFacts, modes_to_array
 from wattfleet.prediction.kinds import predictor_class
 from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
@@ -30,6 +30,23 @@ _REMEDY = "fetch the reference again, or train it with `wattfleet reference trai
 
 
 @dataclass(frozen=True)
+class PopulationEntry:
+    """The origin of one workload of a predictor's population.
+
+    Attributes:
+        corpus: the name of its file.
+        sha256: the SHA-256 of the corpus's rows, in hexadecimal.
+        network: the network that it runs.
+        board: the kind of board that it was measured on.
+    """
+
+    corpus: str
+    sha256: str
+    network: str
+    board: str
+
+
+@dataclass(frozen=True)
 class ArtefactDetails:
     """The description of a predictor in its manifest.
 
@@ -39,6 +56,8 @@ class ArtefactDetails:
         board: the kind of board it was measured on, such as `agx-orin`.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; numbers and mappings of numbers.
+        facts: what was known of the workload; None if it is not stated, as in manifests of earlier versions.
+        population: the workloads from which a transfer learns its prior, in the order of the predictor's own.
     """
 
     predictor: str
@@ -46,6 +65,8 @@ class ArtefactDetails:
     board: str
     provenance: Mapping[str, str]
     figures: Mapping[str, Any]
+    facts: WorkloadFacts | None = None
+    population: tuple[PopulationEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,8 @@ def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
             board=str(content["board"]),
             provenance=dict(content["provenance"]),
             figures=dict(content["figures"]),
+            facts=WorkloadFacts(**content["facts"]) if "facts" in content else None,
+            population=tuple(PopulationEntry(**entry) for entry in content.get("population", ())),
         )
     except (KeyError, TypeError, ValueError, OverflowError, InvalidInputError) as error:
         raise CorruptReferenceError(f"{MANIFEST_FILE} is damaged ({_defect(error)}): {_REMEDY}") from None
@@ -125,6 +148,8 @@ def pack_artefact(
     board: str,
     provenance: Mapping[str, str],
     figures: Mapping[str, Any],
+    facts: WorkloadFacts | None = None,
+    population: Sequence[PopulationEntry] = (),
 ) -> Artefact:
     """Pack a predictor into an artefact; the same predictor and details give the same bytes.
 
@@ -134,6 +159,8 @@ def pack_artefact(
         board: the kind of board it was measured on.
         provenance: the source of the measurements and how the predictor was made, by name.
         figures: its accuracy, by name; finite numbers and mappings of them.
+        facts: what was known of the workload; None does not state any.
+        population: the workloads from which a transfer learns its prior.
     """
     weights = predictor.save()
     content = {
@@ -141,11 +168,19 @@ def pack_artefact(
         "predictor": predictor.name,
         "workload": asdict(workload),
         "board": board,
+        **({} if facts is None else {"facts": _known(facts)}),
+        **({"population": [asdict(entry) for entry in population]} if population else {}),
         "provenance": dict(provenance),
         "figures": dict(figures),
         "files": {WEIGHTS_FILE: {"sha256": hashlib.sha256(weights).hexdigest(), "size": len(weights)}},
     }
     return Artefact((json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), weights)
+
+
+def _known(facts: WorkloadFacts) -> dict[str, str | float]:
+    """The facts that are known, for a manifest."""
+    known = {name: value for name, value in asdict(facts).items() if value is not None}
+    return known | {"task": str(facts.task), "processor": str(facts.processor)}
 
 
 def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predictor:
@@ -167,12 +202,12 @@ def restore_predictor(artefact: Artefact, board: Board | None = None) -> Predict
             f"cannot read the reference: {error}. Install the version of Wattfleet that wrote it, or train it again"
         ) from None
     predictor = kind.load(artefact.weights)
-    _ensure_sound(predictor)
+    _ensure_sound(predictor, artefact.details.workload.minibatch)
     return adapt_to_board(predictor, BOARDS.get(artefact.details.board), board)
 
 
-def _ensure_sound(predictor: Predictor) -> None:
-    """Check a predictor at the highest and the lowest mode of every known board.
+def _ensure_sound(predictor: Predictor, batch: int) -> None:
+    """Check a predictor at the highest and the lowest mode of every known board, with one batch size.
 
     Raises:
         CorruptReferenceError: a prediction is not finite and positive.
@@ -180,7 +215,7 @@ def _ensure_sound(predictor: Predictor) -> None:
     modes = modes_to_array(mode for board in BOARDS.values() for mode in (board.space.highest, board.space.lowest))
     try:
         with np.errstate(all="ignore"):
-            at = predictor.predict(modes)
+            at = predictor.predict(modes, np.full(len(modes), batch))
         values = np.concatenate([at.minibatch_ms, at.power_mw, at.time_log_sd, at.power_log_sd])
         sound = bool((np.isfinite(values) & (values > 0)).all())
     except np.linalg.LinAlgError:

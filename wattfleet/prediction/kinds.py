@@ -17,7 +17,7 @@ DEFAULT_PREDICTOR = "roofline"
 """The kind of predictor that agents fit and that references ship as."""
 
 _GROUP = "wattfleet.predictors"
-_BASELINES = ("powertrain", "scratch")
+_BASELINES = ("boosting", "forest", "linear", "powertrain", "scratch", "tree")
 
 
 @cache
@@ -54,4 +54,4 @@ def predictor_class(name: str) -> type[Predictor]:
 def _absent() -> str:
     """Which package provides the baselines, where it is not installed."""
     absent = [name for name in _BASELINES if name not in registered_kinds()]
-    return f"; the package 'wattfleet_evaluation' provides {' and '.join(absent)}: install it" if absent else ""
+    return f"; the package 'wattfleet_evaluation' provides {', '.join(absent)}: install it" if absent else ""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wattfleet.modes import Board, Hardware, ModeArray, Profile
+from wattfleet.errors import InvalidInputError
+from wattfleet.modes import BatchArray, Board, Hardware, ModeArray, Profile, WorkloadFacts
 from wattfleet.prediction.quantiles import normal_quantile
 
 Values = NDArray[np.float64]
@@ -26,8 +28,8 @@ class Prediction:
     """Predicted time and power at `n` modes; their logarithms are modelled as normally distributed.
 
     Attributes:
-        minibatch_ms: `[n]` median milliseconds per minibatch.
-        power_mw: `[n]` median board milliwatts while training.
+        minibatch_ms: `[n]` median milliseconds per minibatch, or per batch of inference.
+        power_mw: `[n]` median board milliwatts while working.
         time_log_sd: `[n]` standard deviation of the logarithm of the time (0.03 is about 3 %).
         power_log_sd: `[n]` standard deviation of the logarithm of the power.
     """
@@ -71,11 +73,17 @@ class Predictor(Protocol):
         ...
 
     @classmethod
-    def fit(cls: type[P], profile: Profile, reference: P | None = None) -> P:
+    def fit(cls: type[P], profile: Profile, reference: P | None = None, facts: WorkloadFacts = WorkloadFacts()) -> P:
         """Fit to measured modes, or transfer a reference of the same class to them.
 
+        Args:
+            profile: measured modes, of one or several batch sizes.
+            reference: the predictor to transfer from; None starts from general assumptions.
+            facts: what is known of the workload besides the measurements. Kinds that do not use it ignore it.
+
         Raises:
-            InvalidInputError: the profile holds too few modes for this kind of predictor.
+            InvalidInputError: the profile holds too few modes for this kind of predictor, or several batch sizes and
+                this kind predicts only one.
         """
         ...
 
@@ -86,8 +94,16 @@ class Predictor(Protocol):
         """
         ...
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not; all values are finite and positive."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict modes, measured or not; all values are finite and positive.
+
+        Args:
+            modes: `[n, 4]` modes.
+            batch: `[n]` samples in the batch at each of them; None for the only batch size that was fitted.
+
+        Raises:
+            InvalidInputError: this kind predicts one batch size, and `batch` has others.
+        """
         ...
 
     def save(self) -> bytes:
@@ -107,3 +123,60 @@ class Predictor(Protocol):
 def adapt_to_board(predictor: P, of: Board | None, to: Board | None) -> P:
     """Adapt a predictor to another board if both boards are known; otherwise return it unchanged."""
     return predictor if of is None or to is None else predictor.adapted(of.hardware, to.hardware)
+
+
+def only_batch(kind: str, profile: Profile, facts: WorkloadFacts) -> int | None:
+    """The batch size that a kind of predictor is fitted to, if it predicts only one.
+
+    Args:
+        kind: the kind's name.
+        profile: measured modes. Their batch size counts, if it is stated.
+        facts: what is known of the workload besides.
+
+    Returns:
+        Samples in the batch; None if it is unknown.
+
+    Raises:
+        InvalidInputError: the profile has several batch sizes.
+    """
+    require_one_batch(kind, profile.batches)
+    return next(iter(profile.batches), facts.batch)
+
+
+def require_one_batch(kind: str, batches: Iterable[int]) -> None:
+    """Check batch sizes for a kind of predictor that predicts only one.
+
+    Args:
+        kind: the kind's name.
+        batches: the batch sizes of a profile, or those to predict.
+
+    Raises:
+        InvalidInputError: there are several.
+    """
+    found = sorted(set(batches))
+    if len(found) > 1:
+        raise InvalidInputError(
+            f"the predictor {kind!r} predicts one batch size: the rows have the batches"
+            f" {', '.join(str(batch) for batch in found)}; keep the rows of one, or use another predictor"
+        )
+
+
+def require_fitted_batch(kind: str, fitted: int | None, batch: BatchArray | None) -> None:
+    """Check the batch sizes to predict, for a kind of predictor that predicts only the one that was fitted.
+
+    Args:
+        kind: the kind's name.
+        fitted: samples in the fitted batch; None if it is unknown, and then any one is taken for it.
+        batch: `[n]` samples in the batches to predict; None for the fitted one.
+
+    Raises:
+        InvalidInputError: there are several, or another than the fitted one.
+    """
+    if batch is None:
+        return
+    require_one_batch(kind, batch.tolist())
+    if fitted is not None and len(batch) and batch[0] != fitted:
+        raise InvalidInputError(
+            f"the predictor {kind!r} was fitted to the batch {fitted}, and cannot predict the batch {batch[0]}: fit it"
+            " to rows of that batch, or use another predictor"
+        )

@@ -8,13 +8,13 @@ they differ clearly from it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, Profile, array_to_modes
+from wattfleet.modes import ModeArray, PowerMode, Profile, WorkloadFacts, array_to_modes
 from wattfleet.prediction.predictor import MIN_MODES, Prediction
 from wattfleet.prediction.roofline.predictor import RooflinePredictor
 
@@ -48,6 +48,7 @@ class SuspectRow:
     Attributes:
         row: its index in the profile, from 0.
         mode: the mode that it names.
+        batch: the samples in its batch; None if the profile does not state them.
         minibatch_ms: its time, ms.
         power_mw: its power, mW.
         expected_ms: the time expected from the other rows, ms.
@@ -59,6 +60,7 @@ class SuspectRow:
 
     row: int
     mode: PowerMode
+    batch: int | None
     minibatch_ms: float
     power_mw: float
     expected_ms: float
@@ -91,16 +93,32 @@ def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> 
     A row is suspect if its time or power differs from a robust fit by more than `TIME_THRESHOLD` or `POWER_THRESHOLD`,
     and clearly more than the fit's uncertainty. Either the row is wrong or the fit. If another setting of one knob
     explains both time and power, the mode was probably not applied. Settings that differ little from the named one
-    cannot be distinguished.
+    cannot be distinguished. The rows of each batch size are audited on their own.
 
     Args:
-        profile: the rows; at least five without a reference.
+        profile: the rows; at least five of each batch size without a reference.
         reference: the predictor of another workload or board, which helps if there are few rows.
 
     Raises:
         NoAuditError: there are too few rows to fit, or the fit contradicts more than half of them, so that the fit
             itself is not credible.
     """
+    if profile.batch is None or len(profile.batches) < 2:
+        found = _audit_one_batch(profile, reference)
+    else:
+        found = []
+        for batch in profile.batches:
+            rows = np.flatnonzero(profile.batch == batch)
+            try:
+                suspects = _audit_one_batch(profile.rows(rows), reference)
+            except NoAuditError as error:
+                raise NoAuditError(f"batch {batch}: {error}") from None
+            found += [(distance, replace(suspect, row=int(rows[suspect.row]))) for distance, suspect in suspects]
+    return [suspect for _, suspect in sorted(found, key=lambda ranked: -ranked[0])]
+
+
+def _audit_one_batch(profile: Profile, reference: RooflinePredictor | None) -> list[tuple[float, SuspectRow]]:
+    """The suspect rows of one batch size, each with how far it is off."""
     fewest = MIN_MODES if reference is None else 1
     if len(profile) < fewest:
         raise NoAuditError(
@@ -120,7 +138,7 @@ def audit_rows(profile: Profile, reference: RooflinePredictor | None = None) -> 
             break
     found = np.flatnonzero(~kept)
     distance = np.abs(compared.time) / TIME_THRESHOLD + np.abs(compared.power) / POWER_THRESHOLD
-    return [_suspect(int(row), profile, compared) for row in found[np.argsort(-distance[found], kind="stable")]]
+    return [(float(distance[row]), _suspect(int(row), profile, compared)) for row in found]
 
 
 def passing_rows(profile: Profile, suspects: Sequence[SuspectRow]) -> Mask:
@@ -132,13 +150,14 @@ def passing_rows(profile: Profile, suspects: Sequence[SuspectRow]) -> Mask:
 
 def _compare(profile: Profile, kept: Mask, reference: RooflinePredictor | None) -> _Comparison:
     """Fit the kept rows and compare all rows with the fit; each of a few kept rows is compared with the others."""
-    fitted = RooflinePredictor.fit(profile.rows(kept), reference)
-    expected = fitted.predict(profile.modes)
+    fitted = RooflinePredictor.fit(profile.rows(kept), reference, WorkloadFacts(profile.task))
+    expected = fitted.predict(profile.modes, profile.batch)
     time = np.log(profile.minibatch_ms / expected.minibatch_ms)
     power = np.log(profile.power_mw / expected.power_mw)
     time_sd, power_sd = expected.time_log_sd.copy(), expected.power_log_sd.copy()
-    time_correction, power_correction = fitted.time_remainder.correction, fitted.power_remainder.correction
-    if len(time_correction.modes):
+    likeliest = fitted.likeliest
+    time_correction, power_correction = likeliest.time_remainder.correction, likeliest.power_remainder.correction
+    if len(time_correction.weights):
         time[kept], time_sd[kept] = time_correction.left_out()
         power[kept], power_sd[kept] = power_correction.left_out()
         left_out = Prediction(
@@ -160,6 +179,7 @@ def _suspect(row: int, profile: Profile, compared: _Comparison) -> SuspectRow:
     return SuspectRow(
         row,
         mode,
+        None if profile.batch is None else int(profile.batch[row]),
         float(profile.minibatch_ms[row]),
         float(profile.power_mw[row]),
         float(compared.expected.minibatch_ms[row]),
@@ -195,7 +215,8 @@ def _explaining_setting(row: int, profile: Profile, predictor: RooflinePredictor
     settings = list(_settings_one_knob_away(profile.modes[row], profile.modes))
     if not settings:
         return None
-    predicted = predictor.predict(np.array(settings))
+    batch = None if profile.batch is None else np.full(len(settings), profile.batch[row])
+    predicted = predictor.predict(np.array(settings), batch)
     time = np.log(profile.minibatch_ms[row] / predicted.minibatch_ms) / np.hypot(predicted.time_log_sd, _UNSTEADY_SD)
     power = np.log(profile.power_mw[row] / predicted.power_mw) / np.hypot(predicted.power_log_sd, _UNSTEADY_SD)
     worst = np.maximum(np.abs(time), np.abs(power))

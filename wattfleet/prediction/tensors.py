@@ -18,7 +18,11 @@ Tensors = dict[str, Values]
 LARGEST_LOG = 30.0
 """Limit of a parameter's logarithm, in either direction. Beyond it no model is plausible, and exponentials overflow."""
 
+LARGEST_COUNT = 1e6
+"""Limit of a number of samples in a batch, or of processes."""
+
 _LARGEST = np.exp(LARGEST_LOG)
+_NO_BATCH = 0.0
 
 
 def write_tensors(tensors: Tensors) -> bytes:
@@ -67,6 +71,23 @@ def read_array(tensors: Tensors, name: str, *shape: int, positive: bool = False)
     if positive and not (values >= 1 / _LARGEST).all():
         raise corrupt_weights(f"hold {name!r}, which is not positive and above {1 / _LARGEST:.0e} throughout")
     return values
+
+
+def batch_array(batch: int | None) -> Values:
+    """A batch size as an array; None is allowed, too."""
+    return np.array([_NO_BATCH if batch is None else float(batch)])
+
+
+def read_batch(tensors: Tensors) -> int | None:
+    """Read the array "batch", as `batch_array` makes it.
+
+    Raises:
+        CorruptReferenceError: it is missing, or not a whole number of samples up to a million.
+    """
+    batch = float(read_array(tensors, "batch", 1)[0])
+    if batch % 1 or not 0 <= batch <= LARGEST_COUNT:
+        raise corrupt_weights(f"hold the batch size {batch:g}")
+    return None if batch == _NO_BATCH else int(batch)
 
 
 def tensor_size(tensors: Tensors, name: str) -> int:

@@ -19,8 +19,8 @@ from wattfleet_evaluation.choice_methods.random_then_predict import Fit
 # measurements nearly every choice is unmeasured, and some risk saves much time. After many, little is left to gain.
 _RISK = 6.0
 _MOST_RISK = 0.3
-# With a reference to transfer from, three spread-out modes are enough to choose the next ones by prediction.
-_SPREAD = 3
+SPREAD_OF_TRANSFER = 3
+"""With a reference to transfer from, three spread-out modes are enough to choose the next ones by prediction."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class MeasureWhatMatters:
     probability that rises with the number of measured modes (0.70 after up to 20, 0.88 after 50).
 
     Attributes:
-        fit: fits the predictor, which must transfer from a reference.
+        fit: fits the predictor.
         name: name in tables.
+        spread: modes that are measured before the predictor is used. It must be possible to fit it to so few.
     """
 
     fit: Fit
     name: str = "wattfleet"
+    spread: int = SPREAD_OF_TRANSFER
 
     def profile(self, session: MeasurementSession, budgets_w: Sequence[float], seed: int) -> Choose:
         """Measure up to the session's limit, or fewer if more modes would not help.
@@ -44,14 +46,16 @@ class MeasureWhatMatters:
         Raises:
             InvalidInputError: there are too few measurements for the predictor.
         """
-        settings = SamplingSettings(limit=session.limit, spread=_SPREAD, seed=seed)
+        settings = SamplingSettings(limit=max(1, session.limit), spread=self.spread, seed=seed)
         budgets_mw = np.array(budgets_w, dtype=np.float64) * 1e3
 
         def predict(profile: Profile) -> Prediction:
             return self.fit(profile).predict(session.modes)
 
-        while len(chosen := next_modes(session.profile(), session.modes, predict, settings, budgets_mw)):
+        while session.remaining and len(
+            chosen := next_modes(session.profile(), session.modes, predict, settings, budgets_mw)
+        ):
             session.measure_all(chosen)
         profile = session.profile()
-        risk = min(_MOST_RISK, _RISK / len(profile))
+        risk = min(_MOST_RISK, _RISK / max(1, len(profile)))
         return fastest_known(KnownModes.of(session.modes, predict(profile), profile), 1 - risk)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes, modes_to_array
+from wattfleet.modes import PowerMode, nearest_mode
 from wattfleet_evaluation.choice_methods.choice_method import Choose
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 
@@ -48,10 +46,3 @@ class Presets:
         """The presets by the watts in their names, such as 15 for `15W`."""
         labels = {name: name.removesuffix("W") for name in self.presets}
         return {int(watts): self.presets[name] for name, watts in labels.items() if watts.isdecimal()}
-
-
-def nearest_mode(modes: ModeArray, wanted: PowerMode) -> PowerMode:
-    """The mode of `[n, 4]` nearest to a wanted one, by the sum of differences of the knobs' logarithms."""
-    distance = np.abs(np.log(modes) - np.log(modes_to_array([wanted]))).sum(axis=1)
-    (nearest,) = array_to_modes(modes[[int(distance.argmin())]])
-    return nearest

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wattfleet.choosing import KnownModes
-from wattfleet.modes import Profile
+import numpy as np
+
+from wattfleet.modes import PowerMode, Profile, array_to_modes
 from wattfleet.prediction import Predictor
 from wattfleet_evaluation.choice_methods.choice_method import Choose
-from wattfleet_evaluation.choice_methods.fastest_mode import fastest_known
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
 from wattfleet_evaluation.choice_methods.random_best import measure_random
 
@@ -21,7 +21,8 @@ Fit = Callable[[Profile], Predictor]
 class RandomThenPredict:
     """Fits a predictor to modes drawn at random and chooses by its median predictions.
 
-    As published (doi:10.1016/j.future.2024.07.001, section 5): without a margin, and ignoring the measured values.
+    As published (doi:10.1016/j.future.2024.07.001, section 5): the least predicted time, without a margin, without
+    preferring the lower power among nearly equal times, and ignoring the measured values.
 
     Attributes:
         name: the predictor's name.
@@ -35,4 +36,10 @@ class RandomThenPredict:
         """Measure random modes up to the session's limit."""
         measure_random(session, seed)
         prediction = self.fit(session.profile()).predict(session.modes)
-        return fastest_known(KnownModes.of(session.modes, prediction))
+        by_time = np.lexsort((prediction.power_mw, prediction.minibatch_ms))
+
+        def choose(budget_w: float) -> PowerMode | None:
+            within = by_time[prediction.power_mw[by_time] <= budget_w * 1e3][:1]
+            return next(iter(array_to_modes(session.modes[within])), None)
+
+        return choose

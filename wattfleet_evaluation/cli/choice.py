@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wattfleet.choosing import Objective
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Task
+from wattfleet_evaluation.cli.serving import problems, require_inference
 
 if TYPE_CHECKING:
-    from wattfleet.modes import Board
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from wattfleet.modes import Board, WorkloadFacts
     from wattfleet_evaluation.choice_methods.random_then_predict import Fit
     from wattfleet_evaluation.judging.reference_source import ReferenceSource
+
+    Mask = NDArray[np.bool_]
+    Report = Callable[[int], None]
 
 
 def choice(
@@ -45,10 +54,44 @@ def choice(
         str,
         typer.Option(
             help="Evaluate this choice method: wattfleet, a baseline (maxn, presets, random, binary-search,"
-            " brute-force) or a predictor (roofline, powertrain, scratch). Default: wattfleet.",
+            " brute-force) or a predictor (roofline, powertrain, scratch, linear, tree, forest, boosting). For"
+            " inference: wattfleet, or a baseline (binary-search, largest-batch, batch-1, random, brute-force)."
+            " Default: wattfleet.",
             show_default=False,
         ),
     ] = "wattfleet",
+    task: Annotated[
+        Task,
+        typer.Option(
+            help="Choose a mode for training, or a mode and a batch size for inference. Default: training.",
+            show_default=False,
+        ),
+    ] = Task.TRAINING,
+    latency_ms: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="For inference, allow this many milliseconds from the arrival of a sample to its result. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
+    arrival_per_s: Annotated[
+        list[float] | None,
+        typer.Option(help="For inference, let this many samples arrive each second. Repeatable.", show_default=False),
+    ] = None,
+    objective: Annotated[
+        Objective | None,
+        typer.Option(
+            help="For inference, choose by the least power or the most samples a second. Default: least-power.",
+            show_default=False,
+        ),
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="State the number of processes that load data, 0 if the working process loads. By default, it is"
+            " unknown."
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """For each power budget, compare the mode that a choice method chooses with the best mode in the file.
@@ -57,40 +100,54 @@ def choice(
     may be faster; its penalty is then 0. The over-budget figures show such cases. If the method finds no mode within
     a budget, the device's lowest mode is evaluated. Figures that end in `passing` use only the rows that pass the
     target's audit.
+
+    With --task inference, a mode and a batch size are chosen for each power budget, latency and arrival rate. The loss
+    is how many more watts the choice draws than the best row that keeps all limits, or how many fewer samples it
+    answers each second.
     """
     from rich.console import Console
     from rich.progress import Progress
 
-    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.modes import board_with_modes, read_profile, require_one_training, stated_facts
     from wattfleet.prediction import DEFAULT_PREDICTOR
     from wattfleet_evaluation.choice_methods.registry import choice_method_named
     from wattfleet_evaluation.judging.audited_target import audited
-    from wattfleet_evaluation.judging.choice import evaluate_choice
+    from wattfleet_evaluation.judging.choice import ChoiceCases, evaluate_choice
     from wattfleet_evaluation.judging.reference_source import find_reference
+    from wattfleet_evaluation.judging.serving import ServingCases, evaluate_serving
+    from wattfleet_evaluation.serving_methods.registry import serving_method_named
 
+    require_inference(task, latency_ms, arrival_per_s, objective)
     budgets_w = parse_budgets(budgets)
     corpus = read_profile(target)
+    facts = stated_facts(str(target), corpus, task, loader_workers=loader_workers)
     target_board = board_with_modes(corpus.modes)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
         source = None if reference is None else find_reference(reference, corpus)
-        evaluated = choice_method_named(method, partial(_fit_with, source, target_board), target_board)
+    fit_of = partial(_fit_with, source, target_board, facts)
+    evaluate: Callable[[Report, Mask | None], ChoiceCases | ServingCases]
+    if task is Task.INFERENCE:
+        limits = problems(latency_ms, arrival_per_s, budgets_w)
+        serving = serving_method_named(method, partial(fit_of, DEFAULT_PREDICTOR))
+        goal = objective or Objective.LEAST_POWER
+
+        def evaluate(report: Report, trusted: Mask | None) -> ServingCases:
+            return evaluate_serving(corpus, serving, modes, limits, goal, runs, seed, report, trusted)
+    else:
+        require_one_training(str(target), corpus)
+        choosing = choice_method_named(method, fit_of, target_board)
+
+        def evaluate(report: Report, trusted: Mask | None) -> ChoiceCases:
+            return evaluate_choice(corpus, choosing, modes, budgets_w, runs, seed, report, trusted)
+
     with console.status(f"auditing {target.name}"):
         audit = audited(corpus, None if source is None else source.predictor(DEFAULT_PREDICTOR, target_board))
     if method == "wattfleet" and modes == 0:
         raise InvalidInputError("the choice method 'wattfleet' needs measurements: give --modes 1 or more")
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(f"{method}, {runs} runs", total=runs)
-        cases = evaluate_choice(
-            corpus,
-            evaluated,
-            modes,
-            budgets_w,
-            runs,
-            seed,
-            report=lambda run: progress.update(task, completed=run),
-            trusted=audit.trusted,
-        )
+        shown = progress.add_task(f"{method}, {runs} runs", total=runs)
+        cases = evaluate(lambda run: progress.update(shown, completed=run), audit.trusted)
     figures = cases.figures() | {"suspect_rows": audit.suspect_rows}
     if audit.why_not is not None:
         figures["no_audit"] = audit.why_not
@@ -113,7 +170,7 @@ def parse_budgets(text: str) -> list[float]:
     return [float(watts) for watts in range(int(first), int(last) + 1)]
 
 
-def _fit_with(source: ReferenceSource | None, target: Board | None, predictor: str) -> Fit:
+def _fit_with(source: ReferenceSource | None, target: Board | None, facts: WorkloadFacts, predictor: str) -> Fit:
     """The function that fits a kind of predictor with the reference from the command line.
 
     Raises:
@@ -129,7 +186,7 @@ def _fit_with(source: ReferenceSource | None, target: Board | None, predictor: s
             f" {', '.join(shipped())}"
         )
     known = None if source is None else source.predictor(predictor, target)
-    return lambda profile: fitted.fit(profile, known)
+    return lambda profile: fitted.fit(profile, known, facts)
 
 
 def _print_table(figures: Mapping[str, object], method: str) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from wattfleet.modes import Task
 from wattfleet_evaluation.cli.choice import choice
 from wattfleet_evaluation.cli.report import report
 
@@ -36,7 +37,9 @@ def transfer(
     modes: Annotated[
         int,
         typer.Option(
-            help="Set the number of randomly drawn modes to fit in each run. Default: 50.", show_default=False
+            help="Set the number of randomly drawn modes to fit in each run. If the file has a column batch, rows are"
+            " drawn over modes and batches. Default: 50.",
+            show_default=False,
         ),
     ] = 50,
     runs: Annotated[int, typer.Option(help="Set the number of runs. Default: 20.", show_default=False)] = 20,
@@ -47,9 +50,25 @@ def transfer(
     predictor: Annotated[
         str,
         typer.Option(
-            help="Evaluate this predictor: roofline, powertrain or scratch. Default: roofline.", show_default=False
+            help="Evaluate this predictor: roofline, a published one (powertrain, scratch) or a regression (linear,"
+            " tree, forest, boosting). Default: roofline.",
+            show_default=False,
         ),
     ] = "roofline",
+    task: Annotated[
+        Task | None,
+        typer.Option(help="State what was measured. By default, the name of the file's time column tells it."),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="State the samples in a batch, if the file does not. By default, it is unknown.")
+    ] = None,
+    loader_workers: Annotated[
+        int | None,
+        typer.Option(
+            help="State the number of processes that load data, 0 if the training process loads. By default, it is"
+            " unknown."
+        ),
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Fit a predictor to randomly drawn modes of a target, and print its errors over all other modes.
@@ -62,7 +81,7 @@ def transfer(
     from rich.console import Console
     from rich.progress import track
 
-    from wattfleet.modes import board_with_modes, read_profile
+    from wattfleet.modes import board_with_modes, read_profile, stated_facts
     from wattfleet.prediction import predictor_class
     from wattfleet_evaluation.judging.audited_target import audited
     from wattfleet_evaluation.judging.reference_source import find_reference
@@ -70,9 +89,11 @@ def transfer(
 
     fitted = predictor_class(predictor)
     measured = read_profile(target)
+    facts = stated_facts(str(target), measured, task, batch, loader_workers)
     console = Console(stderr=True)
     with console.status(f"reference {reference}"):
-        known = find_reference(reference, measured).predictor(predictor, board_with_modes(measured.modes))
+        source = find_reference(reference, measured)
+        known = source.predictor(predictor, board_with_modes(measured.modes))
     with console.status(f"auditing {target.name}"):
         audit = audited(measured, known)
     scores = evaluate_transfer(
@@ -84,9 +105,18 @@ def transfer(
         seed,
         perf_counter,
         audit.trusted,
+        facts,
         track=lambda numbers: track(numbers, f"{predictor}, {modes} modes", total=runs, console=console),
     )
-    summary = scores.summary() | {"suspect_rows": audit.suspect_rows, "no_audit": audit.why_not}
+    if source.left_out is not None and known is not None:
+        console.print(
+            f"the reference's prior is learned without {source.left_out}, which the target runs", highlight=False
+        )
+    summary = scores.summary() | {
+        "left_out_network": source.left_out,
+        "suspect_rows": audit.suspect_rows,
+        "no_audit": audit.why_not,
+    }
     if json_:
         print(json.dumps(summary, indent=2))
     else:

@@ -10,24 +10,34 @@ import typer
 
 def report(
     data: Annotated[
-        Path, typer.Option(help="Read measured modes from the CSV files in this folder, one per workload and device.")
+        Path,
+        typer.Option(
+            help="Read measured modes from the CSV files in this folder, one per workload and device, and raw logs from"
+            " its folders FILE_telemetry."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Write report.json and report.html to this folder; create it if missing.")],
     runs: Annotated[
         int,
-        typer.Option(help="Set the number of runs of all methods except the networks. Default: 5.", show_default=False),
-    ] = 5,
+        typer.Option(
+            help="Set the number of runs of all methods except the networks. Default: 10.", show_default=False
+        ),
+    ] = 10,
     network_runs: Annotated[
         int,
         typer.Option(
-            help="Set the number of runs of the networks, which take many seconds per fit; 0 skips them. Default: 1.",
+            help="Set the number of runs of the networks, which take many seconds per fit; 0 skips them. Default: 10.",
             show_default=False,
         ),
-    ] = 1,
+    ] = 10,
     seed: Annotated[
         int,
         typer.Option(help="Set the seed of the first run; each further run adds 1. Default: 0.", show_default=False),
     ] = 0,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Evaluate one run without networks, at two sizes: minutes instead of an hour."),
+    ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the content of report.json instead of a table.")] = False,
 ) -> None:
     """Evaluate all predictors and choice methods on every file, and write a report with the published figures."""
@@ -37,7 +47,8 @@ def report(
     from rich.progress import Progress
 
     from wattfleet.errors import InvalidInputError
-    from wattfleet_evaluation.reports.all_cases import Extent, build_report, read_folder
+    from wattfleet_evaluation.reports.all_cases import build_report
+    from wattfleet_evaluation.reports.cases import Extent, read_folder
 
     try:
         from wattfleet_evaluation.reports.page import write_html
@@ -45,8 +56,8 @@ def report(
         raise InvalidInputError(
             f"the report needs {error.name}: install it with pip install 'wattfleet[simulation]'"
         ) from None
-    extent = Extent(runs, network_runs, seed)
-    profiles = read_folder(data)
+    extent = Extent.quick(seed) if quick else Extent(runs, network_runs, seed)
+    folder = read_folder(data)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -55,7 +66,7 @@ def report(
     with Progress(console=console, transient=True) as progress:
         task = progress.add_task("reading", total=None)
         figures = build_report(
-            profiles,
+            folder,
             extent,
             report=lambda step, done, total: progress.update(task, description=step, completed=done, total=total),
         )

@@ -31,8 +31,8 @@ class ChoiceCases:
     Attributes:
         budgets_w: `[b]` budgets, W.
         left_out: number of further budgets, which no mode meets.
-        penalty_pct: `[r, b]` how much longer a step takes in the chosen mode than in the best one within the budget,
-            %. A mode over the budget may be faster than the best one within it; its penalty is then 0.
+        signed_penalty_pct: `[r, b]` how much longer a step takes in the chosen mode than in the best one within the
+            budget, %. It is negative for a mode over the budget that is faster than the best one within it.
         excess_w: `[r, b]` W by which the chosen mode's measured power exceeds the budget; 0 if it does not.
         modes_measured: `[r]` number of modes that the method measured.
         penalty_passing_pct: `[r, b]` the penalty against the best row that passes an audit. NaN if the chosen row does
@@ -41,21 +41,28 @@ class ChoiceCases:
 
     budgets_w: Values
     left_out: int
-    penalty_pct: Values
+    signed_penalty_pct: Values
     excess_w: Values
     modes_measured: Values
     penalty_passing_pct: Values | None = None
+
+    @property
+    def penalty_pct(self) -> Values:
+        """`[r, b]` the penalty, where a mode that is over the budget and faster counts as 0 %."""
+        return np.maximum(self.signed_penalty_pct, 0.0)
 
     def figures(self) -> dict[str, object]:
         """The figures over all cases, as `evaluate choice --json` prints them.
 
         - `time_penalty_pct`: median, mean and 90th percentile.
-        - `over_budget_pct`, `over_budget_1w_pct`: share of cases over the budget, and over it by more than 1 W.
-        - `excess_w`: mean excess over all cases, W.
+        - `signed_penalty_pct`: median penalty with the negative ones, as the paper counts it.
+        - `over_budget_pct`, `over_budget_1w_pct`: share of cases over the budget, and over it by more than 1 W (the
+          paper's A/L and A/L + 1).
+        - `excess_w`: mean excess over all cases, W (the paper's normalised area).
         - `modes_measured`: mean over the runs.
         - `budgets`: how many were evaluated and left out.
 
-        With an audit, the first three also appear as `..._passing`, over the rows that pass.
+        With an audit, the penalty and the shares also appear as `..._passing`, over the rows that pass.
         """
         found = _figures(self.penalty_pct, self.excess_w)
         if self.penalty_passing_pct is not None:
@@ -65,6 +72,7 @@ class ChoiceCases:
                 found |= {f"{name}_passing": value for name, value in passing.items()}
         return {
             **found,
+            "signed_penalty_pct": _rounded(np.median(self.signed_penalty_pct)),
             "excess_w": _rounded(self.excess_w.mean()),
             "modes_measured": _rounded(self.modes_measured.mean()),
             "budgets": {"evaluated": len(self.budgets_w), "left_out": self.left_out},
@@ -134,7 +142,7 @@ def evaluate_choice(
     best_ms = _best_ms(corpus, met_w, np.ones(len(corpus), dtype=bool))
     passing = None if trusted is None else dict(zip(array_to_modes(corpus.modes), trusted.tolist(), strict=True))
     best_passing_ms = best_ms if trusted is None else _best_ms(corpus, met_w, trusted)
-    penalty_pct, penalty_passing_pct, excess_w = np.empty((3, runs, len(met_w)))
+    signed_penalty_pct, penalty_passing_pct, excess_w = np.empty((3, runs, len(met_w)))
     measured = np.empty(runs)
     for run in range(runs):
         session = MeasurementSession(corpus.modes, measurements.__getitem__, limit)
@@ -142,7 +150,7 @@ def evaluate_choice(
         chosen = [measurements[choose(budget) or lowest] for budget in met_w.tolist()]
         step_ms = np.array([measurement.minibatch_ms for measurement in chosen])
         power_w = np.array([measurement.power_mw for measurement in chosen]) / 1e3
-        penalty_pct[run] = np.maximum(100 * (step_ms / best_ms - 1), 0.0)
+        signed_penalty_pct[run] = 100 * (step_ms / best_ms - 1)
         penalty_passing_pct[run] = np.maximum(100 * (step_ms / best_passing_ms - 1), 0.0)
         if passing is not None:
             penalty_passing_pct[run, [not passing[measurement.mode] for measurement in chosen]] = np.nan
@@ -152,7 +160,7 @@ def evaluate_choice(
     return ChoiceCases(
         met_w,
         len(requested_w) - len(met_w),
-        penalty_pct,
+        signed_penalty_pct,
         excess_w,
         measured,
         None if passing is None else penalty_passing_pct,

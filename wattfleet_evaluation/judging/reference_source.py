@@ -7,10 +7,17 @@ from pathlib import Path
 
 from reference_models import load, shipped
 from reference_models.scoring import require_disjoint
-from reference_models.training import CORPUS_SHA256
+from reference_models.training import CORPUS_SHA256, without_target
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Board, Profile, board_with_modes, read_profile
-from wattfleet.prediction import Artefact, Predictor, adapt_to_board, predictor_class, restore_predictor
+from wattfleet.modes import Board, Profile, board_with_modes, read_profile, require_same_task
+from wattfleet.prediction import (
+    Artefact,
+    Predictor,
+    RooflinePredictor,
+    adapt_to_board,
+    predictor_class,
+    restore_predictor,
+)
 
 
 @dataclass(frozen=True)
@@ -20,10 +27,20 @@ class ReferenceSource:
     Attributes:
         name: the name of a shipped reference, or the path of a corpus.
         content: the shipped reference, or the corpus to train one on.
+        target: the measured modes that it is judged on.
     """
 
     name: str
     content: Artefact | Profile
+    target: Profile
+
+    @property
+    def left_out(self) -> str | None:
+        """The network that is left out of the reference's population, since the target runs it."""
+        if isinstance(self.content, Profile):
+            return None
+        sha256 = self.target.sha256()
+        return next((entry.network for entry in self.content.details.population if entry.sha256 == sha256), None)
 
     def predictor(self, name: str, board: Board | None) -> Predictor | None:
         """The reference predictor of a kind; None if this kind does not transfer.
@@ -46,7 +63,10 @@ class ReferenceSource:
                 f"the reference {self.name!r} holds a predictor of the kind {self.content.details.predictor!r}, not"
                 f" {name!r}: give the CSV of its corpus to train a {name!r} reference on"
             )
-        return restore_predictor(self.content, board)
+        restored = restore_predictor(self.content, board)
+        if isinstance(restored, RooflinePredictor):
+            restored, _ = without_target(restored, self.content.details.population, self.target)
+        return restored
 
 
 def find_reference(reference: str, target: Profile) -> ReferenceSource:
@@ -60,16 +80,20 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
         target: measured modes that the reference is evaluated on.
 
     Raises:
-        InvalidInputError: there is no such reference or file, or the reference was trained on the target.
+        InvalidInputError: there is no such reference or file, the reference was trained on the target, or one of them
+            is of training and the other of inference.
     """
     if reference in shipped():
         artefact = load(reference)
-        if artefact.details.provenance.get(CORPUS_SHA256) == target.sha256():
+        if artefact.details.facts is not None:
+            require_same_task("the target", target, f"the reference {reference!r}", artefact.details.facts.task)
+        in_population = any(entry.sha256 == target.sha256() for entry in artefact.details.population)
+        if artefact.details.provenance.get(CORPUS_SHA256) == target.sha256() and not in_population:
             raise InvalidInputError(
                 f"the target is the corpus that the reference {reference!r} was trained on: give a target of another"
                 " workload or device"
             )
-        return ReferenceSource(reference, artefact)
+        return ReferenceSource(reference, artefact, target)
     path = Path(reference)
     if not path.is_file():
         raise InvalidInputError(
@@ -77,5 +101,6 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
             f" {', '.join(shipped())}"
         )
     corpus = read_profile(path)
+    require_same_task("the target", target, f"the reference {reference!r}", corpus.task)
     require_disjoint(corpus, target)
-    return ReferenceSource(reference, corpus)
+    return ReferenceSource(reference, corpus, target)

@@ -6,6 +6,7 @@ predict negative values. We add one standard deviation for all modes, and a floo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,14 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Hardware, ModeArray, Profile
+from wattfleet.modes import BatchArray, Hardware, ModeArray, Profile, WorkloadFacts
 from wattfleet.prediction import (
     MIN_CORPUS_MODES,
     MIN_MODES,
     Prediction,
     Tensors,
+    batch_array,
+    only_batch,
     read_array,
+    read_batch,
     read_tensors,
+    require_fitted_batch,
     tensor_size,
     write_tensors,
 )
@@ -50,21 +55,18 @@ class Quantity:
     log_sd: float
 
     @classmethod
-    def fit(
-        cls,
-        modes: ModeArray,
-        observed: Values,
-        start: DenseNetwork | None,
-        loss: Loss,
-        usual: float,
-        schedule: Schedule,
-    ) -> Quantity:
-        """Train on `[n, 4]` modes and the `[n]` values observed there, starting from a network or from scratch.
+    def of(cls, network: DenseNetwork, errors: Values, observed: Values, usual: float) -> Quantity:
+        """A trained network with its deviation and floor.
 
         The standard deviation is the root mean square over the held-out modes, shrunk towards `usual`. It tends to be
         too small, because the same modes chose the best epoch.
+
+        Args:
+            network: the trained network.
+            errors: `[h]` logarithms of observed over predicted values at the held-out modes.
+            observed: `[n]` values at all measured modes.
+            usual: standard deviation that the held-out modes are shrunk towards.
         """
-        network, errors = train(modes, observed, start, loss, schedule)
         variance = (_WEIGHT * usual**2 + float((errors**2).sum())) / (_WEIGHT + len(errors))
         return cls(network, _FLOOR * float(observed.min()), float(np.sqrt(variance)))
 
@@ -95,6 +97,7 @@ class PowerTrainPredictor:
         time: milliseconds per minibatch.
         power: milliwatts.
         gpu_hz: `[k]` GPU frequencies of the fitted modes. They differ between kinds of boards.
+        batch: samples in the fitted batch; None if it is unknown.
     """
 
     name: ClassVar[str] = "powertrain"
@@ -103,10 +106,15 @@ class PowerTrainPredictor:
     time: Quantity
     power: Quantity
     gpu_hz: Values
+    batch: int | None = None
 
     @classmethod
     def fit(
-        cls, profile: Profile, reference: PowerTrainPredictor | None = None, schedule: Schedule | None = None
+        cls,
+        profile: Profile,
+        reference: PowerTrainPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
     ) -> PowerTrainPredictor:
         """Train a reference on a corpus, or fine-tune a reference to measured modes.
 
@@ -114,29 +122,57 @@ class PowerTrainPredictor:
         percentage error: the paper changed it by hand for "very different device types" (section 4.3.4).
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: the predictor of another workload or device; None trains from scratch.
+            facts: its batch size, if the profile does not state one. The rest is ignored.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
-            InvalidInputError: too few modes, or torch is not installed.
+            InvalidInputError: too few modes, several batch sizes, or torch is not installed.
         """
-        far = reference is not None and not np.isin(profile.modes[:, 2], reference.gpu_hz).all()
+        return cls.fit_all([profile], reference, facts, schedule)[0]
+
+    @classmethod
+    def fit_all(
+        cls,
+        profiles: Sequence[Profile],
+        reference: PowerTrainPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
+    ) -> list[PowerTrainPredictor]:
+        """`fit` for several profiles of one board with equally many modes, in a fraction of the time.
+
+        Raises:
+            InvalidInputError: too few modes, a profile has several batch sizes, or torch is not installed.
+        """
+        far = reference is not None and not all(
+            np.isin(profile.modes[:, 2], reference.gpu_hz).all() for profile in profiles
+        )
         starts = (None, None) if reference is None else (reference.time.network, reference.power.network)
-        time, power = _fit(profile, starts, "mape" if far else "mse", schedule)
-        return cls(time, power, np.unique(profile.modes[:, 2]))
+        batches = [only_batch(cls.name, profile, facts) for profile in profiles]
+        found = _fit_all(profiles, starts, "mape" if far else "mse", schedule)
+        return [
+            cls(time, power, np.unique(profile.modes[:, 2]), batch)
+            for (time, power), profile, batch in zip(found, profiles, batches, strict=True)
+        ]
 
     def adapted(self, of: Hardware, to: Hardware) -> PowerTrainPredictor:
         """Return itself: the networks do not depend on hardware data."""
         return self
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not.
+
+        Raises:
+            InvalidInputError: `[n]` batch sizes that differ from each other, or from the fitted one.
+        """
+        require_fitted_batch(self.name, self.batch, batch)
         return _predict(self.time, self.power, modes)
 
     def save(self) -> bytes:
         """The predictor in safetensors format; the same predictor gives the same bytes."""
-        return write_tensors(self.time.tensors("time") | self.power.tensors("power") | {"gpu_hz": self.gpu_hz})
+        networks = self.time.tensors("time") | self.power.tensors("power")
+        return write_tensors(networks | {"gpu_hz": self.gpu_hz, "batch": batch_array(self.batch)})
 
     @classmethod
     def load(cls, weights: bytes) -> PowerTrainPredictor:
@@ -147,7 +183,8 @@ class PowerTrainPredictor:
         """
         tensors = read_tensors(weights)
         gpu_hz = read_array(tensors, "gpu_hz", tensor_size(tensors, "gpu_hz"), positive=True)
-        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), gpu_hz)
+        time, power = (Quantity.read(tensors, name) for name in ("time", "power"))
+        return cls(time, power, gpu_hz, read_batch(tensors))
 
 
 @dataclass(frozen=True)
@@ -157,6 +194,7 @@ class ScratchPredictor:
     Attributes:
         time: milliseconds per minibatch.
         power: milliwatts.
+        batch: samples in the fitted batch; None if it is unknown.
     """
 
     name: ClassVar[str] = "scratch"
@@ -164,34 +202,64 @@ class ScratchPredictor:
 
     time: Quantity
     power: Quantity
+    batch: int | None = None
 
     @classmethod
     def fit(
-        cls, profile: Profile, reference: ScratchPredictor | None = None, schedule: Schedule | None = None
+        cls,
+        profile: Profile,
+        reference: ScratchPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
     ) -> ScratchPredictor:
         """Train on measured modes.
 
         Args:
-            profile: at least `FEWEST_MODES` modes; their order does not matter.
+            profile: at least `MIN_MODES` modes; their order does not matter.
             reference: ignored, since nothing is transferred.
+            facts: its batch size, if the profile does not state one. The rest is ignored.
             schedule: the hyperparameters; None for the paper's table 4.
 
         Raises:
-            InvalidInputError: too few modes, or torch is not installed.
+            InvalidInputError: too few modes, several batch sizes, or torch is not installed.
         """
-        return cls(*_fit(profile, (None, None), "mse", schedule))
+        return cls.fit_all([profile], reference, facts, schedule)[0]
+
+    @classmethod
+    def fit_all(
+        cls,
+        profiles: Sequence[Profile],
+        reference: ScratchPredictor | None = None,
+        facts: WorkloadFacts = WorkloadFacts(),
+        schedule: Schedule | None = None,
+    ) -> list[ScratchPredictor]:
+        """`fit` for several profiles with equally many modes, in a fraction of the time.
+
+        Raises:
+            InvalidInputError: too few modes, a profile has several batch sizes, or torch is not installed.
+        """
+        batches = [only_batch(cls.name, profile, facts) for profile in profiles]
+        found = _fit_all(profiles, (None, None), "mse", schedule)
+        return [cls(time, power, batch) for (time, power), batch in zip(found, batches, strict=True)]
 
     def adapted(self, of: Hardware, to: Hardware) -> ScratchPredictor:
         """Return itself: the networks do not depend on hardware data."""
         return self
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict `[n, 4]` modes, measured or not.
+
+        Raises:
+            InvalidInputError: `[n]` batch sizes that differ from each other, or from the fitted one.
+        """
+        require_fitted_batch(self.name, self.batch, batch)
         return _predict(self.time, self.power, modes)
 
     def save(self) -> bytes:
         """The predictor in safetensors format; the same predictor gives the same bytes."""
-        return write_tensors(self.time.tensors("time") | self.power.tensors("power"))
+        return write_tensors(
+            self.time.tensors("time") | self.power.tensors("power") | {"batch": batch_array(self.batch)}
+        )
 
     @classmethod
     def load(cls, weights: bytes) -> ScratchPredictor:
@@ -201,28 +269,35 @@ class ScratchPredictor:
             CorruptReferenceError: these bytes hold no such predictor.
         """
         tensors = read_tensors(weights)
-        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"))
+        return cls(Quantity.read(tensors, "time"), Quantity.read(tensors, "power"), read_batch(tensors))
 
 
-def _fit(
-    profile: Profile, starts: tuple[DenseNetwork | None, DenseNetwork | None], loss: Loss, schedule: Schedule | None
-) -> tuple[Quantity, Quantity]:
-    """Train the networks for time and power."""
-    if len(profile) < MIN_MODES:
-        raise InvalidInputError(
-            f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES}"
-        )
+def _fit_all(
+    profiles: Sequence[Profile],
+    starts: tuple[DenseNetwork | None, DenseNetwork | None],
+    loss: Loss,
+    schedule: Schedule | None,
+) -> list[tuple[Quantity, Quantity]]:
+    """Train the networks for time and power on each of `r` profiles with equally many modes, all of them together."""
+    count = len(profiles[0])
+    if count < MIN_MODES:
+        raise InvalidInputError(f"{count} measured modes are too few to fit a predictor: measure at least {MIN_MODES}")
     if schedule is None:
         schedule = Schedule()
-    if len(profile) >= MIN_CORPUS_MODES:
+    if count >= MIN_CORPUS_MODES:
         # A profile has one median per mode. With thousands of modes there is no need to repeat them.
         schedule = replace(schedule, entries=1)
-    profile = profile.rows(np.lexsort(profile.modes.T))
-    modes = profile.modes
-    return (
-        Quantity.fit(modes, profile.minibatch_ms, starts[0], loss, _TIME_LOG_SD, schedule),
-        Quantity.fit(modes, profile.power_mw, starts[1], loss, _POWER_LOG_SD, schedule),
-    )
+    profiles = [profile.rows(np.lexsort(profile.modes.T)) for profile in profiles]
+    modes = np.stack([profile.modes for profile in profiles for _ in starts])
+    observed = np.stack([values for profile in profiles for values in (profile.minibatch_ms, profile.power_mw)])
+    trained = train(modes, observed, starts * len(profiles), loss, schedule)
+    quantities = [
+        Quantity.of(network, errors, values, usual)
+        for (network, errors), values, usual in zip(
+            trained, observed, (_TIME_LOG_SD, _POWER_LOG_SD) * len(profiles), strict=True
+        )
+    ]
+    return list(zip(quantities[::2], quantities[1::2], strict=True))
 
 
 def _predict(time: Quantity, power: Quantity, modes: ModeArray) -> Prediction:

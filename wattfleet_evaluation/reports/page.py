@@ -10,52 +10,14 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from wattfleet_evaluation.reports.cases import CHOICE_MODES, PUBLISHED_REFERENCE
+from wattfleet_evaluation.reports.published import PUBLISHED, PUBLISHED_CHOICES, Published
 from wattfleet_io.html_page import INK, write_page
 
 Report = Mapping[str, Any]
 Figure = dict[str, Any]
 
 _GREY = "#8a8f98"
-
-
-class Published(NamedTuple):
-    """A figure of the paper (doi:10.1016/j.future.2024.07.001) for a transfer from ResNet-18 on the AGX Orin.
-
-    Attributes:
-        target: the file of the same workload and device.
-        method: `powertrain` or `scratch`.
-        modes: number of fitted modes.
-        time_mape: median MAPE of the time, %; None if the paper's text does not give it.
-        power_mape: median MAPE of the power, likewise.
-        where: the paper's section.
-    """
-
-    target: str
-    method: str
-    modes: int
-    time_mape: float | None
-    power_mape: float | None
-    where: str
-
-
-REFERENCE = "agx_orin_resnet18"
-PUBLISHED = (
-    Published("agx_orin_mobilenetv3", "powertrain", 10, 26.7, None, "4.2"),
-    Published("agx_orin_mobilenetv3", "powertrain", 20, None, 8.5, "4.2"),
-    Published("agx_orin_mobilenetv3", "powertrain", 50, 15.7, 5.2, "4.2"),
-    Published("agx_orin_mobilenetv3", "powertrain", 100, 11.9, 4.3, "4.2"),
-    Published("agx_orin_mobilenetv3", "scratch", 10, 52.6, None, "4.2"),
-    Published("agx_orin_mobilenetv3", "scratch", 20, None, 12.0, "4.2"),
-    Published("orin_nano_resnet18", "powertrain", 50, 7.85, 5.96, "4.3"),
-)
-
-# Source and section, median time penalty %, over the budget by more than 1 W %. All but the last two are MobileNetV3.
-PUBLISHED_CHOICE = (
-    ("powertrain, paper, 5", "0.7", "25"),
-    ("scratch, paper, 5", "5", "–"),
-    ("powertrain, paper, 1", "1", "26.5"),
-    ("random, paper, 5, its 7 cases", "12 to 28", "0"),
-)
 
 
 class Style(NamedTuple):
@@ -73,11 +35,18 @@ STYLES = {
     "roofline": Style("Wattfleet's predictor, fitted to random modes", "#009e73", "diamond", "◆"),
     "powertrain": Style("PowerTrain's transfer", "#d55e00", "square", "■"),
     "scratch": Style("PowerTrain's network without transfer", "#cc79a7", "triangle-up", "▲"),
+    "linear": Style("ridge regression on logarithms", "#7a5c3e", "x", "✖", "dashdot"),
+    "tree": Style("a decision tree", "#a6761d", "hexagon", "⬢", "dashdot"),
+    "forest": Style("a random forest", "#1b7837", "diamond-open", "◇", "dashdot"),
+    "boosting": Style("gradient-boosted trees", "#762a83", "star-diamond", "✦", "dashdot"),
     "random": Style("the best of random measured modes", "#8f7ae5", "pentagon", "⬟", "dot"),
     "binary-search": Style("halves the knobs by measured power", "#e69f00", "triangle-down", "▼", "dot"),
     "presets": Style("NVIDIA's presets, chosen by the watts in their names", "#56b4e9", "star", "★", "dash"),
     "maxn": Style("the highest mode", _GREY, "cross", "✚", "dash"),
 }
+
+# Their choices vary so much from budget to budget that the plots could not be read.
+_ONLY_IN_TABLES = ("linear", "tree", "forest", "boosting")
 
 
 def write_html(report: Report, path: Path) -> None:
@@ -96,7 +65,8 @@ def write_html(report: Report, path: Path) -> None:
         report=report,
         pairs=_pairs(report),
         styles=STYLES,
-        published_choice=PUBLISHED_CHOICE,
+        corpus_sizes=_grid(report["corpus_sizes"], "corpus_modes"),
+        minibatches=_grid(report["minibatches"], "minibatches"),
     )
 
 
@@ -122,11 +92,52 @@ def _pairs(report: Report) -> list[dict[str, Any]]:
         def here(rows: Iterable[Report], target: str = target, reference: str = reference) -> list[Report]:
             return [row for row in rows if row["target"] == target and row["reference"] in (None, reference)]
 
-        published = [one for one in PUBLISHED if reference == REFERENCE and one.target == target]
         transfers, choices = here(report["transfers"]), here(report["choices"])
-        pair = {"target": target, "reference": reference, "front": front, "published": published}
-        pairs.append(pair | {"transfers": transfers, "choices": choices})
+        published = [one for one in PUBLISHED if one.target == target and one.reference in (None, reference)]
+        pairs.append(
+            {
+                "target": target,
+                "reference": reference,
+                "front": front,
+                "transfers": transfers,
+                "errors": _grid(transfers, "modes", (one.modes for one in published)),
+                # The intervals and the fit of each predictor, at the size that the choices are made with.
+                "intervals": [row for row in transfers if row["modes"] == _size_of_choice(transfers)],
+                "choices": choices,
+                "published": published,
+                "published_choices": [
+                    one for one in PUBLISHED_CHOICES if one.target == target and reference == PUBLISHED_REFERENCE
+                ],
+            }
+        )
     return pairs
+
+
+def _size_of_choice(transfers: Sequence[Report]) -> int:
+    sizes = sorted({row["modes"] for row in transfers if row["modes"] <= CHOICE_MODES})
+    return sizes[-1] if sizes else 0
+
+
+class Grid(NamedTuple):
+    """Evaluations as a table.
+
+    Attributes:
+        columns: the numbers that head the columns, in ascending order.
+        rows: for each target, reference and name, the evaluation in each column; None where there is none.
+    """
+
+    columns: list[int]
+    rows: dict[tuple[str, str | None, str], list[Report | None]]
+
+
+def _grid(rows: Sequence[Report], column: str, also: Iterable[int] = ()) -> Grid:
+    """The evaluations as a table, with a column for each of their numbers and of `also`."""
+    columns = sorted({*(row[column] for row in rows), *also})
+    found: dict[tuple[str, str | None, str], list[Report | None]] = {}
+    for row in rows:
+        cells = found.setdefault((row["target"], row["reference"], row["name"]), [None] * len(columns))
+        cells[columns.index(row[column])] = row
+    return Grid(columns, found)
 
 
 def _errors(pair: Report, quantity: str) -> Figure:
@@ -176,8 +187,8 @@ def _coverage(pair: Report) -> Figure:
 
 
 def _by_budget(pair: Report, quantity: str, title: str, most: float) -> Figure:
-    """Plot a figure of every choice method over the budget. Values beyond the axis are in the table."""
-    rows = [row for row in pair["choices"] if row["name"] in STYLES]
+    """Plot a figure of the choice methods over the budget. Values beyond the axis are in the table."""
+    rows = [row for row in pair["choices"] if row["name"] in STYLES and row["name"] not in _ONLY_IN_TABLES]
     data = [
         _line(
             row["name"],

@@ -149,6 +149,7 @@ class DeviceGrant:
             return replace(self, phase=phase if is_begun else self.phase, is_rogue=self.is_rogue or not is_of_plan)
         if self.is_on_its_way:
             return self
-        # It acts on no grant, and none is on its way. Its training of this plan is over, or shall not begin.
-        is_ended = is_of_plan or self.is_given_up
-        return replace(self, superseded_w=0.0, phase=GrantPhase.OVER if is_ended else self.phase, is_rogue=False)
+        # It acts on no grant, and none is on its way: a trim may lower this one, as if it was never sent.
+        # Its training of this plan is over, or shall not begin.
+        phase = GrantPhase.OVER if is_of_plan or self.is_given_up else self.phase
+        return replace(self, superseded_w=0.0, phase=phase, was_sent=False, is_rogue=False)

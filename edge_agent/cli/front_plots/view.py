@@ -12,7 +12,7 @@ from scipy.special import ndtri
 
 from edge_agent.devices.mode_names import mode_argument
 from edge_agent.learning.expectation import INTERVAL
-from edge_agent.profiling.stored_profile import FittedDevice
+from edge_agent.profiling.stored_profile import FittedDevice, own_rows
 from wattfleet.choosing import Front
 from wattfleet.modes import ModeArray, array_to_modes
 from wattfleet.prediction import warmup_s
@@ -33,7 +33,7 @@ class FrontView:
     Attributes:
         title: device and workload of the front.
         front: the Pareto-optimal predicted modes.
-        measured_modes: `[m, 4]` measured modes.
+        measured_modes: `[m, 4]` modes that were measured with the workload's minibatch.
         measured_warmup_s: `[m]` warm-up seconds at the start of a training.
         measured_epoch_s: `[m]` seconds per epoch.
         measured_w: `[m]` watts while training.
@@ -50,7 +50,7 @@ class FrontView:
     def of(cls, fitted: FittedDevice) -> FrontView:
         """The front that the agent reports, from its current fit."""
         details, header = fitted.artefact.details, fitted.measured.header
-        measured = fitted.measured.profile
+        measured = own_rows(fitted.measured.profile, header.minibatch)
         return cls(
             title=f"{header.device_id} ({details.board}, {header.provenance}), {details.workload.name}",
             front=fitted.front,
@@ -85,6 +85,7 @@ class FrontView:
             front.epoch_s.tolist(),
             front.power_w.tolist(),
             front.planned_w.tolist(),
+            [{}] * len(front) if front.batch is None else [{"batch": batch} for batch in front.batch.tolist()],
             strict=True,
         )
         return {
@@ -98,8 +99,9 @@ class FrontView:
                     "epoch_s": epoch_s,
                     "power_w": power_w,
                     "planned_w": planned_w,
+                    **batch,
                 }
-                for mode, start_s, epoch_s, power_w, planned_w in columns
+                for mode, start_s, epoch_s, power_w, planned_w, batch in columns
             ],
             "measured": [
                 {

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes, read_profile
+from wattfleet.modes import ModeArray, PowerMode, array_to_modes, read_profile, require_one_training
 
 # A profile has no idle power; in the Orin Nano's logs it is 0.75 to 0.85 of the lowest training power.
 _IDLE_SHARE = 0.8
@@ -21,15 +21,16 @@ class ReplayDevice(VirtualBoard):
     """A board whose modes and true values are the rows of a measured profile.
 
     Args:
-        csv_path: a CSV file with the columns of `wattfleet.modes.profile.PROFILE_COLUMNS`.
+        csv_path: a CSV file with the columns of `wattfleet.modes.PROFILE_COLUMNS`.
         seed: random seed of the noise around the recorded values.
 
     Raises:
-        InvalidInputError: the file cannot be used as a profile.
+        InvalidInputError: the file cannot be used as a profile, or is not of training with one batch size.
     """
 
     def __init__(self, csv_path: Path, seed: int) -> None:
         profile = read_profile(csv_path)
+        require_one_training(str(csv_path), profile)
         self._recorded = {
             mode: (float(minibatch_ms), float(power_mw))
             for mode, minibatch_ms, power_mw in zip(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,16 @@ from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.deviation import DeviationField
 from edge_agent.devices.virtual.virtual_board import Load, VirtualBoard, mean_stretch
 from wattfleet.modes import ModeArray, PowerMode, board_named, modes_to_array
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_parts, step_time_ms
+from wattfleet.prediction.roofline import (
+    PowerParameters,
+    TimeParameters,
+    power_mw,
+    settings_of,
+    step_parts,
+    step_time_ms,
+)
+
+_P = TypeVar("_P", TimeParameters, PowerParameters)
 
 # Two boards of a kind differ by a few percent in every parameter.
 _UNIT_LOG_SD = 0.03
@@ -41,8 +51,7 @@ class SimulatedDevice(VirtualBoard):
         modes = space.array()
         # Boards of different kinds with the same seed must deviate differently.
         rng = np.random.default_rng([seed, zlib.crc32(board_kind.encode())])
-        self._time = TimeParameters.from_log(_unit(kind.time.log(), rng))
-        self._power = PowerParameters.from_log(_unit(kind.power.log(), rng))
+        self._time, self._power = _unit(kind.time, rng), _unit(kind.power, rng)
         self._time_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.time, rng)
         self._power_deviation = DeviationField(modes, kind.deviation.levels, kind.deviation.power, rng)
         # Idle power: the clocks keep running, but nothing is busy.
@@ -53,8 +62,9 @@ class SimulatedDevice(VirtualBoard):
 
     def truth(self, modes: ModeArray) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The noiseless true values at `[n, 4]` modes, offered or not: `[n]` ms per minibatch and `[n]` mW."""
-        minibatch_ms = step_time_ms(self._time, modes) * np.exp(self._time_deviation.at(modes))
-        training_mw = power_mw(self._power, self._time, modes) * np.exp(self._power_deviation.at(modes))
+        settings = settings_of(modes, None)
+        minibatch_ms = step_time_ms(self._time, settings) * np.exp(self._time_deviation.at(modes))
+        training_mw = power_mw(self._power, self._time, settings) * np.exp(self._power_deviation.at(modes))
         return minibatch_ms, training_mw
 
     def mean_minibatch_ms(self, modes: ModeArray) -> NDArray[np.float64]:
@@ -64,16 +74,19 @@ class SimulatedDevice(VirtualBoard):
     def _load_at(self, mode: PowerMode) -> Load:
         at = modes_to_array([mode])
         minibatch_ms, training_mw = self.truth(at)
-        idle_mw = float(power_mw(self._idle_power, self._time, at)[0])
+        idle_mw = float(power_mw(self._idle_power, self._time, settings_of(at, None))[0])
         jitter = float(self._jitter(at)[0])
         # The deviation may put the training power below idle power.
         return Load(float(minibatch_ms[0]), float(training_mw[0]), min(idle_mw, float(training_mw[0])), jitter)
 
     def _jitter(self, modes: ModeArray) -> NDArray[np.float64]:
-        parts = step_parts(self._time, modes)
+        parts = step_parts(self._time, settings_of(modes, None))
         loading = np.minimum(1.0, parts.loading_ms / parts.step_ms)
         return np.asarray(_JITTER_FLOOR + _JITTER_LOADING * loading**3)
 
 
-def _unit(log: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-    return log + rng.normal(0, _UNIT_LOG_SD, len(log))
+def _unit(kind: _P, rng: np.random.Generator) -> _P:
+    """The parameters of one unit of a kind. Growth with the batch is not varied: all batches have the same size."""
+    varied = [each.name for each in fields(kind) if not each.name.endswith("_fixed")]
+    factors = np.exp(rng.normal(0, _UNIT_LOG_SD, len(varied))).tolist()
+    return replace(kind, **{name: getattr(kind, name) * by for name, by in zip(varied, factors, strict=True)})

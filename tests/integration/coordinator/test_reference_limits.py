@@ -25,18 +25,19 @@ from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import Client, serving_client, status
 from wattfleet.modes import Workload, board_named
 from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact
-from wattfleet.prediction.roofline.residual import Correction, Process, Remainder, Surface
+from wattfleet.prediction.roofline import settings_of
+from wattfleet.prediction.roofline.residual import Correction, Points, Process, Remainder, Surface
 from wattfleet_proto.message_sizes import MAX_MANIFEST_BYTES
 from wattfleet_proto.v1 import operator_pb2
 
 KIB = 1024
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 EXHAUSTED = grpc.StatusCode.RESOURCE_EXHAUSTED
-MODES = board_named("agx-orin").space.array()
+SETTINGS = settings_of(board_named("agx-orin").space.array(), None)
 
 
-def modes_of(count: int) -> Any:
-    return MODES[np.arange(count) % len(MODES)]
+def settings_rows(count: int) -> Any:
+    return SETTINGS[np.arange(count) % len(SETTINGS)]
 
 
 def with_remainders(
@@ -49,22 +50,24 @@ def with_remainders(
         k = parameters + 1
         return Remainder(
             0.5,
-            Surface(modes_of(inducing), np.full(inducing, 1e-3)),
+            Surface(settings_rows(inducing), np.full(inducing, 1e-3)),
             Correction(
                 Process(0.01, 0.01),
-                modes_of(corrections),
+                Points(settings_rows(corrections), np.zeros(corrections)),
                 np.full((corrections, k), 1e-3),
-                np.full(k, 0.1),
+                0.1 * np.eye(k),
                 np.full(corrections, 0.01),
                 np.full(corrections, 1e-3),
             ),
         )
 
-    large = replace(
-        fitted,
-        time_remainder=remainder(fitted.time_remainder.correction.gradient.shape[1] - 1),
-        power_remainder=remainder(fitted.power_remainder.correction.gradient.shape[1] - 1),
+    hypothesis = replace(
+        fitted.likeliest,
+        probability=1.0,
+        time_remainder=remainder(len(fitted.likeliest.time.log())),
+        power_remainder=remainder(len(fitted.likeliest.power.log())),
     )
+    large = replace(fitted, hypotheses=(hypothesis,))
     return pack_artefact(large, Workload(workload, 16, 3125), "agx-orin", {"made": "for tests"}, {})
 
 
@@ -200,7 +203,7 @@ async def test_a_publish_that_takes_too_long_ends(
 
 def test_a_stored_predictor_of_an_agent_keeps_its_399_corrections(artefact: Artefact, tmp_path: Path) -> None:
     large = with_remainders(artefact, 400, 399)
-    assert len(RooflinePredictor.load(large.weights).time_remainder.correction.modes) == 399
+    assert len(RooflinePredictor.load(large.weights).likeliest.time_remainder.correction.weights) == 399
 
 
 def test_the_coordinator_imports_no_scipy_since_only_the_check_predicts() -> None:

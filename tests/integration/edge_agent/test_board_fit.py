@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from wattfleet.modes import BOARDS, modes_to_array
-from wattfleet.prediction.roofline import power_mw, step_time_ms
+from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_simulation import board_fit
 
 
@@ -42,7 +42,7 @@ def test_a_xavier_is_an_orin_with_a_quarter_of_the_cores_at_the_published_power(
     time, power = board_fit.xavier_agx(agx)
     assert time.compute_mcycles == pytest.approx(4 * agx.time.compute_mcycles)
     assert time.traffic_mcycles == agx.time.traffic_mcycles
-    maxn = modes_to_array([BOARDS["xavier-agx"].space.highest])
+    maxn = settings_of(modes_to_array([BOARDS["xavier-agx"].space.highest]), None)
     assert power_mw(power, time, maxn)[0] == pytest.approx(36_400)
     # Not adjusted for: 8.47 minutes for 3,125 minibatches.
     assert step_time_ms(time, maxn)[0] == pytest.approx(8.47 * 60e3 / 3125, rel=0.02)

@@ -14,7 +14,7 @@ from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
 from wattfleet.prediction import Artefact, read_artefact, restore_predictor
-from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, step_time_ms
+from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
@@ -26,7 +26,8 @@ def measured(modes: ModeArray, seed: int) -> Profile:
     """Synthetic measurements with 2 % noise; the true values have a mean absolute error of 1.6 %."""
     rng = np.random.default_rng(seed)
     noise = np.exp(rng.normal(0, 0.02, (2, len(modes))))
-    return Profile(modes, step_time_ms(TIME, modes) * noise[0], power_mw(POWER, TIME, modes) * noise[1])
+    settings = settings_of(modes, None)
+    return Profile(modes, step_time_ms(TIME, settings) * noise[0], power_mw(POWER, TIME, settings) * noise[1])
 
 
 CORPUS, TARGET = measured(SPACE[::4], 0), measured(SPACE[1::12], 1)

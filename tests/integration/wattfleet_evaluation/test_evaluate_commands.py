@@ -124,7 +124,7 @@ def test_a_shipped_reference_trained_on_the_target_is_refused(
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"--predictor": "oracle"}, "roofline, powertrain, scratch"),
+        ({"--predictor": "oracle"}, "roofline, boosting, forest, linear, powertrain, scratch, tree"),
         ({"--predictor": "powertrain"}, "give the CSV of its corpus"),
         ({"--reference": "nowhere"}, "agx_orin_resnet18"),
         ({"--modes": 60}, "draw 0 to 59 modes"),

@@ -1,10 +1,11 @@
-"""What waits for the first lease of a device's session, and for how long."""
+"""What waits for a device's lease, and for how long: the first one of its session, or one that comes late."""
 
 from __future__ import annotations
 
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
 from tests.fakes.small_fleet import ORIN_FRONT, ORIN_NODE, RUN, make_ready, small_fleet
+from wattfleet.budgets import InForce
 from wattfleet_proto.device_state import GrantPhase
 
 LAPSED_S = 1e9
@@ -62,3 +63,36 @@ def test_a_forgotten_device_that_never_sent_a_lease_needs_no_more_trims() -> Non
     fleet.trim()
     fleet.check_grants()
     assert not fleet.rounds.is_trim_due
+
+
+def test_a_device_that_confirms_late_is_told_of_the_budget_that_fell_meanwhile() -> None:
+    now_s = [0.0]
+    fleet = small_fleet(now_s=lambda: now_s[0])
+    planned = fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    [(_, slow)] = fleet.take_orders()
+    now_s[0] = 100.0
+    fleet.check_grants()
+    fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
+    assert fleet.take_orders() == [], "it has not obeyed so far"
+    fleet.rounds.grants.confirm("orin", slow.grant_id, planned.plan_id, GrantPhase.TRAINING)
+    fleet.check_grants()
+    assert fleet.rounds.is_trim_due
+    fleet.trim()
+    [(device_id, stop)] = fleet.take_orders()
+    assert (device_id, stop.assignment) == ("orin", None)
+
+
+def test_a_grant_that_never_arrived_is_sent_again_within_a_budget_that_fell() -> None:
+    now_s = [0.0]
+    fleet = small_fleet(now_s=lambda: now_s[0])
+    fleet.flower.plan(RUN, 1, [ORIN_NODE], 1.0)
+    [(_, lost)] = fleet.take_orders()
+    now_s[0] = 100.0
+    fleet.set_budget("site", InForce(20.0, "query", False, "the meter"))
+    assert not fleet.rounds.grants.is_controllable("orin", now_s[0]), "it has not confirmed the grant in time"
+    fleet.rounds.grants.session_began("orin", now_s[0])
+    fleet.rounds.grants.confirm("orin", 0, "", GrantPhase.OVER)
+    fleet.trim()
+    [(device_id, again)] = fleet.take_orders()
+    assert (device_id, again.plan_id) == ("orin", lost.plan_id)
+    assert again.limit_w < 20.0 < lost.limit_w

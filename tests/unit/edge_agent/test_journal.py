@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 
 from edge_agent.profiling.journal import Journal, JournalError, JournalHeader
-from edge_agent.profiling.journal_records import Discarded, ModeRecord, Renewal, RoundRecord
+from edge_agent.profiling.journal_records import Discarded, MethodRecord, ModeRecord, Renewal, RoundRecord
 from edge_agent.profiling.stored_profile import read_profile
+from wattfleet.choosing import ProfilingMethod
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, Profile
 
 HEADER = JournalHeader("jetson-07", "orin-nano", "hardware", "resnet18-imagenet", 16)
 
@@ -267,3 +268,78 @@ def test_a_line_with_impossible_figures_is_refused_by_its_number_and_kept(path, 
     with pytest.raises(JournalError, match=r"profile\.jsonl, line 3: "):
         Journal.open(path, HEADER)
     assert path.read_bytes() == before
+
+
+def test_a_record_keeps_its_batch(path):
+    single = replace(RECORDS[0], batch=1)
+    written(path, [single, RoundRecord(RECORDS[1].mode, 400.0, 13_500.0, batch=4)])
+    with Journal.open(path, HEADER) as journal:
+        assert journal.records == (single,)
+        assert [measured.batch for measured in journal.measurements] == [1, 4]
+
+
+def test_records_without_a_batch_are_of_the_headers_minibatch(path):
+    written(path, [RECORDS[0], replace(RECORDS[0], batch=4, minibatch_ms=90.0), RECORDS[1]])
+    with Journal.open(path, HEADER) as journal:
+        profile = Profile.of(journal.measurements)
+        assert [(measured.mode.cores, measured.batch) for measured in profile.measurements()] == [
+            (1, 16),
+            (1, 4),
+            (2, 16),
+        ]
+    assert read_profile(path.parent).profile.batches == (4, 16)
+
+
+def test_a_newer_record_of_a_mode_and_batch_replaces_the_older(path):
+    newer = replace(RECORDS[0], batch=16, minibatch_ms=90.0)
+    written(path, [RECORDS[0], newer])
+    with Journal.open(path, HEADER) as journal:
+        (found,) = journal.measurements
+        assert (found.minibatch_ms, found.batch) == (90.0, 16)
+
+
+def test_a_mode_measured_with_another_batch_remains_to_be_measured(path):
+    modes = [one.mode for one in RECORDS]
+    written(path, [replace(RECORDS[0], batch=4), RECORDS[1]])
+    with Journal.open(path, HEADER) as journal:
+        assert journal.remaining(modes) == [modes[0], *modes[2:]]
+
+
+def test_lines_without_a_batch_are_as_earlier_versions_wrote_them(path):
+    lines = written(path).splitlines()
+    assert all("batch" not in json.loads(line) for line in lines[1:])
+
+
+@pytest.mark.parametrize("batch", [0, -1, 2.5, "4", True])
+def test_a_damaged_batch_is_refused_with_its_line(path, batch):
+    written(path, RECORDS[:1])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], json.dumps({**json.loads(lines[1]), "batch": batch})]) + "\n")
+    with pytest.raises(JournalError, match=r"line 2: .*; move the file away"):
+        Journal.open(path, HEADER)
+
+
+# --- the method that selects the modes ----------------------------------------------------------------------------
+
+
+def test_a_journal_without_a_method_was_measured_by_transfer(path):
+    written(path)
+    assert read_profile(path.parent).method is ProfilingMethod.TRANSFER
+
+
+def test_the_last_method_is_read_back_and_a_renewal_begins_with_transfer(path):
+    written(path, [*RECORDS[:1], MethodRecord("scratch"), *RECORDS[1:2], MethodRecord("binary-search")])
+    assert read_profile(path.parent).method is ProfilingMethod.BINARY_SEARCH
+    assert read_profile(path.parent).measured_modes == 2
+    with Journal.open(path, HEADER) as journal:
+        journal.append(Renewal("slower", 16))
+        assert journal.method is ProfilingMethod.TRANSFER
+
+
+@pytest.mark.parametrize("method", ['"luck"', "7", "null"])
+def test_a_line_with_an_unknown_method_is_damaged(path, method):
+    written(path)
+    with path.open("a") as file:
+        file.write(f'{{"kind": "method", "method": {method}}}\n')
+    with pytest.raises(JournalError, match="line 6: .*move the file away to measure again"):
+        Journal.open(path, HEADER)

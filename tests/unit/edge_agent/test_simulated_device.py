@@ -7,14 +7,15 @@ from edge_agent.devices.virtual.board_parameters import board_parameters
 from edge_agent.devices.virtual.simulated import SimulatedDevice
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import BOARDS, PowerMode, array_to_modes, modes_to_array, read_profile
-from wattfleet.prediction.roofline import power_mw, step_time_ms
+from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 
 EPOCH_MINIBATCHES = 3125
 
 
 def modelled(kind, modes):
     parameters = board_parameters(kind)
-    return step_time_ms(parameters.time, modes), power_mw(parameters.power, parameters.time, modes)
+    settings = settings_of(modes, None)
+    return step_time_ms(parameters.time, settings), power_mw(parameters.power, parameters.time, settings)
 
 
 def test_an_unknown_kind_is_named_with_the_choices():

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.modes import Profile, Workload
+from wattfleet.modes import Profile, Task, Workload, WorkloadFacts
 from wattfleet.prediction import (
     Artefact,
     Prediction,
@@ -52,6 +52,39 @@ def test_a_written_artefact_is_read_back_unchanged(tmp_path: Path) -> None:
     assert back.details.figures == {"held_out": {"time": 1.5}}
     np.testing.assert_array_equal(restore_predictor(back).predict(MODES).power_mw, PREDICTOR.predict(MODES).power_mw)
     assert (tmp_path / "models" / "nano" / "MODEL_CARD.md").read_text() == "# nano\n"
+
+
+def test_a_manifest_carries_the_facts_that_are_known(tmp_path: Path) -> None:
+    facts = WorkloadFacts(Task.INFERENCE, batch=16, loader_workers=0, step_flops=8.7e10)
+    write_artefact(pack_artefact(PREDICTOR, WORKLOAD, "orin-nano", {}, {}, facts), tmp_path / "nano")
+    assert read_artefact(tmp_path / "nano").details.facts == facts
+    assert json.loads((tmp_path / "nano" / "manifest.json").read_text())["facts"] == {
+        "task": "inference",
+        "batch": 16,
+        "loader_workers": 0,
+        "processor": "gpu",
+        "step_flops": 8.7e10,
+    }
+
+
+def test_a_manifest_of_before_states_no_facts() -> None:
+    assert "facts" not in json.loads(ARTEFACT.manifest)
+    assert ARTEFACT.details.facts is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "defect"),
+    [
+        ({"step_flops": -1}, "step_flops must be a finite number above 0"),
+        ({"batch": 0}, "batch must be a whole number"),
+        ({"task": "sleeping"}, "task is 'sleeping'"),
+        ({"colour": "red"}, "unexpected keyword"),
+        (["training"], "must be a mapping"),
+    ],
+)
+def test_impossible_facts_of_a_manifest_are_refused(facts: object, defect: str) -> None:
+    with pytest.raises(CorruptReferenceError, match=f"manifest.json is damaged .*{defect}"):
+        Artefact(changed(facts=facts), ARTEFACT.weights)
 
 
 def test_the_digest_is_the_manifests_and_the_manifest_pins_the_weights() -> None:

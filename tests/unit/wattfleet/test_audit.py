@@ -9,6 +9,7 @@ import pytest
 
 import wattfleet.prediction.row_audit as audit_module
 from tests.fakes.damaged_profiles import measured_profile, shipped_reference, six_rows_with_two_wrong
+from wattfleet.modes import Profile, Task
 from wattfleet.prediction import NoAuditError, RooflinePredictor, audit_rows
 
 
@@ -30,6 +31,31 @@ def test_few_rows_are_not_fitted_again_without_the_wrong_ones(known: Callable[[]
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
 def test_few_rows_can_be_audited_with_a_reference(count: int) -> None:
     assert audit_rows(measured_profile(count, 3), shipped_reference()) == []
+
+
+def two_batches(power_factor: float = 1.0, first: int = 40) -> Profile:
+    """Rows of batch 1 and of batch 64, which take four times as long; row 3 of batch 64 has another power."""
+    one, other = measured_profile(first, 0), measured_profile(40, 1)
+    power = other.power_mw.copy()
+    power[3] *= power_factor
+    return Profile(
+        np.concatenate([one.modes, other.modes]),
+        np.concatenate([one.minibatch_ms, 4 * other.minibatch_ms]),
+        np.concatenate([one.power_mw, power]),
+        np.repeat([1, 64], [first, 40]),
+        Task.INFERENCE,
+    )
+
+
+def test_a_false_row_among_several_batches_is_found_with_its_batch() -> None:
+    assert audit_rows(two_batches(), shipped_reference()) == []
+    (found,) = audit_rows(two_batches(power_factor=0.5), shipped_reference())
+    assert (found.row, found.batch) == (43, 64)
+
+
+def test_a_batch_with_too_few_rows_is_named() -> None:
+    with pytest.raises(NoAuditError, match="batch 1: 4 measured modes are too few to audit"):
+        audit_rows(two_batches(first=4))
 
 
 def test_a_fit_that_contradicts_most_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,10 @@ import pytest
 import reference_models
 from wattfleet.modes import PowerMode, board_named
 from wattfleet.prediction import RooflinePredictor, restore_predictor
-from wattfleet.prediction.roofline import TimeParameters, explain, step_time_ms
+from wattfleet.prediction.roofline import TimeParameters, explain, settings_of, step_time_ms
 from wattfleet.prediction.roofline.physics import step_shares
 
-SPACE = board_named("agx-orin").space.array()
+SPACE = settings_of(board_named("agx-orin").space.array(), None)
 BALANCED = TimeParameters(
     loading_mcycles=40,
     loading_stall_mcycles=10,
@@ -65,7 +65,7 @@ def test_a_share_is_the_time_saved_by_less_work(resource: str) -> None:
 )
 def test_the_resource_with_the_most_work_is_named(resource: str, expected: str) -> None:
     theta = replace(BALANCED, **{name: 200 * getattr(BALANCED, name) for name in WORK[resource]})
-    (found,) = explain(theta, np.array([MODE], dtype=np.float64))
+    (found,) = explain(theta, np.array([[*MODE, 16]], dtype=np.float64))
     assert found.mode == MODE
     assert found.bound == resource
     assert list(found.shares.values()) == sorted(found.shares.values(), reverse=True)
@@ -74,7 +74,7 @@ def test_the_resource_with_the_most_work_is_named(resource: str, expected: str) 
 
 def test_a_second_important_resource_is_named() -> None:
     theta = replace(BALANCED, gpu_overlap=1e-6, compute_mcycles=1e4, traffic_mcycles=2e4)
-    (found,) = explain(theta, np.array([MODE], dtype=np.float64))
+    (found,) = explain(theta, np.array([[*MODE, 16]], dtype=np.float64))
     assert ", then by " in found.words()
 
 

@@ -162,3 +162,31 @@ def test_invalid_columns_are_refused(changes: dict[str, Any], reason: str) -> No
 def test_a_front_of_no_or_too_many_points_is_refused(k: int) -> None:
     with pytest.raises(InvalidInputError, match=f"1 to {MAX_FRONT_POINTS} points, not {k}"):
         front(*((1.0 + step, 100.0 - step) for step in range(k)))
+
+
+def test_a_front_over_several_batches_names_the_batch_of_each_point() -> None:
+    # An epoch of 160 samples: 160, 40 and 10 steps. The second mode is dominated, the last prediction is not plausible.
+    per_epoch, batch = np.array([160.0, 40, 10, 10]), np.array([1, 4, 16, 16])
+    found = predicted_front(
+        numbered(4), prediction([10, 90, 100, 1e15], [20_000, 30_000, 25_000, 1_000]), per_epoch, batch=batch
+    )
+    assert found.epoch_s.tolist() == [1.0, 1.6]
+    assert found.batch is not None
+    assert found.batch.tolist() == [16, 1]
+
+
+def test_fronts_of_other_batches_are_not_equal() -> None:
+    def of(batch: list[int] | None) -> Front:
+        values = None if batch is None else np.array(batch)
+        return predicted_front(numbered(2), prediction([50, 80], [30_000, 20_000]), 100, batch=values)
+
+    assert of([1, 4]).equals(of([1, 4])) and of(None).equals(of(None))
+    assert not of([1, 4]).equals(of([1, 16]))
+    assert not of([1, 4]).equals(of(None)) and not of(None).equals(of([1, 4]))
+
+
+@pytest.mark.parametrize("batch", [[1], [0, 4]])
+def test_impossible_batches_of_a_front_are_refused(batch: list[int]) -> None:
+    two = front((1.0, 20.0), (2.0, 10.0))
+    with pytest.raises(InvalidInputError, match="one for each point, at least 1 sample each"):
+        Front(two.modes, two.epoch_s, two.power_w, two.epoch_log_sd, two.power_log_sd, two.warmup_s, np.array(batch))

@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from wattfleet.modes import BOARDS, ModeArray
+from wattfleet.modes import BOARDS
 from wattfleet.prediction.roofline import (
     PowerParameters,
     TimeParameters,
     power_mw,
+    settings_of,
     step_parts,
     step_time_ms,
 )
-from wattfleet.prediction.roofline.physics import loader_cores
+from wattfleet.prediction.roofline.estimation import jacobian
+from wattfleet.prediction.roofline.physics import loader_cores, log_time_gradient
 
 NOTHING = 1e-12
 IDLE = TimeParameters(*[NOTHING] * len(fields(TimeParameters)))
@@ -27,16 +29,25 @@ ALONE = replace(IDLE, gpu_overlap=50, launch_overlap=50, loading_overlap=50, wor
 SOME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
 
 # Orders of magnitude around the values of any workload or board.
-TIMES = st.builds(TimeParameters, *[st.floats(1e-3, 1e4)] * 7, *[st.floats(0.05, 50)] * 6)
+TIMES = st.builds(TimeParameters, *[st.floats(1e-3, 1e4)] * 7, *[st.floats(0.05, 50)] * 6, *[st.floats(1e-3, 1e2)] * 5)
+BATCHES = st.integers(1, 512)
 POWERS = st.builds(PowerParameters, *[st.floats(1e-2, 1e5)] * 9, *[st.floats(0.05, 5)] * 4)
 
 
-def mode(cores: float, cpu_ghz: float, gpu_ghz: float, mem_ghz: float) -> ModeArray:
-    return np.array([[cores, cpu_ghz * 1e6, gpu_ghz * 1e9, mem_ghz * 1e9]])
+Values = NDArray[np.float64]
 
 
-def time_of(theta: TimeParameters, *knobs: float) -> float:
-    return float(step_time_ms(theta, mode(*knobs))[0])
+def mode(cores: float, cpu_ghz: float, gpu_ghz: float, mem_ghz: float, batch: float = 16) -> Values:
+    return np.array([[cores, cpu_ghz * 1e6, gpu_ghz * 1e9, mem_ghz * 1e9, batch]])
+
+
+def time_of(theta: TimeParameters, *knobs: float, batch: float = 16) -> float:
+    return float(step_time_ms(theta, mode(*knobs, batch))[0])
+
+
+def space_of(board: str, batch: int = 16) -> Values:
+    modes = BOARDS[board].space.array()
+    return settings_of(modes, np.full(len(modes), batch))
 
 
 def test_a_million_gpu_cycles_take_a_millisecond_at_one_gigahertz() -> None:
@@ -121,25 +132,25 @@ def test_voltage_raises_power_above_the_knee_only() -> None:
     assert above == pytest.approx(1300 * (1 + 2 * 0.6**2), rel=0.02)
 
 
-@given(theta=TIMES, board=st.sampled_from(sorted(BOARDS)), scale=st.floats(0.1, 10))
+@given(theta=TIMES, board=st.sampled_from(sorted(BOARDS)), scale=st.floats(0.1, 10), batch=BATCHES)
 def test_a_step_is_no_shorter_than_its_parts_and_scales_with_the_work(
-    theta: TimeParameters, board: str, scale: float
+    theta: TimeParameters, board: str, scale: float, batch: int
 ) -> None:
-    modes = BOARDS[board].space.array()[::97]
-    parts = step_parts(theta, modes)
+    settings = space_of(board, batch)[::97]
+    parts = step_parts(theta, settings)
     for part in (parts.loading_ms, parts.launch_ms, parts.compute_ms, parts.traffic_ms):
         assert (part > 0).all()
         assert (parts.step_ms >= part * (1 - 1e-9)).all()
     work = np.array(astuple(theta))
     work[:7] *= scale
-    np.testing.assert_allclose(step_time_ms(TimeParameters(*work), modes), scale * parts.step_ms, rtol=1e-9)
+    np.testing.assert_allclose(step_time_ms(TimeParameters(*work), settings), scale * parts.step_ms, rtol=1e-9)
 
 
-@given(theta=TIMES, power=POWERS, board=st.sampled_from(sorted(BOARDS)))
+@given(theta=TIMES, power=POWERS, board=st.sampled_from(sorted(BOARDS)), batch=BATCHES)
 def test_every_mode_of_every_board_has_a_finite_positive_power(
-    theta: TimeParameters, power: PowerParameters, board: str
+    theta: TimeParameters, power: PowerParameters, board: str, batch: int
 ) -> None:
-    drawn = power_mw(power, theta, BOARDS[board].space.array()[::97])
+    drawn = power_mw(power, theta, space_of(board, batch)[::97])
     assert np.isfinite(drawn).all()
     assert (drawn > power.floor_mw).all()
 
@@ -148,17 +159,69 @@ def test_every_mode_of_every_board_has_a_finite_positive_power(
 def test_raising_one_knob_never_slows_a_step(theta: TimeParameters, board: str, knob: int) -> None:
     space = BOARDS[board].space
     shape = [len(values) for values in (space.cores, space.cpu_khz, space.gpu_hz, space.mem_hz)]
-    times: NDArray[np.float64] = step_time_ms(theta, space.array()).reshape(shape)
+    times: Values = step_time_ms(theta, space_of(board)).reshape(shape)
     assert (np.diff(times, axis=knob) <= 1e-9 * times.max()).all()
 
 
 @pytest.mark.parametrize("kind", sorted(BOARDS))
 def test_a_whole_mode_space_is_positive_and_finite(kind: str) -> None:
-    modes = BOARDS[kind].space.array()
-    times = step_time_ms(SOME, modes)
+    times = step_time_ms(SOME, space_of(kind))
     assert np.isfinite(times).all()
     assert (times > 0).all()
 
 
 def test_parameters_survive_conversion_to_logarithms_and_back() -> None:
     np.testing.assert_allclose(astuple(TimeParameters.from_log(SOME.log())), astuple(SOME))
+
+
+@pytest.mark.parametrize(
+    ("work", "fixed"),
+    [
+        ("loading_mcycles", "loading_fixed"),
+        ("launch_mcycles", "launch_fixed"),
+        ("compute_mcycles", "compute_fixed"),
+        ("serial_compute_mcycles", "compute_fixed"),
+        ("traffic_mcycles", "traffic_fixed"),
+        ("fixed_ms", "fixed_ms_fixed"),
+    ],
+)
+def test_a_part_of_the_work_grows_with_the_batch(work: str, fixed: str) -> None:
+    # A third of the part that grows does not: with 16 samples 3/4 + 1/4, with 64 samples 4 * 3/4 + 1/4.
+    theta = replace(ALONE, **{work: 40.0, fixed: 1 / 3})
+    at_16, at_64, at_1 = (time_of(theta, 100, 1, 1, 1, batch=batch) for batch in (16, 64, 1))
+    assert at_64 / at_16 == pytest.approx(3.25, rel=1e-6)
+    assert at_1 / at_16 == pytest.approx(0.25 + 0.75 / 16, rel=1e-6)
+
+
+def test_the_work_is_stated_for_16_samples_whatever_its_growth() -> None:
+    settings = space_of("agx-orin")[::97]
+    grows = replace(SOME, launch_fixed=1e-3, compute_fixed=50, traffic_fixed=7, loading_fixed=2, fixed_ms_fixed=9)
+    np.testing.assert_allclose(step_time_ms(grows, settings), step_time_ms(SOME, settings))
+
+
+@given(theta=TIMES, few=BATCHES, more=BATCHES)
+def test_a_larger_batch_takes_longer_and_less_for_each_sample(theta: TimeParameters, few: int, more: int) -> None:
+    few, more = sorted((few, more))
+    short, long = (step_time_ms(theta, space_of("orin-nano", batch)[::97]) for batch in (few, more))
+    assert (short <= long * (1 + 1e-9)).all()
+    assert (short / few >= long / more * (1 - 1e-9)).all()
+
+
+def test_several_parameter_sets_at_once_equal_each_alone() -> None:
+    settings = space_of("orin-nano")[::50]
+    sets = [SOME, replace(SOME, compute_mcycles=300, workers=1)]
+    powers = [PowerParameters(6000, 20, 240, 650, 8300, 1100, 400, 6000, 400, 1.7, 1.2, 1.4, 0.4)] * 2
+    powers[1] = replace(powers[1], gpu_busy_mw=100)
+    many = TimeParameters.from_log(np.stack([each.log() for each in sets], axis=1))
+    together = step_time_ms(many, settings)
+    np.testing.assert_allclose(together, [step_time_ms(each, settings) for each in sets])
+    drawn = power_mw(PowerParameters.from_log(np.stack([each.log() for each in powers], axis=1)), SOME, settings)
+    np.testing.assert_allclose(drawn, [power_mw(each, SOME, settings) for each in powers])
+
+
+@given(theta=TIMES, batch=st.sampled_from([1, 16, 64]))
+def test_the_exact_gradient_equals_finite_differences(theta: TimeParameters, batch: int) -> None:
+    modes = BOARDS["agx-orin"].space.array()[::1009]
+    settings = settings_of(modes, np.full(len(modes), batch))
+    numeric = jacobian(lambda log: np.log(step_time_ms(TimeParameters.from_log(log), settings)), theta.log())
+    assert log_time_gradient(theta, settings) == pytest.approx(numeric, abs=2e-3)

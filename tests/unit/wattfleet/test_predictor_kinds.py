@@ -11,6 +11,7 @@ import wattfleet.prediction.kinds as kinds
 from wattfleet.errors import InvalidInputError
 from wattfleet.prediction import DEFAULT_PREDICTOR, RooflinePredictor, predictor_class, predictor_names
 
+BASELINES = ("boosting", "forest", "linear", "powertrain", "scratch", "tree")
 ROOFLINE = ("roofline", "wattfleet.prediction.roofline:RooflinePredictor")
 
 
@@ -28,7 +29,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
 
 
 def test_this_installation_provides_the_default_and_the_baselines() -> None:
-    assert predictor_names() == ("roofline", "powertrain", "scratch")
+    assert predictor_names() == ("roofline", *BASELINES)
     assert DEFAULT_PREDICTOR == "roofline"
 
 
@@ -45,14 +46,18 @@ def test_a_package_can_register_a_kind_of_its_own(monkeypatch: pytest.MonkeyPatc
 
 def test_an_unknown_kind_is_refused_with_the_installed_ones() -> None:
     with pytest.raises(
-        InvalidInputError, match="^unknown predictor 'oracle': installed are roofline, powertrain, scratch$"
+        InvalidInputError,
+        match=f"^unknown predictor 'oracle': installed are roofline, {', '.join(BASELINES)}$",
     ):
         predictor_class("oracle")
 
 
 def test_the_package_that_provides_the_baselines_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, ROOFLINE)
-    with pytest.raises(InvalidInputError, match="'wattfleet_evaluation' provides powertrain and scratch: install it"):
+    with pytest.raises(
+        InvalidInputError,
+        match=f"'wattfleet_evaluation' provides {', '.join(BASELINES)}: install it",
+    ):
         predictor_class("powertrain")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -189,3 +191,105 @@ def test_settings_out_of_range_are_refused(field: str) -> None:
 def test_budgets_must_be_finite_and_positive() -> None:
     with pytest.raises(InvalidInputError, match="budgets"):
         next_modes(measured(MODES[:5]), MODES, vague, SamplingSettings(), budgets_mw=np.array([-1.0]))
+
+
+# Modes with batches: small batches take longer for each sample, and large ones draw more power.
+FEW = descending_modes(MODES)[::9]
+BATCHES = np.tile([1, 4, 16], len(FEW))
+FEW = np.repeat(FEW, 3, axis=0)
+STEP_MS = 1e3 / (FEW / MODES.max(0) @ np.array([1.0, 2.0, 3.0, 1.5])) * (0.2 + BATCHES / 16)
+STEP_MW = 1e3 * (4 + (FEW / MODES.max(0)) ** 2 @ np.array([2.0, 5.0, 6.0, 2.0])) * (1 + 0.05 * np.log(BATCHES))
+
+
+SETTINGS = [tuple(row) for row in np.column_stack([FEW, BATCHES]).tolist()]
+
+
+def with_batches(chosen: np.ndarray) -> Profile:
+    """Measurements of `[n, 5]` modes with batches."""
+    index = [SETTINGS.index(tuple(row)) for row in chosen.tolist()]
+    return Profile(FEW[index], STEP_MS[index], STEP_MW[index], BATCHES[index])
+
+
+def vague_steps(profile: Profile) -> Prediction:
+    sd = 0.03 + 0.05 * np.arange(len(FEW)) / len(FEW)
+    return Prediction(STEP_MS * 1.02, STEP_MW, sd, 0.8 * sd)
+
+
+def most_valuable_by_loop(chosen: np.ndarray, budgets_mw: list[float]) -> tuple[float, ...]:
+    """The mode and batch with the largest constrained expected improvement of the time per sample.
+
+    The improvement is integrated numerically, for one row and one budget at a time.
+    """
+    prediction = vague_steps(with_batches(chosen))
+    measured = {tuple(row) for row in chosen.tolist()}
+    steps = zip(SETTINGS, STEP_MS.tolist(), STEP_MW.tolist(), prediction.minibatch_ms.tolist(), strict=True)
+    log_ms, power_mw = {}, {}
+    for row, true_ms, true_mw, predicted_ms in steps:
+        log_ms[row] = math.log((true_ms if row in measured else predicted_ms) / row[4])
+        power_mw[row] = true_mw
+    values = {}
+    for row, time_sd, power_sd in zip(SETTINGS, prediction.time_log_sd, prediction.power_log_sd, strict=True):
+        values[row] = 0.0
+        for budget in budgets_mw:
+            best = min([max(log_ms.values()), *(log_ms[each] for each in measured if power_mw[each] <= budget)])
+            likely = NormalDist(log_ms[row], time_sd)
+            lowest = min(best, log_ms[row] - 8 * time_sd)
+            width = (best - lowest) / 2000
+            times = [lowest + (k + 0.5) * width for k in range(2000)]
+            gain = sum((best - time) * likely.pdf(time) for time in times) * width
+            values[row] += gain * NormalDist(0, power_sd).cdf(math.log(budget / power_mw[row]))
+    return max((row for row in SETTINGS if row not in measured), key=values.__getitem__)
+
+
+def test_a_mode_and_a_batch_are_selected_by_their_value_per_sample() -> None:
+    wanted = SamplingSettings(limit=9, spread=3, tolerance=0)
+    budgets_mw = [9e3, 13e3]
+    chosen = next_modes(with_batches(np.empty((0, 5))), FEW, vague_steps, wanted, batch=BATCHES)
+    assert len(chosen) == 3
+    for _ in range(6):
+        profile = with_batches(chosen)
+        found = next_modes(profile, FEW, vague_steps, wanted, np.array(budgets_mw), batch=BATCHES)
+        assert [tuple(row) for row in found.tolist()] == [most_valuable_by_loop(chosen, budgets_mw)]
+        chosen = np.concatenate([chosen, found])
+    assert not len(next_modes(with_batches(chosen), FEW, vague_steps, wanted, batch=BATCHES))
+    assert len(rows(chosen)) == 9
+
+
+def test_spread_modes_with_batches_include_the_highest_with_the_largest() -> None:
+    for count in (1, 12):
+        chosen = spread_modes(FEW, count, 0, BATCHES)
+        assert len(rows(chosen)) == count
+        assert chosen[0].tolist() == [*SPACE.highest, 16]
+        assert set(chosen[:, 4]) == ({16} if count == 1 else {1, 4, 16})
+
+
+@pytest.mark.parametrize("measured_rows", [0, 3, 8, 25])
+def test_one_stated_batch_size_changes_nothing(measured_rows: int) -> None:
+    already = spread_modes(MODES, max(measured_rows, 1), 5)[:measured_rows]
+    plain = measured(already)
+    stated = Profile(plain.modes, plain.minibatch_ms, plain.power_mw, np.full(len(plain), 8))
+    wanted = SamplingSettings(batch=4, tolerance=0)
+    found = next_modes(stated, MODES, vague, wanted, batch=np.full(len(MODES), 8))
+    assert (found[:, 4] == 8).all()
+    np.testing.assert_array_equal(found[:, :4], next_modes(plain, MODES, vague, wanted))
+
+
+def test_a_mode_is_excluded_at_all_its_batch_sizes() -> None:
+    wanted = SamplingSettings(limit=60, spread=60, tolerance=0)
+    excluded = FEW[:30:3]
+    chosen = next_modes(with_batches(np.empty((0, 5))), FEW, vague_steps, wanted, exclude=excluded, batch=BATCHES)
+    assert len(chosen) == 60
+    assert not rows(chosen[:, :4]) & rows(excluded)
+
+
+@pytest.mark.parametrize(
+    ("profile", "batch", "message"),
+    [
+        (Profile(FEW[:1], STEP_MS[:1], STEP_MW[:1]), BATCHES, "do not state their batch"),
+        (with_batches(np.empty((0, 5))), BATCHES[1:], "need"),
+        (with_batches(np.empty((0, 5))), 0 * BATCHES, "whole number"),
+    ],
+)
+def test_wrong_batches_are_refused(profile: Profile, batch: np.ndarray, message: str) -> None:
+    with pytest.raises(InvalidInputError, match=message):
+        next_modes(profile, FEW, vague_steps, SamplingSettings(), batch=batch)

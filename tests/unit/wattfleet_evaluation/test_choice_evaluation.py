@@ -38,11 +38,13 @@ def test_the_figures_of_five_budgets_by_hand() -> None:
     method = Fixed({10.0: 1, 12.0: None, 14.0: 2, 17.0: 2})
     cases = evaluate_choice(CORPUS, method, 3, [9.0, 10.0, 12.0, 14.0, 17.0], runs=2, seed=0)
     np.testing.assert_allclose(cases.penalty_pct, [[0, 100, 0, 100]] * 2)
+    np.testing.assert_allclose(cases.signed_penalty_pct, [[-50, 100, -50, 100]] * 2)
     np.testing.assert_allclose(cases.excess_w, [[2, 0, 0.2, 0]] * 2)
     assert cases.figures() == {
         "time_penalty_pct": {"median": 50.0, "mean": 50.0, "p90": 100.0},
         "over_budget_pct": 50.0,
         "over_budget_1w_pct": 25.0,
+        "signed_penalty_pct": 25.0,
         "excess_w": 0.55,
         "modes_measured": 2.0,
         "budgets": {"evaluated": 4, "left_out": 1},

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, Measurement, PowerMode, Profile, array_to_modes, board_with_modes
-from wattfleet.prediction import RooflinePredictor
-from wattfleet.prediction.roofline import power_mw, step_time_ms
+from wattfleet.modes import (
+    BOARDS,
+    Measurement,
+    ModeArray,
+    PowerMode,
+    Profile,
+    WorkloadFacts,
+    array_to_modes,
+    board_with_modes,
+    nearest_mode,
+)
+from wattfleet.prediction import Prediction, Predictor, RooflinePredictor
+from wattfleet.prediction.roofline import power_mw, settings_of, step_time_ms
 from wattfleet_evaluation.choice_methods.binary_search import BinarySearch
 from wattfleet_evaluation.choice_methods.brute_force import BruteForce
 from wattfleet_evaluation.choice_methods.measurement_session import MeasurementSession
-from wattfleet_evaluation.choice_methods.presets import Presets, nearest_mode
+from wattfleet_evaluation.choice_methods.presets import Presets
+from wattfleet_evaluation.choice_methods.random_then_predict import RandomThenPredict
 from wattfleet_evaluation.choice_methods.registry import NAMES, choice_method_named
 
 BOARD = BOARDS["orin-nano"]
@@ -24,22 +37,23 @@ def corpus() -> Profile:
     from wattfleet.prediction.roofline.priors import general_power_prior, general_time_prior
 
     modes = BOARD.space.array()[::2]
-    time = TimeParameters.from_log(general_time_prior(100.0).mean)
+    time = TimeParameters.from_log(general_time_prior(100.0, WorkloadFacts()).mean)
     rng = np.random.default_rng(0)
     noise = np.exp(rng.normal(0, 0.01, (2, len(modes))))
-    power = power_mw(PowerParameters.from_log(general_power_prior().mean), time, modes)
-    return Profile(modes, step_time_ms(time, modes) * noise[0], power * noise[1])
+    settings = settings_of(modes, None)
+    power = power_mw(PowerParameters.from_log(general_power_prior().mean), time, settings)
+    return Profile(modes, step_time_ms(time, settings) * noise[0], power * noise[1])
 
 
 CORPUS = corpus()
 TABLE = {measurement.mode: measurement for measurement in CORPUS.measurements()}
 BUDGETS_W = np.linspace(CORPUS.power_mw.min() / 1e3 + 0.5, CORPUS.power_mw.max() / 1e3, 8).tolist()
-# All but the networks, which take long to fit and are used in the same way as `roofline`.
+# All but the other kinds of predictors, which are used in the same way as `roofline`.
 REFERENCE = RooflinePredictor.fit(CORPUS.rows(np.arange(0, len(CORPUS), 7)))
 ALL = {
     name: choice_method_named(name, lambda predictor: lambda profile: RooflinePredictor.fit(profile, REFERENCE), BOARD)
     for name in NAMES
-    if name not in ("powertrain", "scratch")
+    if name not in ("powertrain", "scratch", "linear", "tree", "forest", "boosting")
 }
 MEASURED_ONLY = ("random", "binary-search", "brute-force")
 
@@ -158,3 +172,20 @@ def test_a_session_enforces_its_limit_and_its_modes() -> None:
         session.measure(second)
     with pytest.raises(InvalidInputError, match="not one of the modes"):
         session.measure(PowerMode(99, 1, 1, 1))
+
+
+def test_a_predictor_chooses_the_least_predicted_time_as_published() -> None:
+    class Predicted:
+        """Times 0.1 % apart; the fastest mode draws the most."""
+
+        def predict(self, modes: ModeArray) -> Prediction:
+            rank = np.arange(len(modes), dtype=np.float64)
+            sd = np.full(len(modes), 0.1)
+            return Prediction(100 * 1.001**rank, 20_000 - 1000 * rank, sd, sd)
+
+    session = MeasurementSession(CORPUS.modes[:5], TABLE.__getitem__, 5)
+    method = RandomThenPredict("known", lambda profile: cast(Predictor, Predicted()))
+    choose = method.profile(session, [18.5], seed=0)
+    assert choose(25.0) == array_to_modes(CORPUS.modes)[0]
+    assert choose(18.5) == array_to_modes(CORPUS.modes)[2]
+    assert choose(15.9) is None

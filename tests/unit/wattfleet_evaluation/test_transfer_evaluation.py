@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from reference_models.scoring import require_disjoint
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import ModeArray, Profile
+from wattfleet.modes import BatchArray, ModeArray, Profile, WorkloadFacts
 from wattfleet.prediction import Prediction, Predictor
 from wattfleet_evaluation.judging.transfer import TransferScores, evaluate_transfer, quartiles
 
@@ -26,11 +26,11 @@ class TenPercentOff:
     seen: list[Profile] = []
 
     @classmethod
-    def fit(cls, profile: Profile, reference: object = None) -> TenPercentOff:
+    def fit(cls, profile: Profile, reference: object = None, facts: object = None) -> TenPercentOff:
         cls.seen.append(profile)
         return cls()
 
-    def predict(self, modes: ModeArray) -> Prediction:
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
         n = len(modes)
         return Prediction(np.full(n, 110.0), np.full(n, 9500.0), np.full(n, 0.2), np.full(n, 0.01))
 
@@ -120,3 +120,37 @@ def test_bad_numbers_of_runs_modes_and_seeds_are_refused(wrong: dict[str, Any]) 
 
 def test_quartiles() -> None:
     assert quartiles(np.array([4.0, 0, 1, 2, 3])) == {"median": 2, "q1": 1, "q3": 3}
+
+
+class ByBatch:
+    """Knows the time of every batch, if it is told that 3 workers load the data."""
+
+    name = "by-batch"
+
+    def __init__(self, facts: WorkloadFacts) -> None:
+        self.right = facts.loader_workers == 3
+
+    @classmethod
+    def fit(cls, profile: Profile, reference: object, facts: WorkloadFacts) -> ByBatch:
+        return cls(facts)
+
+    def predict(self, modes: ModeArray, batch: BatchArray) -> Prediction:
+        ms = 100.0 * batch if self.right else np.ones(len(modes))
+        return Prediction(ms, np.full(len(modes), 10_000.0), np.full(len(modes), 0.1), np.full(len(modes), 0.1))
+
+
+class Together(ByBatch):
+    """The same, fitted to all draws at once."""
+
+    @classmethod
+    def fit_all(cls, profiles: list[Profile], reference: object, facts: WorkloadFacts) -> list[Together]:
+        return [cls(facts) for _ in profiles]
+
+
+@pytest.mark.parametrize("kind", [ByBatch, Together])
+def test_facts_reach_every_fit_and_each_row_is_predicted_at_its_batch(kind: type[ByBatch]) -> None:
+    batch = np.arange(10) % 2 + 1
+    target = Profile(MODES, 100.0 * batch, np.full(10, 10_000.0), batch)
+    facts = WorkloadFacts(loader_workers=3)
+    scores = evaluate_transfer(cast(type[Predictor], kind), None, target, 4, 2, 0, lambda: 0.0, facts=facts)
+    assert scores.time_mape.tolist() == [0, 0]

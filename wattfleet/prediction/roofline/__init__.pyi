@@ -2,9 +2,15 @@ from .estimation import Prior as Prior
 from .estimation import robust_fit as robust_fit
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
+from .members import learned_member as learned_member
+from .members import measured_member as measured_member
+from .physics import BASE_BATCH as BASE_BATCH
 from .physics import PowerParameters as PowerParameters
 from .physics import TimeParameters as TimeParameters
 from .physics import power_mw as power_mw
+from .physics import settings_of as settings_of
 from .physics import step_parts as step_parts
 from .physics import step_time_ms as step_time_ms
+from .population import Member as Member
+from .population import Population as Population
 from .predictor import RooflinePredictor as RooflinePredictor

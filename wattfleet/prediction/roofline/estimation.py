@@ -19,28 +19,52 @@ from wattfleet.prediction.tensors import LARGEST_LOG
 
 Values = NDArray[np.float64]
 Model = Callable[[Values], Values]
-"""Maps `[k]` parameters to the `[n]` logarithms that they predict."""
+"""Maps `p` sets of parameters, `[k, p]`, to the logarithms that they predict, `[p, n]`."""
 
 _STEP = 1e-5
 # Standard deviation of further starting points around the first: a factor of about 1.5.
 _START_SPREAD = 0.4
+# Keeps a covariance invertible if a parameter is known exactly.
+_JITTER = 1e-10
 
 
 @dataclass(frozen=True)
 class Prior:
-    """The prior distribution of `k` parameters: independent normal distributions.
+    """The prior distribution of `k` parameters: a normal distribution.
 
     Attributes:
         mean: `[k]` means.
-        sd: `[k]` standard deviations.
+        root: `[k, k]` lower Cholesky factor of the covariance.
     """
 
     mean: Values
-    sd: Values
+    root: Values
+
+    @classmethod
+    def independent(cls, mean: Values, sd: Values) -> Prior:
+        """Independent parameters with `[k]` means and standard deviations."""
+        return cls(mean, np.asarray(np.diag(sd)))
+
+    @classmethod
+    def correlated(cls, mean: Values, covariance: Values) -> Prior:
+        """Parameters with `[k]` means and a `[k, k]` covariance."""
+        return cls(mean, np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(len(mean)))))
+
+    def extended(self, mean: float, sd: float) -> Prior:
+        """The same with one more, independent parameter."""
+        k = len(self.mean)
+        root = np.zeros((k + 1, k + 1))
+        root[:k, :k], root[k, k] = self.root, sd
+        return Prior(np.append(self.mean, mean), root)
+
+    def parameters(self, deviations: Values) -> Values:
+        """The parameters at independent standard deviations from the mean; both `[k]`, or both `[k, p]`."""
+        offset = self.root @ deviations
+        return np.asarray(self.mean + offset if offset.ndim == 1 else self.mean[:, None] + offset)
 
     def deviations(self, parameters: Values) -> Values:
-        """Deviations of `[k]` parameters from the means, `[k]` in standard deviations."""
-        return np.asarray((parameters - self.mean) / self.sd)
+        """Independent standard deviations of `[k]` parameters from the mean, `[k]`."""
+        return np.asarray(solve_triangular(self.root, parameters - self.mean, lower=True))
 
 
 def robust_fit(
@@ -62,15 +86,19 @@ def robust_fit(
             observations of which some are wrong.
         starts: number of starting points; those after the first are drawn around it with a fixed seed.
     """
+    whitened = _whitened(model, prior)
 
-    def residuals(parameters: Values) -> Values:
-        inside = np.clip(parameters, -LARGEST_LOG, LARGEST_LOG)
-        return np.concatenate([(model(inside) - observed) / scale, prior.deviations(parameters)])
+    def residuals(deviations: Values) -> Values:
+        return np.concatenate([(value_at(whitened, deviations) - observed) / scale, deviations])
+
+    def gradient(deviations: Values) -> Values:
+        return np.vstack([jacobian(whitened, deviations) / scale, np.eye(len(deviations))])
 
     rng = np.random.default_rng(0)
-    further = [prior.mean + rng.normal(0, _START_SPREAD, len(prior.mean)) for _ in range(starts - 1)]
-    fits = [least_squares(residuals, start, loss=loss, max_nfev=100) for start in (prior.mean, *further)]
-    return np.asarray(min(fits, key=lambda fit: float(fit.cost)).x)
+    k = len(prior.mean)
+    further = [prior.deviations(prior.mean + rng.normal(0, _START_SPREAD, k)) for _ in range(starts - 1)]
+    fits = [least_squares(residuals, start, jac=gradient, loss=loss, max_nfev=100) for start in (np.zeros(k), *further)]
+    return prior.parameters(np.asarray(min(fits, key=lambda fit: float(fit.cost)).x))
 
 
 def generalised_fit(model: Model, observed: Values, prior: Prior, covariance: Values, start: Values) -> Values:
@@ -83,20 +111,35 @@ def generalised_fit(model: Model, observed: Values, prior: Prior, covariance: Va
         covariance: `[n, n]` covariance of the residuals.
         start: `[k]` parameters near the solution.
     """
-    root = np.linalg.cholesky(covariance)
+    whitened, root = _whitened(model, prior), np.linalg.cholesky(covariance)
 
-    def residuals(parameters: Values) -> Values:
-        misfit = model(np.clip(parameters, -LARGEST_LOG, LARGEST_LOG)) - observed
-        return np.concatenate([solve_triangular(root, misfit, lower=True), prior.deviations(parameters)])
+    def residuals(deviations: Values) -> Values:
+        misfit = value_at(whitened, deviations) - observed
+        return np.concatenate([solve_triangular(root, misfit, lower=True), deviations])
 
-    return np.asarray(least_squares(residuals, start, max_nfev=50).x)
+    def gradient(deviations: Values) -> Values:
+        whitened_gradient = solve_triangular(root, jacobian(whitened, deviations), lower=True)
+        return np.vstack([whitened_gradient, np.eye(len(deviations))])
+
+    found = least_squares(residuals, prior.deviations(start), jac=gradient, max_nfev=50)
+    return prior.parameters(np.asarray(found.x))
+
+
+def _whitened(model: Model, prior: Prior) -> Model:
+    """A model of the deviations from a prior's mean instead of the parameters."""
+    return lambda deviations: model(np.clip(prior.parameters(deviations), -LARGEST_LOG, LARGEST_LOG))
+
+
+def value_at(model: Model, parameters: Values) -> Values:
+    """The model's `[n]` values with one set of `[k]` parameters."""
+    return np.asarray(model(parameters[:, None])[0])
 
 
 def jacobian(model: Model, parameters: Values) -> Values:
     """The derivatives of the model's `[n]` values with respect to its `[k]` parameters, `[n, k]`."""
-    at = model(parameters)
-    columns = [(model(parameters + step) - at) / _STEP for step in _STEP * np.eye(len(parameters))]
-    return np.stack(columns, axis=1)
+    k = len(parameters)
+    values = model(parameters[:, None] + _STEP * np.eye(k, k + 1, 1))
+    return np.asarray((values[1:] - values[0]).T / _STEP)
 
 
 def residual_weights(residuals: Values, width: float) -> Values:

@@ -10,8 +10,8 @@ from dataclasses import astuple, dataclass, fields
 
 import numpy as np
 
-from wattfleet.modes import ModeArray, PowerMode, array_to_modes
-from wattfleet.prediction.roofline.physics import StepShares, TimeParameters, step_shares
+from wattfleet.modes import PowerMode, array_to_modes
+from wattfleet.prediction.roofline.physics import Settings, StepShares, TimeParameters, step_shares
 
 _RESOURCES: Mapping[str, tuple[str, str]] = {
     "loading": ("loading the data", "Faster with more cores or a higher CPU clock."),
@@ -52,12 +52,12 @@ class Explanation:
         return f"{text}. {_RESOURCES[first][1]}"
 
 
-def explain(time: TimeParameters, modes: ModeArray) -> list[Explanation]:
-    """Explain each of `[n, 4]` modes."""
+def explain(time: TimeParameters, settings: Settings) -> list[Explanation]:
+    """Explain the step at each of `[n, 5]` settings."""
     names = [field.name for field in fields(StepShares)]
-    shares = np.stack(astuple(step_shares(time, modes)), axis=1)
+    shares = np.stack(astuple(step_shares(time, settings)), axis=1)
     found = []
-    for mode, row in zip(array_to_modes(modes), shares, strict=True):
+    for mode, row in zip(array_to_modes(settings[:, :4]), shares, strict=True):
         order = np.argsort(-row, kind="stable")
         found.append(Explanation(mode, {names[k]: float(row[k]) for k in order}))
     return found

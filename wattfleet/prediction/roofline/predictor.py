@@ -1,135 +1,129 @@
-"""The default predictor: a physical model fitted to the measured modes, and a Gaussian process on its residuals.
+"""The default predictor: a physical model fitted to the measured rows, and a Gaussian process on its residuals.
 
-A reference serves as the prior of the parameters, so that a few modes suffice. The task is that of PowerTrain
-(doi:10.1016/j.future.2024.07.001, section 3.3), but the method is not a neural network.
+A population of measured workloads gives the prior of the parameters, so that a few rows suffice. What is not known of
+the workload, such as whether other processes load its data, is weighed by how well it explains the measurements. The
+task is that of PowerTrain (doi:10.1016/j.future.2024.07.001, section 3.3), but the method is not a neural network.
 """
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Hardware, ModeArray, PowerMode, Profile
+from wattfleet.modes import BatchArray, Hardware, ModeArray, PowerMode, Profile, WorkloadFacts
 from wattfleet.prediction.predictor import MIN_CORPUS_MODES, MIN_MODES, Prediction
-from wattfleet.prediction.roofline.estimation import (
-    Model,
-    Prior,
-    generalised_fit,
-    jacobian,
-    residual_weights,
-    robust_fit,
-)
 from wattfleet.prediction.roofline.explanation import Explanation, explain
-from wattfleet.prediction.roofline.physics import (
-    PowerParameters,
-    TimeParameters,
-    active_power_mw,
-    activity,
-    power_mw,
-    step_time_ms,
+from wattfleet.prediction.roofline.hypothesis import (
+    Assumptions,
+    Hypothesis,
+    Rows,
+    fit_time,
+    fit_whole_corpus,
+    with_power,
 )
+from wattfleet.prediction.roofline.members import learned_member
+from wattfleet.prediction.roofline.physics import BASE_BATCH, settings_of
+from wattfleet.prediction.roofline.population import Population, population_of
 from wattfleet.prediction.roofline.priors import (
-    UNMEASURED_NUGGET_SD,
-    UNMEASURED_POWER_SD,
-    UNMEASURED_TIME_SD,
+    TYPICAL_WORKERS,
     general_power_prior,
     general_time_prior,
-    transfer_power_prior,
-    transfer_time_prior,
+    hypotheses,
 )
-from wattfleet.prediction.roofline.residual import (
-    MAX_INDUCING,
-    Correction,
-    Process,
-    Remainder,
-    Surface,
-    both_at,
-    expected_process,
-)
-from wattfleet.prediction.roofline.serialization import read_remainder, remainder_tensors
-from wattfleet.prediction.tensors import Tensors, read_parameters, read_tensors, write_tensors
+from wattfleet.prediction.roofline.residual import Surface
+from wattfleet.prediction.roofline.serialization import predictor_tensors, read_predictor_tensors
+from wattfleet.prediction.tensors import read_tensors, write_tensors
 
 Values = NDArray[np.float64]
-# Prior of the share of a reference's residual that another workload or board shows: mean and standard deviation.
-_SHARE = (0.5, 0.3)
-# Log residuals of time and power beyond which a row is rather wrong than typical of the workload.
-_TIME_WIDTH, _POWER_WIDTH = 0.15, 0.08
+
+# A hypothesis that is less probable than this is dropped.
+_LEAST_PROBABILITY = 0.03
+# Rows that are predicted at once, which bounds the memory.
+_CHUNK = 20_000
 
 
 @dataclass(frozen=True)
 class RooflinePredictor:
-    """Predicts time and power at every mode of one device for one workload.
+    """Predicts time and power at every mode and batch size of one device for one workload.
 
     Attributes:
-        time: parameters of the step time.
-        power: parameters of the power.
-        time_remainder: what is added to the logarithm of the modelled time.
-        power_remainder: what is added to the logarithm of the modelled power.
+        hypotheses: what may be true of the workload, the most probable first.
+        batch: the batch size that is predicted if none is stated; None after a fit to several.
+        hardware: the board that it describes; None if it is unknown.
+        population: the workloads from which a transfer learns its prior; None takes this workload alone.
     """
 
     name: ClassVar[str] = "roofline"
     transfers: ClassVar[bool] = True
 
-    time: TimeParameters
-    power: PowerParameters
-    time_remainder: Remainder
-    power_remainder: Remainder
+    hypotheses: tuple[Hypothesis, ...]
+    batch: int | None = BASE_BATCH
+    hardware: Hardware | None = None
+    population: Population | None = None
+
+    @property
+    def likeliest(self) -> Hypothesis:
+        """The most probable hypothesis."""
+        return self.hypotheses[0]
 
     @classmethod
-    def fit(cls, profile: Profile, reference: RooflinePredictor | None = None) -> RooflinePredictor:
-        """Fit to measured modes, or transfer a reference to them.
+    def fit(
+        cls,
+        profile: Profile,
+        reference: RooflinePredictor | None = None,
+        facts: WorkloadFacts | None = None,
+    ) -> RooflinePredictor:
+        """Fit to measured modes and batch sizes, or transfer a reference to them.
 
         Args:
-            profile: measured modes; at least `MIN_MODES` without a reference. With a reference it may be empty: then
-                the reference's medians are predicted, with intervals as wide as workloads and boards differ. A knob
-                that the device lacks has the same value in every row, and the fit is valid at that value.
+            profile: measured rows; at least `MIN_MODES` without a reference. With a reference it may be empty: then
+                the population's mean is predicted, with intervals as wide as its workloads differ. A knob that the
+                device lacks has the same value in every row, and the fit is valid at that value.
             reference: the predictor of another workload or device; None starts from general priors.
+            facts: what is known of the workload; None knows only the profile's task.
 
         Raises:
             InvalidInputError: too few modes.
         """
-        if reference is None and len(profile) < MIN_MODES:
+        return cls.fit_mixed(profile, [] if reference is None else [reference], facts)
+
+    @classmethod
+    def fit_mixed(
+        cls, profile: Profile, references: Sequence[RooflinePredictor], facts: WorkloadFacts | None = None
+    ) -> RooflinePredictor:
+        """Transfer several references to measured rows: each counts by how well it predicts them.
+
+        Args:
+            profile: measured rows, see `fit`.
+            references: the predictors to transfer from, for the same board; none starts from general priors.
+            facts: see `fit`.
+
+        Raises:
+            InvalidInputError: too few modes.
+        """
+        known = replace(facts or WorkloadFacts(), task=profile.task)
+        if not references and len(profile) < MIN_MODES:
             raise InvalidInputError(
                 f"{len(profile)} measured modes are too few to fit a predictor: measure at least {MIN_MODES},"
                 " or give a reference to transfer from"
             )
-        if reference is not None and not len(profile):
-            return cls._unmeasured(reference)
-        log_ms, log_mw = np.log(profile.minibatch_ms), np.log(profile.power_mw)
-        if reference is None:
-            prior, surface = general_time_prior(float(np.median(profile.minibatch_ms))), Surface.zero()
-        else:
-            ratio = log_ms - np.log(step_time_ms(reference.time, profile.modes))
-            prior = transfer_time_prior(reference.time, float(np.median(ratio)))
-            surface = reference.time_remainder.surface
-        log_time, time_remainder = _fit(
-            _time_physics(profile.modes), profile.modes, log_ms, prior, surface, _TIME_WIDTH
-        )
-        time = TimeParameters.from_log(log_time)
-        if reference is None:
-            prior, surface = general_power_prior(), Surface.zero()
-        else:
-            ratio = log_mw - np.log(power_mw(reference.power, time, profile.modes))
-            prior = transfer_power_prior(reference.power, float(np.median(ratio)))
-            surface = reference.power_remainder.surface
-        physics = _power_physics(time, profile.modes)
-        log_power, power_remainder = _fit(physics, profile.modes, log_mw, prior, surface, _POWER_WIDTH)
-        return cls(time, PowerParameters.from_log(log_power), time_remainder, power_remainder)
-
-    @classmethod
-    def _unmeasured(cls, reference: RooflinePredictor) -> RooflinePredictor:
-        """The predictor for a workload and board of which nothing was measured."""
-        time = _unmeasured_remainder(
-            transfer_time_prior(reference.time, 0.0), reference.time_remainder.surface, UNMEASURED_TIME_SD
-        )
-        power = _unmeasured_remainder(
-            transfer_power_prior(reference.power, 0.0), reference.power_remainder.surface, UNMEASURED_POWER_SD
-        )
-        return cls(reference.time, reference.power, time, power)
+        batch: int | None = known.batch or BASE_BATCH
+        if profile.batch is not None and len(profile):
+            batch = profile.batches[0] if len(profile.batches) == 1 else None
+        stated = profile.batch if profile.batch is not None else np.full(len(profile), known.batch or BASE_BATCH)
+        rows = Rows(settings_of(profile.modes, stated), np.log(profile.minibatch_ms), np.log(profile.power_mw))
+        hardware = references[0].hardware if references else None
+        if len(profile) >= MIN_CORPUS_MODES:
+            median_ms = float(np.median(profile.minibatch_ms))
+            whole = fit_whole_corpus(rows, general_time_prior(median_ms, known), general_power_prior())
+            return cls((whole,), batch, hardware)
+        return cls(_weighed(rows, references, known), batch, hardware)
 
     def adapted(self, of: Hardware, to: Hardware) -> RooflinePredictor:
         """This predictor scaled to another board's hardware, as a start for a transfer.
@@ -137,129 +131,101 @@ class RooflinePredictor:
         A GPU with half the cores needs twice the cycles for the same work. So does a memory bus of half the width, at
         half the power. A board's lowest power is assumed to be proportional to its lowest preset.
         """
-        gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
-        time = replace(
-            self.time,
-            compute_mcycles=self.time.compute_mcycles * gpu,
-            serial_compute_mcycles=self.time.serial_compute_mcycles * gpu,
-            traffic_mcycles=self.time.traffic_mcycles * bus,
-        )
-        power = replace(
-            self.power,
-            floor_mw=self.power.floor_mw * to.lowest_preset_w / of.lowest_preset_w,
-            mem_clock_mw=self.power.mem_clock_mw / bus,
-            mem_traffic_mw=self.power.mem_traffic_mw / bus,
-            mem_compute_mw=self.power.mem_compute_mw / bus,
-        )
-        return replace(self, time=time, power=power)
+        # What the other board's data sheet does not say stays uncertain: the members are still of the first board.
+        population = self.population or self.sole_member(of)
+        hypotheses = tuple(each.adapted(of, to) for each in self.hypotheses)
+        return replace(self, hypotheses=hypotheses, hardware=to, population=population)
 
-    def predict(self, modes: ModeArray) -> Prediction:
-        """Predict `[n, 4]` modes, measured or not."""
-        of_time, of_power = both_at(modes, self.time_remainder.surface, self.power_remainder.surface)
-        log_ms, time_sd = _predict(_time_physics(modes), self.time.log(), self.time_remainder, modes, of_time)
-        physics = _power_physics(self.time, modes)
-        log_mw, power_sd = _predict(physics, self.power.log(), self.power_remainder, modes, of_power)
+    def sole_member(self, hardware: Hardware | None) -> Population:
+        """The population of this workload, measured on a board; None if it is unknown."""
+        each = self.likeliest
+        surfaces = each.time_remainder.surface, each.power_remainder.surface
+        return population_of(each.time.log(), each.power.log(), surfaces, hardware)
+
+    def with_workload(self, fitted: RooflinePredictor, facts: WorkloadFacts) -> RooflinePredictor:
+        """This reference, which then also knows another workload of its board.
+
+        A transfer to a further workload of the board starts from what the board showed with that one, such as its
+        voltage curves, its lowest power and the speed of its loader.
+
+        Args:
+            fitted: a transfer to the measured rows of the other workload.
+            facts: what is known of that workload, see `learned_member`.
+        """
+        known = self.population or self.sole_member(self.hardware)
+        board = fitted.hardware or self.hardware or known.members[0].hardware
+        return replace(self, population=known.with_member(learned_member(fitted.likeliest, facts, board)))
+
+    def predict(self, modes: ModeArray, batch: BatchArray | None = None) -> Prediction:
+        """Predict modes, measured or not.
+
+        Args:
+            modes: `[n, 4]` modes.
+            batch: `[n]` samples in the batch at each of them; None for the only batch size that was fitted.
+
+        Raises:
+            InvalidInputError: no batch size is stated, and several were fitted.
+        """
+        if batch is None:
+            if self.batch is None:
+                raise InvalidInputError(
+                    "the predictor was fitted to several batch sizes: state the batch size of each row to predict"
+                )
+            batch = np.full(len(modes), self.batch)
+        settings = settings_of(modes, batch)
+        chunks = [settings[start : start + _CHUNK] for start in range(0, max(len(settings), 1), _CHUNK)]
+        log_ms, time_sd, log_mw, power_sd = np.concatenate([self._mixed(chunk) for chunk in chunks], axis=1)
         return Prediction(np.exp(log_ms), np.exp(log_mw), time_sd, power_sd)
 
-    def explain(self, mode: PowerMode) -> Explanation:
-        """Which resources bound a step at a mode, by the physical model without its correction."""
-        return explain(self.time, np.array([mode], dtype=np.float64))[0]
+    def _mixed(self, settings: Values) -> Values:
+        """Mean and standard deviation over the hypotheses, of the logarithms of time and power, `[4, n]`."""
+        found = np.array([each.predict(settings) for each in self.hypotheses])
+        if len(found) == 1:
+            return np.asarray(found[0])
+        weights = np.array([each.probability for each in self.hypotheses])[:, None, None]
+        means, variances = found[:, 0::2], found[:, 1::2] ** 2
+        mean = (weights * means).sum(0)
+        sd = np.sqrt((weights * (variances + (means - mean) ** 2)).sum(0))
+        return np.stack([mean[0], sd[0], mean[1], sd[1]])
+
+    def explain(self, mode: PowerMode, batch: int | None = None) -> Explanation:
+        """Which resources bound a step at a mode, by the most probable physical model without its correction."""
+        settings = settings_of(np.array([mode], dtype=np.float64), np.array([batch or self.batch or BASE_BATCH]))
+        return explain(self.likeliest.time, settings)[0]
 
     def save(self) -> bytes:
         """Serialize in safetensors format; the same predictor gives the same bytes."""
-        tensors: Tensors = {"time": np.array(astuple(self.time)), "power": np.array(astuple(self.power))}
-        tensors |= remainder_tensors("time_remainder", self.time_remainder)
-        tensors |= remainder_tensors("power_remainder", self.power_remainder)
-        return write_tensors(tensors)
+        return write_tensors(predictor_tensors(self.hypotheses, self.batch, self.hardware, self.population))
 
     @classmethod
     def load(cls, weights: bytes) -> RooflinePredictor:
-        """Read what `save` wrote.
+        """Read what `save` wrote, here or in earlier versions.
 
         Raises:
             CorruptReferenceError: the bytes do not hold such a predictor.
         """
-        tensors = read_tensors(weights)
-        return cls(
-            TimeParameters(*read_parameters(tensors, "time", len(fields(TimeParameters)))),
-            PowerParameters(*read_parameters(tensors, "power", len(fields(PowerParameters)))),
-            read_remainder(tensors, "time_remainder", len(fields(TimeParameters))),
-            read_remainder(tensors, "power_remainder", len(fields(PowerParameters))),
-        )
+        return cls(*read_predictor_tensors(read_tensors(weights)))
 
 
-def _time_physics(modes: ModeArray) -> Model:
-    """The model from log time parameters to log times at `[n, 4]` modes."""
-    return lambda log_time: np.log(step_time_ms(TimeParameters.from_log(log_time), modes))
-
-
-def _power_physics(time: TimeParameters, modes: ModeArray) -> Model:
-    """The model from log power parameters to log powers at `[n, 4]` modes."""
-    busy = activity(time, modes)
-    return lambda log_power: np.log(active_power_mw(PowerParameters.from_log(log_power), busy))
-
-
-def _with_surface(physics: Model, surface: Values) -> Model:
-    """Extend a model with one more parameter: the share of a surface with these `[n]` values."""
-    return lambda parameters: physics(parameters[:-1]) + parameters[-1] * surface
-
-
-def _fit(
-    physics: Model, modes: ModeArray, observed: Values, prior: Prior, surface: Surface, width: float
-) -> tuple[Values, Remainder]:
-    """Fit one quantity: its log parameters, and the remainder to add to the model."""
-    if len(modes) >= MIN_CORPUS_MODES:
-        return _fit_corpus(physics, modes, observed, prior, width)
-    mean, sd = _SHARE
-    prior = Prior(np.append(prior.mean, mean), np.append(prior.sd, sd))
-    model = _with_surface(physics, surface.at(modes))
-    parameters = robust_fit(model, observed, prior, width / 5, "soft_l1", starts=1)
-    residuals = observed - model(parameters)
-    row_weights = residual_weights(residuals, width)
-    # The model is nearly linear around these parameters, so residuals around the prior's mean are nearly normal.
-    gradient = jacobian(model, parameters)
-    target = residuals + gradient @ (parameters - prior.mean)
-    spread = gradient * prior.sd
-    process = expected_process(modes, target, row_weights, spread @ spread.T)
-    measurement_var = process.measurement_var(row_weights)
-    covariance = process.covariance(modes, modes) + np.diag(measurement_var)
-    parameters = generalised_fit(model, observed, prior, covariance, parameters)
-    weights = np.linalg.solve(covariance, observed - model(parameters))
-    correction = Correction(process, modes, jacobian(model, parameters), prior.sd, measurement_var, np.asarray(weights))
-    return parameters[:-1], Remainder(float(parameters[-1]), surface, correction)
-
-
-def _unmeasured_remainder(prior: Prior, surface: Surface, scale_sd: float) -> Remainder:
-    """The remainder of an unmeasured quantity, whose scale and parameters are both uncertain."""
-    mean, share_sd = _SHARE
-    sd = np.append(prior.sd, share_sd)
-    nothing = np.empty(0)
-    correction = Correction(
-        Process(scale_sd, UNMEASURED_NUGGET_SD), np.empty((0, 4)), np.empty((0, len(sd))), sd, nothing, nothing
-    )
-    return Remainder(mean, surface, correction)
-
-
-def _fit_corpus(
-    physics: Model, modes: ModeArray, observed: Values, prior: Prior, width: float
-) -> tuple[Values, Remainder]:
-    """Fit one quantity to a whole corpus with some wrong rows; the order of the rows does not matter."""
-    order = np.lexsort(modes.T)
-    parameters = robust_fit(physics, observed, prior, 0.02, "cauchy", starts=3)
-    residuals = observed - physics(parameters)
-    inducing = order[np.random.default_rng(0).permutation(len(modes))[:MAX_INDUCING]]
-    surface = Surface.fit(modes, residuals, residual_weights(residuals, width), inducing)
-    remaining = np.abs(residuals - surface.at(modes))
-    # The standard deviation whose 90 % interval holds 90 % of the plausible rows; wrong rows do not widen it.
-    sd = float(np.quantile(remaining[remaining <= width], 0.9)) / 1.645
-    return parameters, Remainder(1.0, surface, Correction.none(len(parameters) + 1, sd))
-
-
-def _predict(
-    physics: Model, log_parameters: Values, remainder: Remainder, modes: ModeArray, surface: Values
-) -> tuple[Values, Values]:
-    """Predict the mean and standard deviation of one quantity's logarithm at `[n, 4]` modes, `[n]` each."""
-    model = _with_surface(physics, surface)
-    parameters = np.append(log_parameters, remainder.share)
-    correction, sd = remainder.correction.at(modes, jacobian(model, parameters))
-    return model(parameters) + correction, sd
+def _weighed(rows: Rows, references: Sequence[RooflinePredictor], facts: WorkloadFacts) -> tuple[Hypothesis, ...]:
+    """The probable hypotheses about a workload, the most probable first."""
+    assumed: list[tuple[float, Assumptions]] = []
+    for reference in references:
+        board = reference.hardware
+        population = reference.population or reference.sole_member(board)
+        for probability, known in hypotheses(facts):
+            priors = population.time_prior(known, board), population.power_prior(known, board)
+            surfaces = population.surfaces(known.task, board)
+            assumed.append((probability / len(references), Assumptions(*priors, surfaces, known.loader_workers)))
+    if not references:
+        median_ms = float(np.exp(np.median(rows.log_ms)))
+        zero = Surface.zero()
+        priors = general_time_prior(median_ms, facts), general_power_prior()
+        workers = TYPICAL_WORKERS if facts.loader_workers is None else facts.loader_workers
+        assumed.append((1.0, Assumptions(*priors, (zero, zero), workers)))
+    times = [fit_time(rows, each) for _, each in assumed]
+    evidence = [np.log(probability) + time.log_evidence for (probability, _), time in zip(assumed, times, strict=True)]
+    weights = softmax(np.array(evidence))
+    probable = [k for k in np.argsort(-weights, kind="stable").tolist() if weights[k] >= _LEAST_PROBABILITY]
+    total = float(weights[probable].sum())
+    return tuple(with_power(rows, assumed[k][1], times[k], float(weights[k]) / total) for k in probable)

@@ -1,25 +1,29 @@
-"""Prior distributions of the model's parameters: general ones, and ones around a reference.
+"""Weak assumptions about the model's parameters, from which priors and populations start.
 
-The general priors hold for training on a Jetson of the Orin or Xavier generation with a data loader of several
-processes. The width of the priors around a reference was estimated on all transfers between the corpora behind
-PowerTrain (doi:10.1016/j.future.2024.07.001) together.
+The general priors hold for training on a Jetson of the Orin or Xavier generation. They serve to fit a corpus, or a few
+modes without a reference. With a reference, `Population` learns the prior from measured workloads. The spreads below
+are what it assumes before it has seen any.
 """
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
+from wattfleet.modes import Processor, WorkloadFacts
 from wattfleet.prediction.roofline.estimation import Prior
 from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
 
 Values = NDArray[np.float64]
 
-# The number of leading parameters that scale with the quantity itself: the work of a step, the board's milliwatts.
-_SCALED_TIME = 7
+SCALED_TIME = 7
+"""The number of leading time parameters that scale with the step: the work of each resource."""
+
 _SCALED_POWER = 9
 
-# Work per ms of the median step.
+# Work per ms of the median step at the base batch size.
 _GENERAL_TIME = TimeParameters(
     loading_mcycles=0.8,
     loading_stall_mcycles=0.2,
@@ -35,9 +39,9 @@ _GENERAL_TIME = TimeParameters(
     launch_overlap=1,
     loading_overlap=4,
 )
-_GENERAL_TIME_SD = np.array([3, 3, 3, 3, 2, 3, 2, 0.3, 0.4, 0.7, 1, 1, 1])
-_TRANSFER_TIME_SD = np.array([0.35, 0.5, 0.5, 0.35, 0.5, 0.35, 0.6, 0.2, 0.2, 0.25, 0.25, 0.3, 0.3])
-
+GENERAL_GROWTH = astuple(_GENERAL_TIME)[-5:]
+"""The last parameters: how much of each resource's work does not grow with the batch."""
+_GENERAL_TIME_SD = np.array([3, 3, 3, 3, 2, 3, 2, 0.3, 0.4, 0.7, 1, 1, 1, 1.5, 1.5, 1, 1, 1.5])
 _GENERAL_POWER = PowerParameters(
     floor_mw=9000,
     core_clock_mw=50,
@@ -54,41 +58,108 @@ _GENERAL_POWER = PowerParameters(
     gpu_knee_ghz=0.5,
 )
 _GENERAL_POWER_SD = np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0.4, 1, 0.4])
-# Another board's floor may be half of the reference's; its voltage knees are nearly the same.
-_TRANSFER_POWER_SD = np.array([1, 0.75, 0.75, 0.75, 0.6, 0.75, 1, 0.75, 0.75, 0.6, 0.2, 0.6, 0.3])
-
-UNMEASURED_TIME_SD, UNMEASURED_POWER_SD = 1.5, 0.6
-"""Log standard deviations of the time and power scales, relative to the reference, if no mode was measured.
-
-Step times and powers differ by a factor of four and more between the workloads and boards of PowerTrain
-(doi:10.1016/j.future.2024.07.001).
-"""
-
-UNMEASURED_NUGGET_SD = 0.03
-"""Log standard deviation of a single mode's own deviation if no mode was measured."""
+_TYPICAL_STEP_MS = 200.0
+TYPICAL_WORKERS = 4
+"""Loader workers of a workload if nothing else is known."""
 
 
-def general_time_prior(median_ms: float) -> Prior:
+@dataclass(frozen=True)
+class Spreads:
+    """Log standard deviations of one quantity's `k` parameters.
+
+    Attributes:
+        workload: `[k, k]` covariance between workloads of one task on one board.
+        task: `[k]` of the difference between inference and training.
+        board: `[k]` of the difference between two boards, beyond what their data sheets say.
+        unknown_board: `[k, k]` covariance of the difference from a board without a data sheet.
+        anywhere: the distribution of a typical training's parameters.
+    """
+
+    workload: Values
+    task: Values
+    board: Values
+    unknown_board: Values
+    anywhere: Prior
+
+
+def _time_spreads() -> Spreads:
+    sd = np.array(
+        [0.42, 0.42, 0.42, 0.35, 0.42, 0.35, 0.56, 0.14, 0.21, 0.28, 0.35, 0.56, 0.28, 0.7, 0.5, 0.5, 0.5, 0.7]
+    )
+    scales = np.r_[np.ones(SCALED_TIME), np.zeros(len(sd) - SCALED_TIME)]
+    board = np.array([*[0.4] * SCALED_TIME, 0.2, 0.3, 0.3, 0.3, 0.3, 0.3, *[0.01] * 5])
+    return Spreads(
+        # The work of all resources grows together with the size of the network.
+        workload=np.diag(sd**2) + 0.6**2 * np.outer(scales, scales),
+        task=np.array([2, 2, 1, 1, 1, 1, 1, 0.3, 0.5, 0.3, 0.5, 0.7, 0.7, 1.5, 1, 1, 1, 1]),
+        board=board,
+        # Another kind of computer may be many times as fast.
+        unknown_board=np.diag((2 * board) ** 2) + 1.5**2 * np.outer(scales, scales),
+        anywhere=general_time_prior(_TYPICAL_STEP_MS, WorkloadFacts()),
+    )
+
+
+def _power_spreads() -> Spreads:
+    sd = np.array([0.035, 0.18, 0.35, 0.28, 0.5, 0.42, 0.1, 0.42, 0.35, 0.28, 0.1, 0.28, 0.14])
+    scales = np.r_[np.ones(_SCALED_POWER), np.zeros(len(sd) - _SCALED_POWER)]
+    board = np.array([*[0.3] * _SCALED_POWER, 0.4, 0.2, 0.4, 0.3])
+    return Spreads(
+        workload=np.diag(sd**2),
+        task=np.array([0.1, 0.1, 0.7, 0.3, 0.7, 0.7, 0.2, 0.7, 0.7, 0.3, 0.1, 0.3, 0.2]),
+        board=board,
+        unknown_board=np.diag((2 * board) ** 2) + np.outer(scales, scales),
+        anywhere=general_power_prior(),
+    )
+
+
+# Without loader workers, the main process loads the data itself: on about one core, and while nothing else runs.
+_ALONE = {"workers": (np.log(0.4), 0.5), "main_cores": (-2.0, 1.0), "loading_overlap": (np.log(0.075), 1.0)}
+# On the CPU, the network's work is done by all cores, as loading is, and almost nothing is left for the GPU.
+_ON_CPU = {
+    "loading_mcycles": (3.0, 2.0),
+    "loading_stall_mcycles": (3.0, 2.0),
+    "workers": (np.log(2.0), 0.7),
+    "compute_mcycles": (-6.0, 2.0),
+    "serial_compute_mcycles": (-6.0, 2.0),
+    "traffic_mcycles": (-6.0, 2.0),
+}
+
+
+def known_shift(facts: WorkloadFacts) -> tuple[Values, Values]:
+    """What known facts change about the log time parameters: `[k]` shifts, and `[k]` further standard deviations."""
+    names = list(TimeParameters.__dataclass_fields__)
+    shift, sd = np.zeros((2, len(names)))
+    changes = [_ALONE] if facts.loader_workers == 0 else []
+    changes += [_ON_CPU] if facts.processor is Processor.CPU else []
+    for change in changes:
+        for name, (by, uncertainty) in change.items():
+            k = names.index(name)
+            shift[k] += by
+            sd[k] = np.hypot(sd[k], uncertainty)
+    if facts.loader_workers:
+        # The population's workloads use 4 workers; their effective number differs a little.
+        shift[names.index("workers")] += np.log(facts.loader_workers / TYPICAL_WORKERS)
+    return shift, sd
+
+
+def general_time_prior(median_ms: float, facts: WorkloadFacts) -> Prior:
     """The general prior of the log time parameters, for a workload with this median step, ms."""
     mean = _GENERAL_TIME.log()
-    mean[:_SCALED_TIME] += np.log(median_ms)
-    return Prior(mean, _GENERAL_TIME_SD)
+    mean[:SCALED_TIME] += np.log(median_ms)
+    shift, sd = known_shift(facts)
+    return Prior.independent(mean + shift, np.hypot(_GENERAL_TIME_SD, sd))
 
 
 def general_power_prior() -> Prior:
     """The general prior of a board's log power parameters."""
-    return Prior(_GENERAL_POWER.log(), _GENERAL_POWER_SD)
+    return Prior.independent(_GENERAL_POWER.log(), _GENERAL_POWER_SD)
 
 
-def transfer_time_prior(reference: TimeParameters, log_ratio: float) -> Prior:
-    """The prior of the log time parameters if steps take `exp(log_ratio)` times as long as the reference's."""
-    mean = reference.log()
-    mean[:_SCALED_TIME] += log_ratio
-    return Prior(mean, _TRANSFER_TIME_SD)
+TIME_SPREADS, POWER_SPREADS = _time_spreads(), _power_spreads()
 
 
-def transfer_power_prior(reference: PowerParameters, log_ratio: float) -> Prior:
-    """The prior of the log power parameters of a board that draws `exp(log_ratio)` times the reference's power."""
-    mean = reference.log()
-    mean[:_SCALED_POWER] += log_ratio
-    return Prior(mean, _TRANSFER_POWER_SD)
+def hypotheses(facts: WorkloadFacts) -> list[tuple[float, WorkloadFacts]]:
+    """What the unknown facts may be, each with its probability before any measurement."""
+    if facts.loader_workers is not None:
+        return [(1.0, facts)]
+    return [(0.8, replace(facts, loader_workers=TYPICAL_WORKERS)), (0.2, replace(facts, loader_workers=0))]

@@ -1,35 +1,40 @@
-"""Gaussian processes over the modes, on the log residuals of the physical model.
+"""Gaussian processes over modes and batch sizes, on the log residuals of the physical model.
 
-A `Surface` condenses the residual of a whole corpus into a few hundred inducing modes. A `Correction` is the exact
-process over the few modes measured on a device, together with the uncertainty of the model's parameters.
+A `Surface` condenses the residual of a whole corpus into a few hundred inducing rows. A `Correction` is the exact
+process over the few rows measured on a device, together with the uncertainty of the model's parameters.
 """
 
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve, solve_triangular
 from scipy.special import softmax
 
-from wattfleet.modes import ModeArray
+from wattfleet.prediction.roofline.physics import Settings
 
 Values = NDArray[np.float64]
 
 MAX_INDUCING = 400
-"""Inducing modes of a surface at most."""
+"""Inducing rows of a surface at most."""
 
 MEASUREMENT_SD = 0.01
 """Log standard deviation of repeated measurements of one mode."""
 
-# Length scales in log number of cores and log frequency. The number of cores has few, coarse steps, at which times jump
-# because of the operating system's scheduling; clocks act smoothly.
-_LENGTHS = np.array([0.35, 0.8, 0.8, 0.8])
-# Squared distance, in units of `_LENGTHS`, below which modes are the same: above rounding errors, and below the
+# Length scales in log number of cores, log frequency and log batch size. The number of cores has few, coarse steps, at
+# which times jump because of the operating system's scheduling; clocks act smoothly.
+_LENGTHS = np.array([0.35, 0.8, 0.8, 0.8, 1.0])
+# Squared distance, in units of `_LENGTHS`, below which settings are the same: above rounding errors, and below the
 # distance of any two modes of a board.
-_SAME_MODE = 1e-9
+_SAME_SETTING = 1e-9
+# Log standard deviation of one batch size's GPU work around a smooth curve over batch sizes: libraries choose other
+# kernels for other batch sizes.
+_BATCH_SD = 0.15
+# A grid with so many times more points than there are rows is not worth computing.
+_MOST_GRID = 4
 # Candidates for the standard deviations of the smooth residual and of a single mode's own deviation, and the prior of
 # both for the few modes of a transfer (log means and log standard deviations). The prior was selected so that intervals
 # of transfers between the corpora hold as often as stated.
@@ -39,16 +44,40 @@ _PRIOR_LOG_MEAN = np.log([0.06, 0.035])
 _PRIOR_LOG_SD = np.array([1.0, 0.7])
 
 
-def _squared_distances(a: ModeArray, b: ModeArray) -> Values:
-    """`[n, m]` squared distances of `[n, 4]` and `[m, 4]` modes, in units of `_LENGTHS`."""
-    x, y = np.log(a) / _LENGTHS, np.log(b) / _LENGTHS
+@dataclass(frozen=True)
+class Points:
+    """Rows at which residuals are modelled.
+
+    Attributes:
+        settings: `[n, 5]` modes and batch sizes.
+        gpu_share: `[n]` by how many percent the quantity grows with 1 % more GPU work; 0 if batch sizes do not matter.
+    """
+
+    settings: Settings
+    gpu_share: Values
+
+    @classmethod
+    def none(cls) -> Points:
+        """No rows."""
+        return cls(np.empty((0, 5)), np.empty(0))
+
+
+def _squared_distances(a: Settings, b: Settings, lengths: Values = _LENGTHS) -> Values:
+    """`[n, m]` squared distances of `[n, 5]` and `[m, 5]` settings, in units of length scales."""
+    x, y = np.log(a) / lengths, np.log(b) / lengths
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1)[None, :] - 2 * x @ y.T
     return np.asarray(np.maximum(squares, 0.0))
 
 
-def _correlation(a: ModeArray, b: ModeArray) -> Values:
-    """`[n, m]` correlations of the smooth residual: 1 at the same mode, and falling with distance."""
+def _correlation(a: Settings, b: Settings) -> Values:
+    """`[n, m]` correlations of the smooth residual: 1 at the same settings, and falling with distance."""
     return np.asarray(np.exp(-0.5 * _squared_distances(a, b)))
+
+
+def _batch_covariance(a: Points, b: Points) -> Values:
+    """`[n, m]` covariances of the residuals due to the own deviation of each batch size."""
+    same = a.settings[:, 4][:, None] == b.settings[:, 4][None, :]
+    return np.asarray(_BATCH_SD**2 * same * np.outer(a.gpu_share, b.gpu_share))
 
 
 def _log_evidence(covariance: Values, values: Values) -> float:
@@ -58,32 +87,32 @@ def _log_evidence(covariance: Values, values: Values) -> float:
 
 @dataclass(frozen=True)
 class Surface:
-    """The mean log residual of a corpus as a function of the mode.
+    """The mean log residual of a corpus as a function of mode and batch size.
 
     Attributes:
-        modes: `[m, 4]` inducing modes; none for a surface that is zero everywhere.
-        weights: `[m]` weight of each inducing mode's kernel.
+        settings: `[m, 5]` inducing rows; none for a surface that is zero everywhere.
+        weights: `[m]` weight of each inducing row's kernel.
     """
 
-    modes: ModeArray
+    settings: Settings
     weights: Values
 
     @classmethod
     def zero(cls) -> Surface:
         """A surface that is zero everywhere."""
-        return cls(np.empty((0, 4)), np.empty(0))
+        return cls(np.empty((0, 5)), np.empty(0))
 
     @classmethod
-    def fit(cls, modes: ModeArray, residuals: Values, row_weights: Values, inducing: NDArray[np.intp]) -> Surface:
+    def fit(cls, settings: Settings, residuals: Values, row_weights: Values, inducing: NDArray[np.intp]) -> Surface:
         """Condense the residuals of a corpus.
 
         Args:
-            modes: `[n, 4]` modes of the corpus.
+            settings: `[n, 5]` modes and batch sizes of the corpus.
             residuals: `[n]` log residuals.
             row_weights: `[n]` weights in (0, 1]; a row with a small weight hardly shapes the surface.
-            inducing: `[m]` rows whose modes carry the surface, and which determine its smoothness.
+            inducing: `[m]` rows that carry the surface, and which determine its smoothness.
         """
-        centres = modes[inducing]
+        centres = settings[inducing]
         between = _correlation(centres, centres)
 
         def evidence(candidate: tuple[float, float]) -> float:
@@ -92,24 +121,40 @@ class Surface:
             return _log_evidence(covariance, residuals[inducing])
 
         amplitude, nugget = max(itertools.product(_AMPLITUDES, _NUGGETS), key=evidence)
-        to_corpus = _correlation(centres, modes)
+        to_corpus = _correlation(centres, settings)
         precision = (to_corpus * row_weights) @ to_corpus.T / nugget**2 + between / amplitude**2
-        # Neighbouring inducing modes are almost fully correlated: jitter on the diagonal keeps the system solvable.
+        # Neighbouring inducing rows are almost fully correlated: jitter on the diagonal keeps the system solvable.
         precision += 1e-6 * np.diag(precision).mean() * np.eye(len(centres))
         target = to_corpus @ (row_weights * residuals) / nugget**2
         return cls(centres, np.asarray(cho_solve(cho_factor(precision, lower=True), target)))
 
-    def at(self, modes: ModeArray) -> Values:
-        """The surface at `[n, 4]` modes, `[n]` logarithms."""
-        return np.asarray(_correlation(modes, self.modes) @ self.weights)
+    def at(self, settings: Settings) -> Values:
+        """The surface at `[n, 5]` settings, `[n]` logarithms."""
+        return _weighted(settings, self.settings, self.weights[:, None])[:, 0]
 
 
-def both_at(modes: ModeArray, one: Surface, other: Surface) -> tuple[Values, Values]:
-    """Two surfaces at `[n, 4]` modes, `[n]` each; the kernel is computed once if they share their inducing modes."""
-    if not np.array_equal(one.modes, other.modes):
-        return one.at(modes), other.at(modes)
-    kernel = _correlation(modes, one.modes)
-    return np.asarray(kernel @ one.weights), np.asarray(kernel @ other.weights)
+def both_at(settings: Settings, one: Surface, other: Surface) -> tuple[Values, Values]:
+    """Two surfaces at `[n, 5]` settings, `[n]` each; the kernel is computed once if they share their inducing rows."""
+    if not np.array_equal(one.settings, other.settings):
+        return one.at(settings), other.at(settings)
+    found = _weighted(settings, one.settings, np.column_stack([one.weights, other.weights]))
+    return found[:, 0], found[:, 1]
+
+
+def _weighted(settings: Settings, centres: Settings, weights: Values) -> Values:
+    """Weighted sums of the correlations of `[n, 5]` settings with `[m, 5]` centres, `[n, s]` for `[m, s]` weights.
+
+    The correlation is a product over the knobs. A mode space is nearly a grid, so that the factors of its few settings
+    of the CPU, and of its few settings of everything else, are computed once.
+    """
+    cpu, cpu_row = np.unique(settings[:, :2], axis=0, return_inverse=True)
+    rest, rest_row = np.unique(settings[:, 2:], axis=0, return_inverse=True)
+    if len(cpu) * len(rest) > _MOST_GRID * len(settings):
+        return np.asarray(_correlation(settings, centres) @ weights)
+    of_cpu = np.exp(-0.5 * _squared_distances(cpu, centres[:, :2], _LENGTHS[:2]))
+    of_rest = np.exp(-0.5 * _squared_distances(rest, centres[:, 2:], _LENGTHS[2:]))
+    sums = [((of_cpu * column) @ of_rest.T)[cpu_row.ravel(), rest_row.ravel()] for column in weights.T]
+    return np.stack(sums, axis=1)
 
 
 @dataclass(frozen=True)
@@ -118,42 +163,47 @@ class Process:
 
     Attributes:
         amplitude: standard deviation of the smooth residual.
-        nugget_sd: standard deviation of a single mode's own deviation, which only a measurement of that mode shows.
+        nugget_sd: standard deviation of a single row's own deviation, which only a measurement of that row shows.
     """
 
     amplitude: float
     nugget_sd: float
 
-    def covariance(self, a: ModeArray, b: ModeArray) -> Values:
-        """Covariance of the residuals at `[n, 4]` and `[m, 4]` modes, `[n, m]`."""
-        squares = _squared_distances(a, b)
+    def covariance(self, a: Points, b: Points) -> Values:
+        """Covariance of the residuals at `n` and `m` rows, `[n, m]`."""
+        squares = _squared_distances(a.settings, b.settings)
         smooth = self.amplitude**2 * np.exp(-0.5 * squares)
-        return np.asarray(smooth + self.nugget_sd**2 * (squares < _SAME_MODE))
+        return np.asarray(smooth + self.nugget_sd**2 * (squares < _SAME_SETTING) + _batch_covariance(a, b))
+
+    def variance(self, points: Points) -> Values:
+        """Variances of the residuals at `n` rows, `[n]`."""
+        return np.asarray(self.amplitude**2 + self.nugget_sd**2 + (_BATCH_SD * points.gpu_share) ** 2)
 
     def measurement_var(self, row_weights: Values) -> Values:
         """Variances of `n` measurements with `[n]` weights in (0, 1], `[n]`."""
         return np.asarray(MEASUREMENT_SD**2 + self.nugget_sd**2 * (1 / row_weights - 1))
 
 
-def expected_process(modes: ModeArray, target: Values, row_weights: Values, parametric: Values) -> Process:
+def expected_process(points: Points, target: Values, row_weights: Values, parametric: Values) -> Process:
     """Estimate the process from `n` residuals.
 
     Its variances are averaged over all plausible candidates. With few modes, the most likely candidates alone would be
     far too small.
 
     Args:
-        modes: `[n, 4]` measured modes.
+        points: the `n` measured rows.
         target: `[n]` residuals around the prior's mean.
         row_weights: `[n]` weights in (0, 1].
         parametric: `[n, n]` covariance of the residuals due to uncertain parameters.
     """
-    smooth, own = _correlation(modes, modes), np.eye(len(modes))
+    smooth, own = _correlation(points.settings, points.settings), np.eye(len(target))
+    known = parametric + _batch_covariance(points, points)
     candidates = np.array(list(itertools.product(_AMPLITUDES, _NUGGETS)))
 
     def log_posterior(candidate: Values) -> float:
         amplitude, nugget = candidate.tolist()
         noise = Process(amplitude, nugget).measurement_var(row_weights)
-        covariance = parametric + amplitude**2 * smooth + nugget**2 * own + np.diag(noise)
+        covariance = known + amplitude**2 * smooth + nugget**2 * own + np.diag(noise)
         deviation = ((np.log(candidate) - _PRIOR_LOG_MEAN) / _PRIOR_LOG_SD) ** 2
         return _log_evidence(covariance, target) - 0.5 * float(deviation.sum())
 
@@ -163,57 +213,76 @@ def expected_process(modes: ModeArray, target: Values, row_weights: Values, para
 
 @dataclass(frozen=True)
 class Correction:
-    """The correction by a device's measured modes beyond the fitted model, with its uncertainty.
+    """The correction by a device's measured rows beyond the fitted model, with its uncertainty.
 
     Attributes:
         process: the prior on the residual.
-        modes: `[n, 4]` measured modes; may be none.
-        gradient: `[n, k]` derivatives of the model's logarithm with respect to its parameters at those modes.
-        parameter_sd: `[k]` standard deviations of the parameters before the measurements.
+        points: the `n` measured rows; may be none.
+        gradient: `[n, k]` derivatives of the model's logarithm with respect to its parameters at those rows.
+        prior_root: `[k, k]` lower Cholesky factor of the parameters' covariance before the measurements.
         measurement_var: `[n]` variances of the measured logarithms.
         weights: `[n]` the inverse of the residuals' covariance, times the measured residuals.
+        interval_scale: factor of all standard deviations of predictions, by which the measured rows lie within their
+            intervals.
+        known_batches: `[b]` batch sizes whose own deviation the surface of a corpus has.
     """
 
     process: Process
-    modes: ModeArray
+    points: Points
     gradient: Values
-    parameter_sd: Values
+    prior_root: Values
     measurement_var: Values
     weights: Values
+    interval_scale: float = 1.0
+    known_batches: Values = field(default_factory=lambda: np.empty(0))
 
     @classmethod
-    def none(cls, parameters: int, sd: float) -> Correction:
-        """No correction, with known parameters; single modes deviate by `sd`."""
-        nothing = np.empty(0)
+    def none(cls, parameters: int, sd: float, known_batches: Values) -> Correction:
+        """No correction, with known parameters; single rows of `[b]` known batch sizes deviate by `sd`."""
+        nothing, known = np.empty(0), np.zeros((parameters, parameters))
         return cls(
-            Process(0.0, sd), np.empty((0, 4)), np.empty((0, parameters)), np.zeros(parameters), nothing, nothing
+            Process(0.0, sd),
+            Points.none(),
+            np.empty((0, parameters)),
+            known,
+            nothing,
+            nothing,
+            known_batches=known_batches,
         )
 
-    def at(self, modes: ModeArray, gradient: Values) -> tuple[Values, Values]:
-        """The correction at `[m, 4]` modes with `[m, k]` gradients, and the uncertainty of a measurement there.
+    def residual_covariance(self) -> Values:
+        """Covariance of the measured residuals if the parameters were known, `[n, n]`."""
+        return np.asarray(self.process.covariance(self.points, self.points) + np.diag(self.measurement_var))
+
+    def _covariance(self) -> Values:
+        """Covariance of the measured residuals around the prior's mean, `[n, n]`."""
+        spread = self.gradient @ self.prior_root
+        return np.asarray(spread @ spread.T + self.residual_covariance())
+
+    def at(self, points: Points, gradient: Values) -> tuple[Values, Values]:
+        """The correction at `m` rows with `[m, k]` gradients, and the uncertainty of a measurement there.
 
         Returns:
             `[m]` means and `[m]` standard deviations, both of logarithms.
         """
-        across = self.process.covariance(modes, self.modes)
-        spread_at_modes, spread_measured = gradient * self.parameter_sd, self.gradient * self.parameter_sd
-        among = spread_measured @ spread_measured.T + self.process.covariance(self.modes, self.modes)
-        root = np.linalg.cholesky(among + np.diag(self.measurement_var))
-        prior = (spread_at_modes**2).sum(1) + self.process.amplitude**2 + self.process.nugget_sd**2
-        explained = (solve_triangular(root, (spread_at_modes @ spread_measured.T + across).T, lower=True) ** 2).sum(0)
-        sd = np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2)
+        is_known = np.isin(points.settings[:, 4], self.known_batches)
+        points = replace(points, gpu_share=np.where(is_known, 0.0, points.gpu_share))
+        across = self.process.covariance(points, self.points)
+        spread, spread_measured = gradient @ self.prior_root, self.gradient @ self.prior_root
+        root = np.linalg.cholesky(self._covariance())
+        prior = (spread**2).sum(1) + self.process.variance(points)
+        explained = (solve_triangular(root, (spread @ spread_measured.T + across).T, lower=True) ** 2).sum(0)
+        sd = self.interval_scale * np.sqrt(np.maximum(prior - explained, 0.0) + MEASUREMENT_SD**2)
         return np.asarray(across @ self.weights), np.asarray(sd)
 
     def left_out(self) -> tuple[Values, Values]:
-        """Leave-one-out residuals of the `n` measured modes.
+        """Leave-one-out residuals of the `n` measured rows.
 
         Returns:
             `[n]` log residuals from the prediction by the other measurements, and the `[n]` standard deviations
             expected of correct measurements.
         """
-        spread = self.gradient * self.parameter_sd
-        among = spread @ spread.T + self.process.covariance(self.modes, self.modes)
-        precision = np.diag(np.linalg.inv(among + np.diag(self.measurement_var)))
+        precision = np.diag(np.linalg.inv(self._covariance()))
         variance = 1 / precision - self.measurement_var + MEASUREMENT_SD**2
         return np.asarray(self.weights / precision), np.asarray(np.sqrt(variance))
 

@@ -1,0 +1,34 @@
+"""How long a mode takes to measure, before it is measured."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_agent.profiling.mode_measurement import DEFAULT_SETTINGS, ProfilerSettings
+from edge_agent.profiling.settling import RISE_S
+from wattfleet.modes import ModeArray
+from wattfleet.prediction import warmup_s
+
+Values = NDArray[np.float64]
+
+# Both from the logs of an Orin Nano: CPU cycles of a first minibatch, in units of 1e9, and the seconds between two
+# samples of power (1.1 to 2.5 by mode).
+_FIRST_GCYCLES = 7.0
+_SAMPLE_S = 1.3
+
+
+def measuring_s(modes: ModeArray, minibatch_ms: Values, settings: ProfilerSettings = DEFAULT_SETTINGS) -> Values:
+    """Seconds to measure modes, `[n]`: one minibatch as a warm-up, and then until time and power are known.
+
+    Fast modes wait for their power samples, which count once the power has risen. Disturbed measurements and the start
+    of the workload come on top.
+
+    Args:
+        modes: `[n, 4]` modes.
+        minibatch_ms: `[n]` milliseconds of a minibatch in each mode.
+        settings: how long each mode is measured.
+    """
+    minibatch_s = minibatch_ms / 1e3
+    first_s = minibatch_s + warmup_s(modes, minibatch_ms, _FIRST_GCYCLES)
+    return first_s + np.maximum(settings.minibatches * minibatch_s, RISE_S + settings.power_samples * _SAMPLE_S)

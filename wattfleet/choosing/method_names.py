@@ -1,0 +1,41 @@
+"""The profiling methods, and how often a workload changes: names for command lines and journals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+
+class ProfilingMethod(str, Enum):
+    """How the modes to measure are selected, and what the predictor is fitted from."""
+
+    TRANSFER = "transfer"
+    SCRATCH = "scratch"
+    BINARY_SEARCH = "binary-search"
+    BRUTE_FORCE = "brute-force"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class WorkloadChanges(str, Enum):
+    """How often a device gets another workload, which has to be measured again."""
+
+    NEVER = "never"
+    RARELY = "rarely"
+    OFTEN = "often"
+
+    def __str__(self) -> str:
+        return self.value
+
+    @property
+    def workloads(self) -> int:
+        """The number of workloads that is assumed over all hours of training."""
+        return _WORKLOADS[self]
+
+
+_WORKLOADS: Mapping[WorkloadChanges, int] = {
+    WorkloadChanges.NEVER: 1,
+    WorkloadChanges.RARELY: 3,
+    WorkloadChanges.OFTEN: 20,
+}

@@ -1,0 +1,88 @@
+"""Facts of a workload that are known before anything is measured."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from wattfleet.errors import InvalidInputError
+
+
+class Task(str, Enum):
+    """What a step does with its batch."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Processor(str, Enum):
+    """The processor that computes the steps."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class WorkloadFacts:
+    """What is known of a workload's step before anything is measured; None means unknown.
+
+    Attributes:
+        task: training or inference.
+        batch: samples in a batch.
+        loader_workers: processes that load data; with 0, the training process loads and computes in turn.
+        processor: the processor that computes the steps.
+        parameters: number of parameters of the network.
+        step_flops: floating-point operations of one step, with the backward pass if the task is training.
+
+    Raises:
+        InvalidInputError: a number is out of range.
+    """
+
+    task: Task = Task.TRAINING
+    batch: int | None = None
+    loader_workers: int | None = None
+    processor: Processor = Processor.GPU
+    parameters: float | None = None
+    step_flops: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(self, "task", Task)
+        _require(self, "processor", Processor)
+        for name, least, unit in (("batch", 1, "samples"), ("loader_workers", 0, "processes")):
+            count = getattr(self, name)
+            if count is not None and (type(count) is not int or count < least):
+                raise InvalidInputError(
+                    f"{name} must be a whole number of {unit}, at least {least}, not {count!r}: correct it, or leave"
+                    " it out if it is unknown"
+                )
+        for name in ("parameters", "step_flops"):
+            amount = getattr(self, name)
+            if amount is None:
+                continue
+            if type(amount) not in (int, float) or not 0 < amount < math.inf:
+                raise InvalidInputError(
+                    f"{name} must be a finite number above 0, not {amount!r}: correct it, or leave it out if it is"
+                    " unknown"
+                )
+
+
+def _require(facts: WorkloadFacts, name: str, kind: type[Enum]) -> None:
+    """Replace a word by the member of an enumeration, as manifests have words.
+
+    Raises:
+        InvalidInputError: it is none of them.
+    """
+    given: Any = getattr(facts, name)
+    try:
+        object.__setattr__(facts, name, kind(given))
+    except ValueError:
+        words = " or ".join(str(member) for member in kind)
+        raise InvalidInputError(f"{name} is {given!r}: give {words}") from None

@@ -1,0 +1,262 @@
+"""A population of measured workloads, and the prior of the parameters that it implies for the next one.
+
+The log parameters of a workload are normally distributed around a mean that depends on the task and the board: a linear
+mixed model. Mean and covariance are estimated from the workloads' own fits by expectation maximisation (Laird and Ware,
+"Random-Effects Models for Longitudinal Data", Biometrics 1982). The covariance has an inverse Wishart prior, since
+there are few workloads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wattfleet.modes import Hardware, Task, WorkloadFacts
+from wattfleet.prediction.roofline.estimation import Prior
+from wattfleet.prediction.roofline.physics import PowerParameters, TimeParameters
+from wattfleet.prediction.roofline.priors import (
+    GENERAL_GROWTH,
+    POWER_SPREADS,
+    TIME_SPREADS,
+    TYPICAL_WORKERS,
+    Spreads,
+    known_shift,
+)
+from wattfleet.prediction.roofline.residual import Surface
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Values = NDArray[np.float64]
+
+# Weight of the assumed covariance, in workloads.
+_ASSUMED_WORKLOADS = 4.0
+_ITERATIONS = 60
+# Information on a parameter that is known to about 1 %.
+_KNOWN = 1e4
+_ANY_BOARD = Hardware(2048, 256, 15)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One workload's log parameters of one quantity, as its measurements alone tell them.
+
+    Attributes:
+        mean: `[k]` log parameters.
+        information: `[k, k]` inverse covariance of their errors; may be singular, where nothing was learned.
+        surface: what the physics leaves unexplained.
+    """
+
+    mean: Values
+    information: Values
+    surface: Surface
+
+
+@dataclass(frozen=True)
+class Member:
+    """A measured workload.
+
+    Attributes:
+        facts: its task, and whether it has loader workers.
+        hardware: the board that it was measured on.
+        time: its time parameters.
+        power: its power parameters.
+    """
+
+    facts: WorkloadFacts
+    hardware: Hardware
+    time: Estimate
+    power: Estimate
+
+
+@dataclass(frozen=True)
+class Population:
+    """Measured workloads, whose parameters show how much those of another workload may differ.
+
+    Attributes:
+        members: the workloads; the first one's board is the base that others are compared with.
+    """
+
+    members: tuple[Member, ...]
+
+    def without(self, indices: Collection[int]) -> Self:
+        """The population without some members; at least one must be left."""
+        return replace(self, members=tuple(each for k, each in enumerate(self.members) if k not in indices))
+
+    def with_member(self, member: Member) -> Self:
+        """The population with one more member, the last."""
+        return replace(self, members=(*self.members, member))
+
+    def time_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
+        """The prior of the log time parameters of a workload on a board; None is an unknown board."""
+        shift, sd = known_shift(facts)
+        mean, covariance = self._time.workload(facts.task, hardware)
+        return Prior.correlated(mean + shift, covariance + np.diag(sd**2))
+
+    def power_prior(self, facts: WorkloadFacts, hardware: Hardware | None) -> Prior:
+        """The prior of the log power parameters of a workload on a board; None is an unknown board."""
+        return Prior.correlated(*self._power.workload(facts.task, hardware))
+
+    def surfaces(self, task: Task, hardware: Hardware | None) -> tuple[Surface, Surface]:
+        """The mean residuals of time and power over the members with this task, on this board if there are any."""
+        alike = [each for each in self.members if each.facts.task is task]
+        here = [each for each in alike if each.hardware == (hardware or self.members[0].hardware)]
+        first = (here or alike)[:1]
+        same = [each for each in alike if first and each.hardware == first[0].hardware]
+        return _mean_surface([each.time.surface for each in same]), _mean_surface([each.power.surface for each in same])
+
+    @cached_property
+    def _time(self) -> _Effects:
+        shifts = [known_shift(each.facts)[0] for each in self.members]
+        return _learn(self.members, [each.time for each in self.members], shifts, TIME_SPREADS, time_shift)
+
+    @cached_property
+    def _power(self) -> _Effects:
+        none = np.zeros(len(POWER_SPREADS.board))
+        return _learn(
+            self.members, [each.power for each in self.members], [none] * len(self.members), POWER_SPREADS, power_shift
+        )
+
+
+HardwareShift = Callable[[Hardware, Hardware], Values]
+"""What the data sheets of two boards say about the difference of the log parameters, `[k]`."""
+
+
+def time_shift(of: Hardware, to: Hardware) -> Values:
+    """By how much the log time parameters differ on another board.
+
+    A GPU with half the cores needs twice the cycles for the same work, and so does a memory bus of half the width.
+    """
+    gpu, bus = of.gpu_cores / to.gpu_cores, of.mem_bus_bits / to.mem_bus_bits
+    factors = {"compute_mcycles": gpu, "serial_compute_mcycles": gpu, "traffic_mcycles": bus}
+    return np.log([factors.get(each.name, 1.0) for each in fields(TimeParameters)])
+
+
+def power_shift(of: Hardware, to: Hardware) -> Values:
+    """By how much the log power parameters differ on another board.
+
+    A memory bus of half the width draws half the power. The lowest power is proportional to the lowest preset.
+    """
+    bus = to.mem_bus_bits / of.mem_bus_bits
+    factors = {"floor_mw": to.lowest_preset_w / of.lowest_preset_w}
+    factors |= dict.fromkeys(("mem_clock_mw", "mem_traffic_mw", "mem_compute_mw"), bus)
+    return np.log([factors.get(each.name, 1.0) for each in fields(PowerParameters)])
+
+
+@dataclass(frozen=True)
+class _Effects:
+    """What was learned about one quantity's `k` log parameters.
+
+    Attributes:
+        boards: the `b` boards of the members; the first is the base.
+        mean: `[(1 + b) k]` the mean of a training on the base, the difference of an inference, and the difference of
+            each further board beyond its data sheet.
+        covariance: their covariance.
+        between: `[k, k]` covariance between workloads.
+        spreads: the assumptions it started from.
+        shift: what data sheets say about another board.
+    """
+
+    boards: tuple[Hardware, ...]
+    mean: Values
+    covariance: Values
+    between: Values
+    spreads: Spreads
+    shift: HardwareShift
+
+    def workload(self, task: Task, hardware: Hardware | None) -> tuple[Values, Values]:
+        """Mean `[k]` and covariance `[k, k]` of another workload's log parameters on a board; None is unknown."""
+        board = hardware or self.boards[0]
+        design = _design(len(self.between), self.boards, task, board)
+        covariance = self.between + design @ self.covariance @ design.T
+        if hardware is None:
+            covariance = covariance + self.spreads.unknown_board
+        elif board not in self.boards:
+            covariance = covariance + np.diag(self.spreads.board**2)
+        return design @ self.mean + self.shift(self.boards[0], board), covariance
+
+
+def _design(k: int, boards: Sequence[Hardware], task: Task, hardware: Hardware) -> Values:
+    """Which effects add up to the mean of a workload's parameters, `[k, (1 + b) k]`."""
+    parts = [1.0, float(task is Task.INFERENCE), *(float(hardware == other) for other in boards[1:])]
+    return np.hstack([part * np.eye(k) for part in parts])
+
+
+def _learn(
+    members: Sequence[Member],
+    estimates: Sequence[Estimate],
+    shifts: Sequence[Values],
+    spreads: Spreads,
+    hardware_shift: HardwareShift,
+) -> _Effects:
+    """Estimate the effects and the covariance between workloads from the members' estimates."""
+    boards = tuple(dict.fromkeys(each.hardware for each in members))
+    k = len(spreads.task)
+    anywhere = spreads.anywhere.root @ spreads.anywhere.root.T
+    assumed_mean = np.concatenate([spreads.anywhere.mean, np.zeros(len(boards) * k)])
+    further = [spreads.board**2] * (len(boards) - 1)
+    assumed = np.diag(1 / np.concatenate([np.diag(anywhere), spreads.task**2, *further]))
+    designs = [_design(k, boards, each.facts.task, each.hardware) for each in members]
+    centred = [
+        estimate.mean - shift - hardware_shift(boards[0], each.hardware)
+        for each, estimate, shift in zip(members, estimates, shifts, strict=True)
+    ]
+    between = spreads.workload
+    mean, covariance = assumed_mean, np.linalg.inv(assumed)
+    for _ in range(_ITERATIONS):
+        precision = np.linalg.inv(between)
+        normal, right = assumed.copy(), assumed @ assumed_mean
+        for design, estimate, value in zip(designs, estimates, centred, strict=True):
+            # The inverse of `between + inverse(information)`, also where the information is singular.
+            joint = precision - precision @ np.linalg.solve(precision + estimate.information, precision)
+            normal += design.T @ joint @ design
+            right += design.T @ joint @ value
+        covariance = np.linalg.inv(normal)
+        mean = covariance @ right
+        scatter = _ASSUMED_WORKLOADS * spreads.workload
+        for design, estimate, value in zip(designs, estimates, centred, strict=True):
+            expected = design @ mean
+            posterior = np.linalg.inv(precision + estimate.information)
+            deviation = posterior @ (estimate.information @ value + precision @ expected) - expected
+            scatter = scatter + np.outer(deviation, deviation) + posterior
+        between = scatter / (_ASSUMED_WORKLOADS + len(members))
+    return _Effects(boards, mean, np.asarray(covariance), between, spreads, hardware_shift)
+
+
+def _mean_surface(surfaces: Sequence[Surface]) -> Surface:
+    """The mean of the surfaces that have the first one's inducing rows; zero if there are none."""
+    if not surfaces:
+        return Surface.zero()
+    same = [each for each in surfaces if np.array_equal(each.settings, surfaces[0].settings)]
+    return Surface(surfaces[0].settings, np.mean([each.weights for each in same], axis=0))
+
+
+def population_of(
+    time: Values, power: Values, surfaces: tuple[Surface, Surface], hardware: Hardware | None
+) -> Population:
+    """The population of a single workload, of which only the parameters are known.
+
+    Args:
+        time: `[k]` log time parameters.
+        power: `[k]` log power parameters.
+        surfaces: its residuals of time and of power.
+        hardware: its board; None if it is unknown.
+    """
+    of_time = np.full(len(time), _KNOWN)
+    # One batch size does not show what grows with the batch.
+    of_time[-len(GENERAL_GROWTH) :] = 0
+    return Population(
+        (
+            Member(
+                WorkloadFacts(loader_workers=TYPICAL_WORKERS),
+                hardware or _ANY_BOARD,
+                Estimate(time, np.diag(of_time), surfaces[0]),
+                Estimate(power, np.diag(np.full(len(power), _KNOWN)), surfaces[1]),
+            ),
+        )
+    )

@@ -1,0 +1,1 @@
+"""Baselines from scikit-learn: general regressions, fitted to the measured modes alone."""

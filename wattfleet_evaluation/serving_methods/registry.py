@@ -1,0 +1,35 @@
+"""Serving methods by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wattfleet.errors import InvalidInputError
+from wattfleet_evaluation.serving_methods.baselines import EverySetting, LargestBatch, RandomSettings, SingleSamples
+from wattfleet_evaluation.serving_methods.binary_search import SettingSearch
+from wattfleet_evaluation.serving_methods.predict_settings import Fit, PredictSettings
+from wattfleet_evaluation.serving_methods.serving_method import ServingMethod
+
+_WITHOUT_PREDICTOR: dict[str, ServingMethod] = {
+    method.name: method
+    for method in (SettingSearch(), LargestBatch(), SingleSamples(), RandomSettings(), EverySetting())
+}
+NAMES = ("wattfleet", *_WITHOUT_PREDICTOR)
+"""Names of all serving methods."""
+
+
+def serving_method_named(name: str, fit: Callable[[], Fit]) -> ServingMethod:
+    """The serving method of a name.
+
+    Args:
+        name: one of `NAMES`.
+        fit: returns the function that fits the predictor; called only if the method needs one.
+
+    Raises:
+        InvalidInputError: the name is unknown.
+    """
+    if name in _WITHOUT_PREDICTOR:
+        return _WITHOUT_PREDICTOR[name]
+    if name == "wattfleet":
+        return PredictSettings(fit())
+    raise InvalidInputError(f"unknown method {name!r} for inference: choose one of {', '.join(NAMES)}")
