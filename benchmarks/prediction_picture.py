@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from wattfleet.modes import board_with_modes, read_profile
@@ -55,10 +56,10 @@ def draw(path: Path, data: Path, runs: int) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _label(axis: object, values: Iterable[int]) -> None:
+def _label(axis: Axis, values: Iterable[int]) -> None:
     """Label these values of a logarithmic axis as plain numbers."""
-    axis.set_ticks(list(values), labels=[str(value) for value in values])  # type: ignore[attr-defined]
-    axis.set_ticks([], minor=True)  # type: ignore[attr-defined]
+    axis.set_ticks(list(values), labels=[str(value) for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def main() -> None:

@@ -108,7 +108,7 @@ def train(
         predictor, entries = _with_population(predictor, corpus, population, report)
     for name, target in targets.items():
         report(f"transferring to {name}")
-        start, _ = without_target(predictor, entries, target)
+        start = without_target(predictor, entries, target)
         start = adapt_to_board(start, BOARDS.get(board), board_with_modes(target.modes))
         figures[f"transfer_{name}"] = _transfers(start, target)
     # A mixed population describes training and inference alike.
@@ -137,9 +137,15 @@ def _with_population(
     return replace(predictor, population=Population(tuple(members))), entries
 
 
+def network_of(entries: Sequence[PopulationEntry], target: Profile) -> str | None:
+    """The network that a target runs; None if the target is not part of a population."""
+    sha256 = target.sha256()
+    return next((entry.network for entry in entries if entry.sha256 == sha256), None)
+
+
 def without_target(
     predictor: RooflinePredictor, entries: Sequence[PopulationEntry], target: Profile
-) -> tuple[RooflinePredictor, str | None]:
+) -> RooflinePredictor:
     """Leave all workloads of a target's network out of a reference's population, so that it is judged honestly.
 
     Args:
@@ -147,22 +153,18 @@ def without_target(
         entries: the origin of its population.
         target: measured rows that the reference will be judged on.
 
-    Returns:
-        The reference, and the network that was left out; None if the target is not part of the population.
-
     Raises:
         InvalidInputError: no other network is left.
     """
-    sha256 = target.sha256()
-    network = next((entry.network for entry in entries if entry.sha256 == sha256), None)
+    network = network_of(entries, target)
     if network is None or predictor.population is None:
-        return predictor, None
+        return predictor
     same = [k for k, entry in enumerate(entries) if entry.network == network]
     if len(same) == len(entries):
         raise InvalidInputError(
             f"the reference's population has no other network than {network!r}: give another target"
         )
-    return replace(predictor, population=predictor.population.without(same)), network
+    return replace(predictor, population=predictor.population.without(same))
 
 
 def require_board_offers(board: str, corpus: Profile) -> None:

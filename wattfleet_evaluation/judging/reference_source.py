@@ -7,7 +7,7 @@ from pathlib import Path
 
 from reference_models import load, shipped
 from reference_models.scoring import require_disjoint
-from reference_models.training import CORPUS_SHA256, without_target
+from reference_models.training import CORPUS_SHA256, network_of, without_target
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import Board, Profile, board_with_modes, read_profile, require_same_task
 from wattfleet.prediction import (
@@ -39,8 +39,7 @@ class ReferenceSource:
         """The network that is left out of the reference's population, since the target runs it."""
         if isinstance(self.content, Profile):
             return None
-        sha256 = self.target.sha256()
-        return next((entry.network for entry in self.content.details.population if entry.sha256 == sha256), None)
+        return network_of(self.content.details.population, self.target)
 
     def predictor(self, name: str, board: Board | None) -> Predictor | None:
         """The reference predictor of a kind; None if this kind does not transfer.
@@ -65,7 +64,7 @@ class ReferenceSource:
             )
         restored = restore_predictor(self.content, board)
         if isinstance(restored, RooflinePredictor):
-            restored, _ = without_target(restored, self.content.details.population, self.target)
+            return without_target(restored, self.content.details.population, self.target)
         return restored
 
 
@@ -87,7 +86,7 @@ def find_reference(reference: str, target: Profile) -> ReferenceSource:
         artefact = load(reference)
         if artefact.details.facts is not None:
             require_same_task("the target", target, f"the reference {reference!r}", artefact.details.facts.task)
-        in_population = any(entry.sha256 == target.sha256() for entry in artefact.details.population)
+        in_population = network_of(artefact.details.population, target) is not None
         if artefact.details.provenance.get(CORPUS_SHA256) == target.sha256() and not in_population:
             raise InvalidInputError(
                 f"the target is the corpus that the reference {reference!r} was trained on: give a target of another"

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import cho_factor, cho_solve
 
 from wattfleet.prediction.roofline.estimation import (
     Model,
@@ -26,6 +25,7 @@ from wattfleet.prediction.roofline.residual import (
     Remainder,
     Surface,
     expected_process,
+    log_evidence,
 )
 
 Values = NDArray[np.float64]
@@ -80,9 +80,9 @@ def fit_rows(
     row_weights = residual_weights(residuals, width)
     # The model is nearly linear around these parameters, so residuals around the prior's mean are nearly normal.
     target, spread = residuals + gradient @ (parameters - prior.mean), gradient @ prior.root
-    process = expected_process(Points(settings, gpu(gradient)), target, row_weights, spread @ spread.T)
-    measurement_var = process.measurement_var(row_weights)
     points = Points(settings, gpu(gradient))
+    process = expected_process(points, target, row_weights, spread @ spread.T)
+    measurement_var = process.measurement_var(row_weights)
     if len(observed):
         covariance = process.covariance(points, points) + np.diag(measurement_var)
         parameters = generalised_fit(model, observed, prior, covariance, parameters)
@@ -94,7 +94,7 @@ def fit_rows(
         process, points, gradient, prior.root, measurement_var, np.asarray(np.linalg.solve(covariance, residuals))
     )
     target = residuals + gradient @ (parameters - prior.mean)
-    evidence = _log_density(covariance + spread @ spread.T, target)
+    evidence = log_evidence(covariance + spread @ spread.T, target) if len(observed) else 0.0
     remainder = Remainder(float(parameters[-1]), surface, _scaled(correction))
     return FittedQuantity(parameters[:-1], remainder, evidence)
 
@@ -159,11 +159,3 @@ def _scaled(correction: Correction) -> Correction:
     residuals, expected = correction.left_out()
     wider = np.clip(np.quantile(np.abs(residuals) / expected, 0.9) / 1.645, 1.0, _LARGEST_SCALE)
     return replace(correction, interval_scale=float(wider ** (rows / (rows + _SCALE_ROWS))))
-
-
-def _log_density(covariance: Values, values: Values) -> float:
-    """Log density of normal values with mean 0, without its constant."""
-    if not len(values):
-        return 0.0
-    factor = cho_factor(covariance, lower=True)
-    return float(-0.5 * values @ cho_solve(factor, values) - np.log(np.diag(factor[0])).sum())

@@ -80,7 +80,8 @@ def _batch_covariance(a: Points, b: Points) -> Values:
     return np.asarray(_BATCH_SD**2 * same * np.outer(a.gpu_share, b.gpu_share))
 
 
-def _log_evidence(covariance: Values, values: Values) -> float:
+def log_evidence(covariance: Values, values: Values) -> float:
+    """Log density of `[n]` normal values with mean 0 and a `[n, n]` covariance, without its constant."""
     factor = cho_factor(covariance, lower=True)
     return float(-0.5 * values @ cho_solve(factor, values) - np.log(np.diag(factor[0])).sum())
 
@@ -118,7 +119,7 @@ class Surface:
         def evidence(candidate: tuple[float, float]) -> float:
             amplitude, nugget = candidate
             covariance = amplitude**2 * between + np.diag(nugget**2 / row_weights[inducing])
-            return _log_evidence(covariance, residuals[inducing])
+            return log_evidence(covariance, residuals[inducing])
 
         amplitude, nugget = max(itertools.product(_AMPLITUDES, _NUGGETS), key=evidence)
         to_corpus = _correlation(centres, settings)
@@ -205,7 +206,7 @@ def expected_process(points: Points, target: Values, row_weights: Values, parame
         noise = Process(amplitude, nugget).measurement_var(row_weights)
         covariance = known + amplitude**2 * smooth + nugget**2 * own + np.diag(noise)
         deviation = ((np.log(candidate) - _PRIOR_LOG_MEAN) / _PRIOR_LOG_SD) ** 2
-        return _log_evidence(covariance, target) - 0.5 * float(deviation.sum())
+        return log_evidence(covariance, target) - 0.5 * float(deviation.sum())
 
     weight = softmax([log_posterior(candidate) for candidate in candidates])
     return Process(*np.sqrt(weight @ candidates**2).tolist())
