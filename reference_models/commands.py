@@ -74,11 +74,11 @@ def train(
     from reference_models.population_file import read_population
     from reference_models.training import model_card, require_board_offers
     from reference_models.training import train as train_reference
-    from wattfleet.modes import Workload, read_profile, stated_facts
+    from wattfleet.modes import FittedWorkload, read_profile, stated_facts
     from wattfleet.prediction import ensure_replaceable, write_artefact
 
     ensure_replaceable(out)
-    trained = Workload(workload, minibatch, minibatches_per_epoch)
+    trained = FittedWorkload(workload, minibatch, minibatches_per_epoch)
     targets = {path.stem: read_profile(path) for path in target or []}
     measured = read_profile(corpus)
     require_board_offers(board, measured)

@@ -13,8 +13,8 @@ from reference_models.scoring import percentage_errors, require_disjoint
 from wattfleet.errors import InvalidInputError
 from wattfleet.modes import (
     BOARDS,
+    FittedWorkload,
     Profile,
-    Workload,
     WorkloadFacts,
     array_to_modes,
     board_with_modes,
@@ -57,7 +57,7 @@ Report = Callable[[str], None]
 
 def train(
     corpus: Profile,
-    workload: Workload,
+    workload: FittedWorkload,
     board: str,
     provenance: Mapping[str, str],
     targets: Mapping[str, Profile],

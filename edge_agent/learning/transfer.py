@@ -8,7 +8,7 @@ from pathlib import Path
 from edge_agent.paths import PREDICTOR_DIRECTORY, REFERENCES_DIRECTORY
 from edge_agent.profiling.journal import JournalHeader
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Profile, Task, Workload, WorkloadFacts
+from wattfleet.modes import BOARDS, FittedWorkload, Profile, Task, WorkloadFacts
 from wattfleet.prediction import (
     DEFAULT_PREDICTOR,
     Artefact,
@@ -91,7 +91,7 @@ class Transfer:
             predictor: fitted to the device.
             measured_modes: number of measured modes.
         """
-        workload = Workload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
+        workload = FittedWorkload(self.header.workload, self.header.minibatch, self.minibatches_per_epoch)
         provenance = {
             "reference": NO_REFERENCE if self.reference is None else self.reference.digest,
             "device": self.header.device_id,

@@ -12,7 +12,7 @@ from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
+from wattfleet.modes import FittedWorkload
 
 
 class StoppedError(Exception):
@@ -32,7 +32,7 @@ class ProfiledWorkload:
     open_steps: OpenSteps
     trained: tuple[str, int] | None
 
-    def described(self, reference: Workload, minibatches_per_epoch: int) -> Workload:
+    def described(self, reference: FittedWorkload, minibatches_per_epoch: int) -> FittedWorkload:
         """Describe the workload in this device's own epochs.
 
         Args:
@@ -40,7 +40,7 @@ class ProfiledWorkload:
             minibatches_per_epoch: minibatches of one pass over the device's data.
         """
         name, minibatch = self.trained or (reference.name, reference.minibatch)
-        return Workload(name, minibatch, minibatches_per_epoch)
+        return FittedWorkload(name, minibatch, minibatches_per_epoch)
 
     def stopped_by(self, stopping: threading.Event) -> ProfiledWorkload:
         """The same workload, whose next minibatch raises `StoppedError` once `stopping` is set."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wattfleet.errors import WattfleetError
 from wattfleet_proto.v1 import session_pb2
 
-MAJOR, MINOR = 2, 0
+MAJOR, MINOR = 2, 1
 
 
 class ProtocolVersionError(WattfleetError):

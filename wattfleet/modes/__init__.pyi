@@ -3,6 +3,7 @@ from .boards import Board as Board
 from .boards import Hardware as Hardware
 from .boards import board_named as board_named
 from .boards import board_with_modes as board_with_modes
+from .fitted_workload import FittedWorkload as FittedWorkload
 from .power_mode import ModeArray as ModeArray
 from .power_mode import ModeSpace as ModeSpace
 from .power_mode import PowerMode as PowerMode
@@ -19,7 +20,10 @@ from .profile import whole_batches as whole_batches
 from .profile_csv import PROFILE_COLUMNS as PROFILE_COLUMNS
 from .profile_csv import read_profile as read_profile
 from .profile_csv import write_profile as write_profile
+from .workload import ASSUMED_MINIBATCHES_PER_EPOCH as ASSUMED_MINIBATCHES_PER_EPOCH
+from .workload import MAX_WORKLOAD_NAME_CHARACTERS as MAX_WORKLOAD_NAME_CHARACTERS
 from .workload import Workload as Workload
+from .workload import require_workload_name as require_workload_name
 from .workload_facts import Processor as Processor
 from .workload_facts import Task as Task
 from .workload_facts import WorkloadFacts as WorkloadFacts

@@ -1,29 +1,67 @@
-"""Workloads: a network, its data and one minibatch size."""
+"""Workloads: what is trained or served, as far as time and power are concerned."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes.workload_facts import WorkloadFacts
+
+MAX_WORKLOAD_NAME_CHARACTERS = 200
+"""Limit of a workload's name."""
+
+ASSUMED_MINIBATCHES_PER_EPOCH = 100
+"""Minibatches that an epoch counts while nobody knows how many there are."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One training workload; another minibatch size makes another workload (PowerTrain, section 4.3.5).
+    """One workload: plans, fronts, journals and predictors are kept by its name.
+
+    Another batch size or another number of loader workers is another point of the same workload. Another network is
+    another workload.
 
     Attributes:
-        name: network and data, such as `resnet18-imagenet`.
-        minibatch: samples in a minibatch.
-        minibatches_per_epoch: minibatches in one pass over the device's own data.
+        name: names the network and its data, such as `resnet18-imagenet`.
+        facts: what is known of its step now; its task never changes.
+
+    Raises:
+        InvalidInputError: the name is empty, too long, or has characters that are not printable.
     """
 
     name: str
-    minibatch: int
-    minibatches_per_epoch: int
+    facts: WorkloadFacts = WorkloadFacts()
 
     def __post_init__(self) -> None:
-        if not self.name or self.minibatch < 1 or self.minibatches_per_epoch < 1:
+        require_workload_name(self.name)
+
+    def completed(self, facts: WorkloadFacts) -> Workload:
+        """The same workload with newer facts; what they leave open stays as it is known.
+
+        Args:
+            facts: known later, for example from the loader of a training.
+
+        Raises:
+            InvalidInputError: they are of another task.
+        """
+        if facts.task is not self.facts.task:
             raise InvalidInputError(
-                f"workload {self.name!r} needs a name, at least 1 sample per minibatch and at least 1 minibatch per"
-                f" epoch, not {self.minibatch} and {self.minibatches_per_epoch}"
+                f"the workload {self.name!r} is {self.facts.task}, not {facts.task}: give the other task its own name"
             )
+        newer = {each.name: getattr(facts, each.name) for each in fields(facts)}
+        return replace(self, facts=replace(self.facts, **{name: to for name, to in newer.items() if to is not None}))
+
+
+def require_workload_name(name: str) -> None:
+    """Check the name of a workload.
+
+    Raises:
+        InvalidInputError: it is empty, too long, or has characters that are not printable.
+    """
+    if name.strip() and len(name) <= MAX_WORKLOAD_NAME_CHARACTERS and name.isprintable():
+        return
+    shown = repr(name) if len(name) <= MAX_WORKLOAD_NAME_CHARACTERS else f"one of {len(name):,} characters"
+    raise InvalidInputError(
+        f"a workload's name must have 1 to {MAX_WORKLOAD_NAME_CHARACTERS} printable characters, not {shown}: give it a"
+        " shorter or plainer name"
+    )

@@ -41,6 +41,7 @@ class WorkloadFacts:
         processor: the processor that computes the steps.
         parameters: number of parameters of the network.
         step_flops: floating-point operations of one step, with the backward pass if the task is training.
+        precision: number format of the computation, such as `float32` or `bfloat16`.
 
     Raises:
         InvalidInputError: a number is out of range.
@@ -52,6 +53,7 @@ class WorkloadFacts:
     processor: Processor = Processor.GPU
     parameters: float | None = None
     step_flops: float | None = None
+    precision: str | None = None
 
     def __post_init__(self) -> None:
         _require(self, "task", Task)
@@ -63,6 +65,11 @@ class WorkloadFacts:
                     f"{name} must be a whole number of {unit}, at least {least}, not {count!r}: correct it, or leave"
                     " it out if it is unknown"
                 )
+        if self.precision is not None and not (0 < len(self.precision) <= 40 and self.precision.isprintable()):
+            raise InvalidInputError(
+                "precision must have 1 to 40 printable characters, such as 'float32': correct it, or leave it out if it"
+                " is unknown"
+            )
         for name in ("parameters", "step_flops"):
             amount = getattr(self, name)
             if amount is None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import BOARDS, Board, Workload, WorkloadFacts, modes_to_array
+from wattfleet.modes import BOARDS, Board, FittedWorkload, WorkloadFacts, modes_to_array
 from wattfleet.prediction.kinds import predictor_class
 from wattfleet.prediction.predictor import Predictor, adapt_to_board
 
@@ -61,7 +61,7 @@ class ArtefactDetails:
     """
 
     predictor: str
-    workload: Workload
+    workload: FittedWorkload
     board: str
     provenance: Mapping[str, str]
     figures: Mapping[str, Any]
@@ -118,7 +118,7 @@ def verify_artefact(manifest: bytes, weights: bytes) -> ArtefactDetails:
         sha256, size = str(pinned["sha256"]), int(pinned["size"])
         details = ArtefactDetails(
             predictor=str(content["predictor"]),
-            workload=Workload(**content["workload"]),
+            workload=FittedWorkload(**content["workload"]),
             board=str(content["board"]),
             provenance=dict(content["provenance"]),
             figures=dict(content["figures"]),
@@ -144,7 +144,7 @@ def _defect(error: Exception) -> str:
 
 def pack_artefact(
     predictor: Predictor,
-    workload: Workload,
+    workload: FittedWorkload,
     board: str,
     provenance: Mapping[str, str],
     figures: Mapping[str, Any],

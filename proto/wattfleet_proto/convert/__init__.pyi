@@ -13,3 +13,5 @@ from .plans import plan_from_message as plan_from_message
 from .plans import plan_to_message as plan_to_message
 from .provenance import provenance_from_message as provenance_from_message
 from .provenance import provenance_to_message as provenance_to_message
+from .workloads import workload_from_message as workload_from_message
+from .workloads import workload_to_message as workload_to_message

@@ -25,24 +25,30 @@ class TrainRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     FINISH_FIELD_NUMBER: _builtins.int
     MINIBATCHES_FIELD_NUMBER: _builtins.int
+    LOADER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___StartTraining: ...
     @_builtins.property
     def finish(self) -> Global___FinishTraining: ...
     @_builtins.property
     def minibatches(self) -> Global___MinibatchesTrained: ...
+    @_builtins.property
+    def loader(self) -> Global___LoaderSeen:
+        """only to an agent of protocol 2.1 or later; not answered"""
+
     def __init__(
         self,
         *,
         start: Global___StartTraining | None = ...,
         finish: Global___FinishTraining | None = ...,
         minibatches: Global___MinibatchesTrained | None = ...,
+        loader: Global___LoaderSeen | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "loader", b"loader", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "finish", b"finish", "loader", b"loader", "minibatches", b"minibatches", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "finish", "minibatches"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["start", "finish", "minibatches", "loader"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -74,6 +80,47 @@ class StartTraining(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartTraining: _TypeAlias = StartTraining  # noqa: Y015
+
+@_typing.final
+class LoaderSeen(_message.Message):
+    """What the app's loader says of itself when its first iteration in a training begins; absent where it says nothing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BATCH_FIELD_NUMBER: _builtins.int
+    LOADER_WORKERS_FIELD_NUMBER: _builtins.int
+    MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    batch: _builtins.int
+    """samples in a batch"""
+    loader_workers: _builtins.int
+    """processes that load data"""
+    minibatches_per_epoch: _builtins.int
+    """the loader's length"""
+    def __init__(
+        self,
+        *,
+        batch: _builtins.int | None = ...,
+        loader_workers: _builtins.int | None = ...,
+        minibatches_per_epoch: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_minibatches_per_epoch", b"_minibatches_per_epoch", "batch", b"batch", "loader_workers", b"loader_workers", "minibatches_per_epoch", b"minibatches_per_epoch"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_minibatches_per_epoch", b"_minibatches_per_epoch", "batch", b"batch", "loader_workers", b"loader_workers", "minibatches_per_epoch", b"minibatches_per_epoch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__batch: _TypeAlias = _typing.Literal["batch"]  # noqa: Y015
+    _WhichOneofArgType__batch: _TypeAlias = _typing.Literal["_batch", b"_batch"]  # noqa: Y015
+    _WhichOneofReturnType__loader_workers: _TypeAlias = _typing.Literal["loader_workers"]  # noqa: Y015
+    _WhichOneofArgType__loader_workers: _TypeAlias = _typing.Literal["_loader_workers", b"_loader_workers"]  # noqa: Y015
+    _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
+    _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch) -> _WhichOneofReturnType__batch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loader_workers) -> _WhichOneofReturnType__loader_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minibatches_per_epoch) -> _WhichOneofReturnType__minibatches_per_epoch | None: ...
+
+Global___LoaderSeen: _TypeAlias = LoaderSeen  # noqa: Y015
 
 @_typing.final
 class MinibatchesTrained(_message.Message):
@@ -210,12 +257,17 @@ Global___StopTraining: _TypeAlias = StopTraining  # noqa: Y015
 class TrainingStarted(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    PROTOCOL_MINOR_FIELD_NUMBER: _builtins.int
+    protocol_minor: _builtins.int
+    """of the agent, whose major version is 2; 0 from agents before protocol 2.1"""
     def __init__(
         self,
+        *,
+        protocol_minor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["protocol_minor", b"protocol_minor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

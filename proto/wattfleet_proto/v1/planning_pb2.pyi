@@ -27,11 +27,16 @@ class StartRunRequest(_message.Message):
     STRATEGY_FIELD_NUMBER: _builtins.int
     ROUNDS_FIELD_NUMBER: _builtins.int
     RUN_TOKEN_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
     run_token: _builtins.str
     """a secret that the app chooses; empty: the run belongs to nobody"""
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload:
+        """what the run trains; absent from apps before protocol 2.1"""
+
     def __init__(
         self,
         *,
@@ -39,10 +44,11 @@ class StartRunRequest(_message.Message):
         strategy: _builtins.str = ...,
         rounds: _builtins.int = ...,
         run_token: _builtins.str = ...,
+        workload: _power_pb2.Workload | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["rounds", b"rounds", "run_id", b"run_id", "run_token", b"run_token", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -247,6 +253,10 @@ class Assignment(_message.Message):
     POWER_W_FIELD_NUMBER: _builtins.int
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     WARMUP_S_FIELD_NUMBER: _builtins.int
+    EPOCH_LOG_SD_FIELD_NUMBER: _builtins.int
+    POWER_LOG_SD_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    PROFILED_MODES_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
@@ -257,6 +267,14 @@ class Assignment(_message.Message):
     """watts reserved for it: a high quantile of its predicted power"""
     warmup_s: _builtins.float
     """predicted one-time cost of a training beyond its epochs, seconds"""
+    epoch_log_sd: _builtins.float
+    """standard deviation of the logarithm of the predicted time"""
+    power_log_sd: _builtins.float
+    """standard deviation of the logarithm of the predicted power"""
+    batch: _builtins.int
+    """samples in a batch that the prediction holds for; 0: unknown"""
+    profiled_modes: _builtins.int
+    """modes of the workload that the device has measured; 0: the prediction is a prior"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -269,10 +287,14 @@ class Assignment(_message.Message):
         power_w: _builtins.float = ...,
         power_limit_w: _builtins.float = ...,
         warmup_s: _builtins.float = ...,
+        epoch_log_sd: _builtins.float = ...,
+        power_log_sd: _builtins.float = ...,
+        batch: _builtins.int = ...,
+        profiled_modes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_id", b"device_id", "epoch_s", b"epoch_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_w", b"power_w", "warmup_s", b"warmup_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -382,6 +404,90 @@ class PlanRoundResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PlanRoundResponse: _TypeAlias = PlanRoundResponse  # noqa: Y015
+
+@_typing.final
+class PredictNodesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NODE_IDS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    RUN_TOKEN_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    epochs: _builtins.float
+    run_token: _builtins.str
+    @_builtins.property
+    def node_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        node_ids: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _builtins.float = ...,
+        run_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epochs", b"epochs", "node_ids", b"node_ids", "run_id", b"run_id", "run_token", b"run_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictNodesRequest: _TypeAlias = PredictNodesRequest  # noqa: Y015
+
+@_typing.final
+class NodePrediction(_message.Message):
+    """A node's prediction in the fastest mode within the device's own limit."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODE_ID_FIELD_NUMBER: _builtins.int
+    DEVICE_ID_FIELD_NUMBER: _builtins.int
+    ASSIGNMENT_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    node_id: _builtins.int
+    device_id: _builtins.str
+    """empty: the node is bound to no device"""
+    reason: _builtins.str
+    """why the node cannot be selected now; empty: it can"""
+    @_builtins.property
+    def assignment(self) -> Global___Assignment:
+        """absent where nothing can be predicted, for the reason below"""
+
+    def __init__(
+        self,
+        *,
+        node_id: _builtins.int = ...,
+        device_id: _builtins.str = ...,
+        assignment: Global___Assignment | None = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "device_id", b"device_id", "node_id", b"node_id", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NodePrediction: _TypeAlias = NodePrediction  # noqa: Y015
+
+@_typing.final
+class PredictNodesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREDICTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def predictions(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodePrediction]: ...
+    def __init__(
+        self,
+        *,
+        predictions: _abc.Iterable[Global___NodePrediction] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["predictions", b"predictions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PredictNodesResponse: _TypeAlias = PredictNodesResponse  # noqa: Y015
 
 @_typing.final
 class GetPlanRequest(_message.Message):

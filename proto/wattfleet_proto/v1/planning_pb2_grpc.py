@@ -71,6 +71,11 @@ class PlanningServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.FromString,
                 _registered_method=True)
+        self.PredictNodes = channel.unary_unary(
+                '/wattfleet.v1.PlanningService/PredictNodes',
+                request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesResponse.FromString,
+                _registered_method=True)
         self.ReportMetrics = channel.unary_unary(
                 '/wattfleet.v1.PlanningService/ReportMetrics',
                 request_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportMetricsRequest.SerializeToString,
@@ -136,6 +141,13 @@ class PlanningServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PredictNodes(self, request, context):
+        """Predicts the next round on each node, as if it was selected; nothing is reserved.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReportMetrics(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -185,6 +197,11 @@ def add_PlanningServiceServicer_to_server(servicer, server):
                     servicer.ReportUnplannedRound,
                     request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.SerializeToString,
+            ),
+            'PredictNodes': grpc.unary_unary_rpc_method_handler(
+                    servicer.PredictNodes,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesResponse.SerializeToString,
             ),
             'ReportMetrics': grpc.unary_unary_rpc_method_handler(
                     servicer.ReportMetrics,
@@ -388,6 +405,33 @@ class PlanningService:
             '/wattfleet.v1.PlanningService/ReportUnplannedRound',
             wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_planning__pb2.ReportUnplannedRoundResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PredictNodes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.PlanningService/PredictNodes',
+            wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_planning__pb2.PredictNodesResponse.FromString,
             options,
             channel_credentials,
             insecure,

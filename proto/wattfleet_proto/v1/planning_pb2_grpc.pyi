@@ -48,6 +48,8 @@ class PlanningServiceStub:
     FinishRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]
     ReportUnplannedRound: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportUnplannedRoundRequest, _planning_pb2.ReportUnplannedRoundResponse]
     """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
+    PredictNodes: _grpc.UnaryUnaryMultiCallable[_planning_pb2.PredictNodesRequest, _planning_pb2.PredictNodesResponse]
+    """Predicts the next round on each node, as if it was selected; nothing is reserved."""
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]
     FinishRun: _grpc.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]
 
@@ -71,6 +73,8 @@ class PlanningServiceAsyncStub(PlanningServiceStub):
     FinishRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRoundRequest, _planning_pb2.FinishRoundResponse]  # type: ignore[assignment]
     ReportUnplannedRound: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportUnplannedRoundRequest, _planning_pb2.ReportUnplannedRoundResponse]  # type: ignore[assignment]
     """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
+    PredictNodes: _aio.UnaryUnaryMultiCallable[_planning_pb2.PredictNodesRequest, _planning_pb2.PredictNodesResponse]  # type: ignore[assignment]
+    """Predicts the next round on each node, as if it was selected; nothing is reserved."""
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_planning_pb2.ReportMetricsRequest, _planning_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     FinishRun: _aio.UnaryUnaryMultiCallable[_planning_pb2.FinishRunRequest, _planning_pb2.FinishRunResponse]  # type: ignore[assignment]
 
@@ -133,6 +137,14 @@ class PlanningServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_planning_pb2.ReportUnplannedRoundResponse, _abc.Awaitable[_planning_pb2.ReportUnplannedRoundResponse]]:
         """Reports a round that trained without a plan while the coordinator was away; a retried report changes nothing."""
+
+    @_abc_1.abstractmethod
+    def PredictNodes(
+        self,
+        request: _planning_pb2.PredictNodesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_planning_pb2.PredictNodesResponse, _abc.Awaitable[_planning_pb2.PredictNodesResponse]]:
+        """Predicts the next round on each node, as if it was selected; nothing is reserved."""
 
     @_abc_1.abstractmethod
     def ReportMetrics(

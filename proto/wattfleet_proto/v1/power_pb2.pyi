@@ -19,6 +19,44 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Task:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TASK_UNSPECIFIED: _Task.ValueType  # 0
+    """training"""
+    TASK_TRAINING: _Task.ValueType  # 1
+    TASK_INFERENCE: _Task.ValueType  # 2
+
+class Task(_Task, metaclass=_TaskEnumTypeWrapper): ...
+
+TASK_UNSPECIFIED: Task.ValueType  # 0
+"""training"""
+TASK_TRAINING: Task.ValueType  # 1
+TASK_INFERENCE: Task.ValueType  # 2
+Global___Task: _TypeAlias = Task  # noqa: Y015
+
+class _Processor:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProcessorEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Processor.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROCESSOR_UNSPECIFIED: _Processor.ValueType  # 0
+    """the GPU"""
+    PROCESSOR_GPU: _Processor.ValueType  # 1
+    PROCESSOR_CPU: _Processor.ValueType  # 2
+
+class Processor(_Processor, metaclass=_ProcessorEnumTypeWrapper): ...
+
+PROCESSOR_UNSPECIFIED: Processor.ValueType  # 0
+"""the GPU"""
+PROCESSOR_GPU: Processor.ValueType  # 1
+PROCESSOR_CPU: Processor.ValueType  # 2
+Global___Processor: _TypeAlias = Processor  # noqa: Y015
+
 class _Provenance:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -133,25 +171,67 @@ Global___Front: _TypeAlias = Front  # noqa: Y015
 
 @_typing.final
 class Workload(_message.Message):
+    """What is trained, as far as time and power are concerned; absent facts are unknown."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
-    MINIBATCH_FIELD_NUMBER: _builtins.int
-    MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    BATCH_FIELD_NUMBER: _builtins.int
+    LOADER_WORKERS_FIELD_NUMBER: _builtins.int
+    PROCESSOR_FIELD_NUMBER: _builtins.int
+    PARAMETERS_FIELD_NUMBER: _builtins.int
+    STEP_FLOPS_FIELD_NUMBER: _builtins.int
+    PRECISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    minibatch: _builtins.int
-    minibatches_per_epoch: _builtins.int
+    """plans, fronts, journals and predictors are kept by it"""
+    task: Global___Task.ValueType
+    batch: _builtins.int
+    """samples in a batch"""
+    loader_workers: _builtins.int
+    """processes that load data"""
+    processor: Global___Processor.ValueType
+    parameters: _builtins.float
+    """of the network"""
+    step_flops: _builtins.float
+    """floating-point operations of one step"""
+    precision: _builtins.str
+    """number format, such as float32"""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
-        minibatch: _builtins.int = ...,
-        minibatches_per_epoch: _builtins.int = ...,
+        task: Global___Task.ValueType = ...,
+        batch: _builtins.int | None = ...,
+        loader_workers: _builtins.int | None = ...,
+        processor: Global___Processor.ValueType = ...,
+        parameters: _builtins.float | None = ...,
+        step_flops: _builtins.float | None = ...,
+        precision: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_parameters", b"_parameters", "_precision", b"_precision", "_step_flops", b"_step_flops", "batch", b"batch", "loader_workers", b"loader_workers", "parameters", b"parameters", "precision", b"precision", "step_flops", b"step_flops"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["minibatch", b"minibatch", "minibatches_per_epoch", b"minibatches_per_epoch", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_batch", b"_batch", "_loader_workers", b"_loader_workers", "_parameters", b"_parameters", "_precision", b"_precision", "_step_flops", b"_step_flops", "batch", b"batch", "loader_workers", b"loader_workers", "name", b"name", "parameters", b"parameters", "precision", b"precision", "processor", b"processor", "step_flops", b"step_flops", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__batch: _TypeAlias = _typing.Literal["batch"]  # noqa: Y015
+    _WhichOneofArgType__batch: _TypeAlias = _typing.Literal["_batch", b"_batch"]  # noqa: Y015
+    _WhichOneofReturnType__loader_workers: _TypeAlias = _typing.Literal["loader_workers"]  # noqa: Y015
+    _WhichOneofArgType__loader_workers: _TypeAlias = _typing.Literal["_loader_workers", b"_loader_workers"]  # noqa: Y015
+    _WhichOneofReturnType__parameters: _TypeAlias = _typing.Literal["parameters"]  # noqa: Y015
+    _WhichOneofArgType__parameters: _TypeAlias = _typing.Literal["_parameters", b"_parameters"]  # noqa: Y015
+    _WhichOneofReturnType__precision: _TypeAlias = _typing.Literal["precision"]  # noqa: Y015
+    _WhichOneofArgType__precision: _TypeAlias = _typing.Literal["_precision", b"_precision"]  # noqa: Y015
+    _WhichOneofReturnType__step_flops: _TypeAlias = _typing.Literal["step_flops"]  # noqa: Y015
+    _WhichOneofArgType__step_flops: _TypeAlias = _typing.Literal["_step_flops", b"_step_flops"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__batch) -> _WhichOneofReturnType__batch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loader_workers) -> _WhichOneofReturnType__loader_workers | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parameters) -> _WhichOneofReturnType__parameters | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__precision) -> _WhichOneofReturnType__precision | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step_flops) -> _WhichOneofReturnType__step_flops | None: ...
 
 Global___Workload: _TypeAlias = Workload  # noqa: Y015

@@ -3,8 +3,10 @@
 isort:skip_file
 The coordinator's service for agents: one long-lived session per device, and the reference predictors."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
@@ -163,12 +165,24 @@ class FrontReport(_message.Message):
     IDLE_W_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
     idle_w: _builtins.float
     """watts while parked and not training"""
     profiled_modes: _builtins.int
     reference_digest: _builtins.str
+    minibatches_per_epoch: _builtins.int
+    """Minibatches in one pass over the device's own data; absent while the device has not seen them. The front then
+    counts 100 in an epoch.
+    """
     @_builtins.property
     def front(self) -> _power_pb2.Front: ...
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload:
+        """The workload that the front is of, as far as the device knows it. Absent from agents before protocol 2.1: their one
+        front counts for every workload.
+        """
+
     def __init__(
         self,
         *,
@@ -176,14 +190,41 @@ class FrontReport(_message.Message):
         idle_w: _builtins.float = ...,
         profiled_modes: _builtins.int = ...,
         reference_digest: _builtins.str = ...,
+        workload: _power_pb2.Workload | None = ...,
+        minibatches_per_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["front", b"front"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front", b"front", "idle_w", b"idle_w", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch", "front", b"front", "idle_w", b"idle_w", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
+    _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minibatches_per_epoch) -> _WhichOneofReturnType__minibatches_per_epoch | None: ...
+
+Global___FrontReport: _TypeAlias = FrontReport  # noqa: Y015
+
+@_typing.final
+class WorkloadRemoved(_message.Message):
+    """The device has removed what it stored of a workload, since its storage is limited. It reports another front, from
+    the reference alone, if the workload is announced again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    workload: _builtins.str
+    def __init__(
+        self,
+        *,
+        workload: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___FrontReport: _TypeAlias = FrontReport  # noqa: Y015
+Global___WorkloadRemoved: _TypeAlias = WorkloadRemoved  # noqa: Y015
 
 @_typing.final
 class Observation(_message.Message):
@@ -258,6 +299,7 @@ class SessionRequest(_message.Message):
     FRONT_FIELD_NUMBER: _builtins.int
     OBSERVATION_FIELD_NUMBER: _builtins.int
     LEASE_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello: ...
@@ -269,6 +311,8 @@ class SessionRequest(_message.Message):
     def observation(self) -> Global___Observation: ...
     @_builtins.property
     def lease(self) -> Global___Lease: ...
+    @_builtins.property
+    def removed(self) -> Global___WorkloadRemoved: ...
     def __init__(
         self,
         *,
@@ -278,12 +322,13 @@ class SessionRequest(_message.Message):
         front: Global___FrontReport | None = ...,
         observation: Global___Observation | None = ...,
         lease: Global___Lease | None = ...,
+        removed: Global___WorkloadRemoved | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "state", b"state"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "front", b"front", "hello", b"hello", "lease", b"lease", "observation", b"observation", "removed", b"removed", "sequence", b"sequence", "state", b"state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "state", "front", "observation", "lease", "removed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -386,11 +431,14 @@ class Grant(_message.Message):
     MODE_FIELD_NUMBER: _builtins.int
     POWER_LIMIT_W_FIELD_NUMBER: _builtins.int
     LONGEST_S_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     plan_id: _builtins.str
     power_limit_w: _builtins.float
     longest_s: _builtins.float
     """the training ends after so many seconds"""
+    workload: _builtins.str
+    """name of what is trained; empty from coordinators before protocol 2.1"""
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode:
         """absent: nothing beyond idling; a training stops and keeps the work done"""
@@ -403,14 +451,69 @@ class Grant(_message.Message):
         mode: _power_pb2.PowerMode | None = ...,
         power_limit_w: _builtins.float = ...,
         longest_s: _builtins.float = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "longest_s", b"longest_s", "mode", b"mode", "plan_id", b"plan_id", "power_limit_w", b"power_limit_w", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Grant: _TypeAlias = Grant  # noqa: Y015
+
+@_typing.final
+class WorkloadsAnnounced(_message.Message):
+    """Asks for a front of each of these workloads, in reports of their own. Sent after the Welcome and when a run starts,
+    from protocol 2.1 on. It is no order to measure.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[_power_pb2.Workload]: ...
+    def __init__(
+        self,
+        *,
+        workloads: _abc.Iterable[_power_pb2.Workload] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workloads", b"workloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkloadsAnnounced: _TypeAlias = WorkloadsAnnounced  # noqa: Y015
+
+@_typing.final
+class ProfileOrder(_message.Message):
+    """Measure modes of a workload now, with a synthetic one that the agent ships."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    SYNTHETIC_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
+    synthetic: _builtins.str
+    """name of the shipped workload that is trained meanwhile; empty: the workload's own name"""
+    modes: _builtins.int
+    """maximum number of modes to measure"""
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload: ...
+    def __init__(
+        self,
+        *,
+        workload: _power_pb2.Workload | None = ...,
+        synthetic: _builtins.str = ...,
+        modes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["modes", b"modes", "synthetic", b"synthetic", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileOrder: _TypeAlias = ProfileOrder  # noqa: Y015
 
 @_typing.final
 class SessionResponse(_message.Message):
@@ -419,24 +522,32 @@ class SessionResponse(_message.Message):
     WELCOME_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
     GRANT_FIELD_NUMBER: _builtins.int
+    ANNOUNCED_FIELD_NUMBER: _builtins.int
+    PROFILE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___Welcome: ...
     @_builtins.property
     def ack(self) -> Global___Ack: ...
     @_builtins.property
     def grant(self) -> Global___Grant: ...
+    @_builtins.property
+    def announced(self) -> Global___WorkloadsAnnounced: ...
+    @_builtins.property
+    def profile(self) -> Global___ProfileOrder: ...
     def __init__(
         self,
         *,
         welcome: Global___Welcome | None = ...,
         ack: Global___Ack | None = ...,
         grant: Global___Grant | None = ...,
+        announced: Global___WorkloadsAnnounced | None = ...,
+        profile: Global___ProfileOrder | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "grant", b"grant", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "body", b"body", "grant", b"grant", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "announced", b"announced", "body", b"body", "grant", b"grant", "profile", b"profile", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grant"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["welcome", "ack", "grant", "announced", "profile"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 

@@ -23,7 +23,7 @@ from coordinator.references import MAX_REFERENCES
 from coordinator.services import reference_uploads
 from coordinator.settings import CoordinatorSettings
 from tests.fakes.served import Client, serving_client, status
-from wattfleet.modes import Workload, board_named
+from wattfleet.modes import FittedWorkload, board_named
 from wattfleet.prediction import Artefact, RooflinePredictor, pack_artefact
 from wattfleet.prediction.roofline import settings_of
 from wattfleet.prediction.roofline.residual import Correction, Points, Process, Remainder, Surface
@@ -68,7 +68,7 @@ def with_remainders(
         power_remainder=remainder(len(fitted.likeliest.power.log())),
     )
     large = replace(fitted, hypotheses=(hypothesis,))
-    return pack_artefact(large, Workload(workload, 16, 3125), "agx-orin", {"made": "for tests"}, {})
+    return pack_artefact(large, FittedWorkload(workload, 16, 3125), "agx-orin", {"made": "for tests"}, {})
 
 
 async def publish(client: Client, artefact: Artefact) -> operator_pb2.PublishReferenceResponse:

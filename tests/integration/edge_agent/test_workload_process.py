@@ -13,7 +13,7 @@ from edge_agent.workloads.process import WorkloadFailedError, workload_steps
 from edge_agent.workloads.step import StepTimes
 from tests.integration.edge_agent.test_training import RealTimeBoard
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import Workload
+from wattfleet.modes import FittedWorkload
 
 OWN = """
 import os
@@ -106,11 +106,11 @@ def test_hardware_needs_a_workload_and_a_virtual_device_takes_none():
 
 
 def test_the_workload_names_the_profile_and_virtual_devices_use_the_references():
-    reference = Workload("resnet18-imagenet", 16, 5000)
+    reference = FittedWorkload("resnet18-imagenet", 16, 5000)
     own = profiled_workload(RealTimeBoard(), "own_process_workload:train", 8, "cpu")
-    assert own.described(reference, 100) == Workload("own_process_workload:train", 8, 100)
+    assert own.described(reference, 100) == FittedWorkload("own_process_workload:train", 8, 100)
     virtual = profiled_workload(SimulatedDevice("orin-nano", 1), None, 16, "cpu")
-    assert virtual.described(reference, 100) == Workload("resnet18-imagenet", 16, 100)
+    assert virtual.described(reference, 100) == FittedWorkload("resnet18-imagenet", 16, 100)
 
 
 def test_a_profile_that_is_to_stop_trains_no_further_minibatch():

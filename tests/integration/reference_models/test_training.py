@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
+from wattfleet.modes import BOARDS, FittedWorkload, ModeArray, Profile, write_profile
 from wattfleet.prediction import Artefact, read_artefact, restore_predictor
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 
 SPACE = BOARDS["orin-nano"].space.array()
 TIME = TimeParameters(270, 80, 16, 46, 7, 122, 3, 4, 1, 0.2, 1.9, 0.3, 6)
 POWER = PowerParameters(6000, 20, 240, 650, 8300, 1100, 400, 6000, 400, 1.7, 1.2, 1.4, 0.4)
-WORKLOAD = Workload("made-up", 8, 100)
+WORKLOAD = FittedWorkload("made-up", 8, 100)
 
 
 def measured(modes: ModeArray, seed: int) -> Profile:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError
-from wattfleet.modes import Profile, Workload, WorkloadFacts, board_named, board_with_modes, read_profile
+from wattfleet.modes import FittedWorkload, Profile, WorkloadFacts, board_named, board_with_modes, read_profile
 from wattfleet.prediction import (
     Prediction,
     Predictor,
@@ -136,7 +136,7 @@ class PredictorContract:
         assert loaded.save() == fitted.save()
 
     def test_an_artefact_restores_it(self, fitted: Predictor) -> None:
-        artefact = pack_artefact(fitted, Workload("w", 16, 100), "agx-orin", {}, {})
+        artefact = pack_artefact(fitted, FittedWorkload("w", 16, 100), "agx-orin", {}, {})
         assert restore_predictor(artefact).save() == fitted.save()
 
     def test_accepts_facts_and_the_only_batch(self, reference: Predictor, fitted: Predictor) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.fronts import columns_of, front
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import PowerMode
+from wattfleet.modes import PowerMode, Processor, Task, Workload, WorkloadFacts
 from wattfleet.planning import Assignment, Decision, RoundPlan
 from wattfleet_proto.convert import (
     front_from_message,
@@ -24,6 +24,8 @@ from wattfleet_proto.convert import (
     plan_to_message,
     state_from_message,
     state_to_message,
+    workload_from_message,
+    workload_to_message,
 )
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2, power_pb2, session_pb2
@@ -205,3 +207,45 @@ def test_every_state_of_the_protocol_is_known():
 def test_a_state_that_is_unset_is_refused():
     with pytest.raises(InvalidInputError, match="unknown device state 0: expected one of enrolled, profiling"):
         state_from_message(session_pb2.DEVICE_STATE_UNSPECIFIED)
+
+
+workloads = st.builds(
+    Workload,
+    st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=50),
+    st.builds(
+        WorkloadFacts,
+        st.sampled_from(Task),
+        st.none() | st.integers(1, 2**32 - 1),
+        st.none() | st.integers(0, 2**32 - 1),
+        st.sampled_from(Processor),
+        st.none() | st.floats(1, 1e12),
+        st.none() | st.floats(1, 1e18),
+        st.none() | st.sampled_from(["float32", "int8"]),
+    ),
+)
+
+
+@given(workloads)
+def test_a_workload_comes_back_as_it_was_sent(workload: Workload) -> None:
+    sent = workload_to_message(workload).SerializeToString()
+    assert workload_from_message(power_pb2.Workload.FromString(sent)) == workload
+
+
+def test_a_workload_of_which_only_the_name_is_told_is_training_on_the_gpu() -> None:
+    assert workload_from_message(power_pb2.Workload(name="w")) == Workload("w")
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        (power_pb2.Workload(), "1 to 200 printable characters"),
+        (power_pb2.Workload(name="x" * 10_000), "one of 10,000 characters"),
+        (power_pb2.Workload(name="bell\x07"), "printable characters"),
+        (power_pb2.Workload(name="w", batch=0), "batch must be a whole number of samples, at least 1"),
+        (power_pb2.Workload(name="w", step_flops=-1.0), "step_flops must be a finite number above 0"),
+        (power_pb2.Workload(name="w", task=9), "unknown task 9"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_workload_that_cannot_be_is_refused(message: power_pb2.Workload, error: str) -> None:
+    with pytest.raises(InvalidInputError, match=error):
+        workload_from_message(message)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wattfleet.errors import CorruptReferenceError, InvalidInputError, WattfleetError
-from wattfleet.modes import Profile, Task, Workload, WorkloadFacts
+from wattfleet.modes import FittedWorkload, Profile, Task, WorkloadFacts
 from wattfleet.prediction import (
     Artefact,
     Prediction,
@@ -26,7 +26,7 @@ from wattfleet.prediction import (
 )
 from wattfleet.prediction.artefact import verify_artefact
 
-WORKLOAD = Workload("resnet18-imagenet", 16, 3125)
+WORKLOAD = FittedWorkload("resnet18-imagenet", 16, 3125)
 MODES = np.array([[4, 1e6 + 1e5 * k, 3e8 + 1e8 * (k % 4), 2.133e9] for k in range(8)])
 PREDICTOR = RooflinePredictor.fit(Profile(MODES, 900 - 50.0 * np.arange(8), 9e3 + 1e3 * np.arange(8)))
 

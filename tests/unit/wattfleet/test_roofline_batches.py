@@ -10,7 +10,7 @@ import pytest
 
 from tests.fakes.synthetic_workloads import POWER, TIME, drawn, errors_pct, measured, reference
 from wattfleet.errors import InvalidInputError
-from wattfleet.modes import BatchArray, Profile, Workload, WorkloadFacts
+from wattfleet.modes import BatchArray, FittedWorkload, Profile, WorkloadFacts
 from wattfleet.prediction import Prediction, RooflinePredictor, pack_artefact, restore_predictor
 
 BATCHES = np.array([1, 4, 8, 16, 64])
@@ -73,7 +73,7 @@ def test_a_batch_is_stated_after_a_fit_to_several() -> None:
 
 
 def test_an_artefact_of_several_batches_is_restored() -> None:
-    artefact = pack_artefact(fitted(30), Workload("w", 64, 100), "agx-orin", {}, {})
+    artefact = pack_artefact(fitted(30), FittedWorkload("w", 64, 100), "agx-orin", {}, {})
     assert restore_predictor(artefact).save() == fitted(30).save()
 
 

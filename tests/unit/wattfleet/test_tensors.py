@@ -14,7 +14,7 @@ from safetensors.numpy import load, save
 
 from wattfleet.choosing import spread_modes
 from wattfleet.errors import CorruptReferenceError
-from wattfleet.modes import BOARDS, Profile, Task, Workload, WorkloadFacts
+from wattfleet.modes import BOARDS, FittedWorkload, Profile, Task, WorkloadFacts
 from wattfleet.prediction import (
     Predictor,
     RooflinePredictor,
@@ -205,7 +205,7 @@ def test_a_reference_whose_predictions_overflow_is_not_restored(value: float) ->
     tensors = load(stored("roofline"))
     tensors["0.time_remainder.weights"][:] = value
     predictor = RooflinePredictor.load(save(tensors))
-    artefact = pack_artefact(predictor, Workload("w", 16, 100), "orin-nano", {}, {})
+    artefact = pack_artefact(predictor, FittedWorkload("w", 16, 100), "orin-nano", {}, {})
     with pytest.raises(CorruptReferenceError, match="not finite and positive"):
         restore_predictor(artefact)
 
