@@ -19,6 +19,7 @@ from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 RUN_ID = 7
+APP = "wattfleet/digits"
 MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
 # Flower's server answers for nodes that are gone, by this number.
 SUPERLINK = 1
@@ -99,13 +100,14 @@ class GridOfNodes(Grid):
         self.clock = clock or RecordingClock()
         self.sent: list[Message] = []
         self.timeouts_s: list[float | None] = []
+        self.run_config: dict[str, str | int | float | bool] = {}
         self._made = 0
         self._busy_until_s: dict[int, float] = {}
         self._on_the_way: dict[str, tuple[float, Message]] = {}
 
     @property
     def run(self) -> Any:
-        return SimpleNamespace(run_id=RUN_ID)
+        return SimpleNamespace(run_id=RUN_ID, fab_id=APP, override_config=self.run_config)
 
     def set_run(self, run: Any) -> None:
         raise AssertionError("the run is fixed")

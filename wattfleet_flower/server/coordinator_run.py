@@ -14,11 +14,13 @@ from typing import Any
 import grpc
 from flwr.common.logger import log
 
+from wattfleet.modes import Workload
 from wattfleet_flower.server.errors import RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import truncate_failures
 from wattfleet_flower.server.sent_rounds import UnplannedRound
 from wattfleet_io.clock import Clock
+from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
 
@@ -39,11 +41,13 @@ class _Run:
     Attributes:
         flower_id: Flower's id of the run.
         rounds: how many rounds it has; 0 if this is unknown.
+        workload: what it trains.
         ids_tried: how many ids were tried: another process may have started a run of Flower's id.
     """
 
     flower_id: str
     rounds: int
+    workload: Workload
     ids_tried: int = 1
 
     @property
@@ -80,13 +84,18 @@ class CoordinatorRun:
         """Whether `start` was called."""
         return self._run is not None
 
-    def start(self, flower_id: str, rounds: int) -> None:
+    def start(self, flower_id: str, rounds: int, workload: Workload) -> None:
         """Start a run; while the coordinator cannot be reached, it is started later.
+
+        Args:
+            flower_id: Flower's id of the run.
+            rounds: how many rounds it has; 0 if this is unknown.
+            workload: what it trains; a coordinator before protocol 2.1 ignores it.
 
         Raises:
             RefusedError: the coordinator refused the run.
         """
-        self._run = run = _Run(flower_id, rounds)
+        self._run = run = _Run(flower_id, rounds, workload)
         self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
 
     def start_again(self) -> None:
@@ -198,7 +207,11 @@ class CoordinatorRun:
 
     def _start_request(self, run: _Run) -> planning_pb2.StartRunRequest:
         return planning_pb2.StartRunRequest(
-            run_id=run.run_id, strategy=self._strategy, rounds=run.rounds, run_token=self._token
+            run_id=run.run_id,
+            strategy=self._strategy,
+            rounds=run.rounds,
+            run_token=self._token,
+            workload=workload_to_message(run.workload),
         )
 
     def _report(self, method: str, build: Callable[[], Any]) -> None:

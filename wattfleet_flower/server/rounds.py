@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import grpc
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from wattfleet.modes import Workload
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
 from wattfleet_flower.server.coordinator_run import CoordinatorRun
@@ -20,6 +21,7 @@ from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.replies import RoundReplies
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
+from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
@@ -59,6 +61,7 @@ class PlannedRounds:
         planner: PlanningClient,
         strategy: str,
         local_epochs: float,
+        naming: WorkloadNaming,
         limits: WaitLimits,
         away: AwayPolicy,
         clock: Clock,
@@ -69,6 +72,7 @@ class PlannedRounds:
             planner: the coordinator.
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that the app's training makes at each node in a round.
+            naming: names the workload of a run.
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
             clock: measures the waiting.
@@ -77,6 +81,7 @@ class PlannedRounds:
         self._strategy = strategy
         self._local_epochs = local_epochs
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
+        self._naming = naming
         self._limits = limits
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
@@ -85,21 +90,32 @@ class PlannedRounds:
         self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
-    def run(self, grid: Grid, rounds: int) -> Iterator[None]:
+    def run(self, grid: Grid, rounds: int, arrays: ArrayRecord) -> Iterator[None]:
         """Report the start and the end of a run around this context.
+
+        Args:
+            grid: Flower's grid.
+            rounds: how many rounds the run has.
+            arrays: the network that it starts from.
 
         Raises:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
+            InvalidInputError: no workload can be named after the run.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
-            self._start(run_id, rounds)
+            self._start(run_id, rounds, self._naming.workload(grid.run, arrays))
             try:
                 yield
             except BaseException as error:
                 self._finish(f"{type(error).__name__}: {error}")
                 raise
             self._finish("")
+
+    def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
+        """Start the run, if a round is configured without `start`: directly, or by another strategy."""
+        if not self._run.is_started:
+            self._start(str(grid.run.run_id), 0, self._naming.workload(grid.run, arrays))
 
     def connected(self, grid: Grid, least: int) -> list[int]:
         """Return the connected nodes; see `Nodes.connected`."""
@@ -124,8 +140,6 @@ class PlannedRounds:
             CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
             PlanningError: the run has to end, since the coordinator does not answer.
         """
-        if not self._run.is_started:  # called without `start`, directly or by another strategy
-            self._start(str(grid.run.run_id), 0)
         began_s = self._clock.now_s()
         while True:
             try:
@@ -250,10 +264,10 @@ class PlannedRounds:
             result.device_id = self._nodes.device_of(node_id)
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
-    def _start(self, run_id: str, rounds: int) -> None:
+    def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
         self._has_planned = False
         self._unplanned = {}
-        self._run.start(run_id, rounds)
+        self._run.start(run_id, rounds, workload)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)
