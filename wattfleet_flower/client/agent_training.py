@@ -112,8 +112,8 @@ class AgentTraining:
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
         return self._answer().noted.measuring
 
-    def finish(self, failed: bool, epochs_done: float | None) -> None:
-        """Have the agent park the device and report what it observed.
+    def finish(self, failed: bool, epochs_done: float | None) -> local_pb2.TrainingFinished:
+        """Have the agent park the device and report what it observed; return the observation.
 
         Args:
             failed: whether the training failed.
@@ -123,7 +123,7 @@ class AgentTraining:
         finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
         self._requests.put(local_pb2.TrainRequest(finish=finish))
         self._requests.put(None)
-        self._answer()
+        return self._answer().finished
 
     def _listen(self, responses: Any) -> None:
         try:

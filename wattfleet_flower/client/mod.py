@@ -18,11 +18,14 @@ from wattfleet_proto.assignment import (
     CUT_KEY,
     DEVICE_ID_KEY,
     IDENTIFY_KEY,
+    OBSERVED_EPOCH_S_KEY,
+    OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
     RoundAssignment,
 )
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.v1 import local_pb2
 
 _AUTO_PROFILE_KEY = "auto-profile"
 
@@ -59,18 +62,29 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
                     reply = call_next(message, context)
             finally:
                 CURRENT_TRAINING.reset(token)
-                training.finish(reply is None or reply.has_error(), deadline.epochs_done)
+                finished = training.finish(reply is None or reply.has_error(), deadline.epochs_done)
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {details}"
             ) from error
-    if deadline.used and not reply.has_error():
-        done: dict[str, bool | float] = {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
-        if deadline.share is not None:
-            done[SHARE_KEY] = deadline.share
+    if not reply.has_error() and (done := _done(deadline, finished)):
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
+
+
+def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float]:
+    """What the reply tells of the training."""
+    done: dict[str, bool | float] = {}
+    if deadline.used:
+        done |= {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
+        if deadline.share is not None:
+            done[SHARE_KEY] = deadline.share
+    if finished.HasField("epoch_s"):
+        done[OBSERVED_EPOCH_S_KEY] = finished.epoch_s
+    if finished.HasField("power_w"):
+        done[OBSERVED_POWER_W_KEY] = finished.power_w
+    return done
 
 
 def _profiles_automatically(context: Context) -> bool:

@@ -15,8 +15,9 @@ import grpc
 from flwr.common.logger import log
 
 from wattfleet.modes import Workload
-from wattfleet_flower.server.errors import RefusedError
+from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction, node_predictions
 from wattfleet_flower.server.replies import truncate_failures
 from wattfleet_flower.server.sent_rounds import UnplannedRound
 from wattfleet_io.clock import Clock
@@ -123,6 +124,28 @@ class CoordinatorRun:
         )
         plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
         return plan
+
+    def predictions(self, node_ids: Sequence[int]) -> list[NodePrediction]:
+        """Request what is predicted of nodes for the next round.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+            PlanningError: the coordinator is too old.
+        """
+        request = planning_pb2.PredictNodesRequest(
+            run_id=self._started.run_id, node_ids=node_ids, epochs=self._local_epochs, run_token=self._token
+        )
+        try:
+            answer: planning_pb2.PredictNodesResponse = self._planner.call("PredictNodes", request)
+        except RefusedError as refused:
+            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            raise PlanningError(
+                f"the coordinator at {self._planner.name} predicts nothing for single nodes, since it is older than"
+                " protocol 2.1: update it, or leave the selection to its plans"
+            ) from None
+        return node_predictions(answer.predictions, self._local_epochs)
 
     def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
         """Look up a plan as it is now: it may have been trimmed since it was made.

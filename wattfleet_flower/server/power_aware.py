@@ -17,8 +17,10 @@ from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
 from wattfleet_flower.server.grids import SelectedNodesGrid, TimeLimitedGrid
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
+from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
 from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
 from wattfleet_io.clock import Clock, SystemClock
@@ -48,6 +50,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         *,
         workload: str | Workload | None = None,
         workload_keys: Iterable[str] = WORKLOAD_KEYS,
+        select: Select | None = None,
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
@@ -65,6 +68,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
                 and from the initial arrays.
             workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
                 underscores are alike.
+            select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
+                selects among these alone; None to let it select among all connected nodes.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
                 its predicted duration instead. `start`'s own timeout still applies; None leaves it as the only limit.
             patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify
@@ -93,6 +98,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             type(strategy).__name__,
             local_epochs,
             WorkloadNaming(workload, workload_keys),
+            select,
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
             AwayPolicy(on_coordinator_away, coordinator_patience_s),
             self._clock,
@@ -162,7 +168,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         """Report the round's results to the coordinator, and let the wrapped strategy aggregate."""
         sent, self._sent = self._sent, None
         if sent is not None:
-            replies = self._rounds.finish(sent, replies, attribute(self.strategy, "weighted_by_key", "num-examples"))
+            weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
+            replies = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
     def configure_evaluate(
@@ -183,6 +190,20 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the wrapped strategy aggregate the evaluation."""
         return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def predictions(self, grid: Grid) -> list[NodePrediction]:
+        """Predict the next round of each connected node, in the fastest mode within the device's own limit.
+
+        Nothing is reserved. A node whose device is unknown is not in the table.
+
+        Args:
+            grid: Flower's grid.
+
+        Raises:
+            PlanningError: the run has not started, the coordinator refused, or it is older than protocol 2.1.
+            CoordinatorUnreachableError: the coordinator does not answer.
+        """
+        return self._rounds.predictions(grid)
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""

@@ -19,13 +19,15 @@ from wattfleet_flower.server.coordinator_run import CoordinatorRun
 from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction, predicted_metrics, prediction_records
 from wattfleet_flower.server.replies import RoundReplies
+from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
 from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-from wattfleet_proto.assignment import RECORD_KEY
+from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.v1 import planning_pb2
 
@@ -62,6 +64,7 @@ class PlannedRounds:
         strategy: str,
         local_epochs: float,
         naming: WorkloadNaming,
+        select: Select | None,
         limits: WaitLimits,
         away: AwayPolicy,
         clock: Clock,
@@ -73,6 +76,7 @@ class PlannedRounds:
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that the app's training makes at each node in a round.
             naming: names the workload of a run.
+            select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
             clock: measures the waiting.
@@ -82,6 +86,7 @@ class PlannedRounds:
         self._local_epochs = local_epochs
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
         self._naming = naming
+        self._select = select
         self._limits = limits
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
@@ -171,6 +176,22 @@ class PlannedRounds:
                 )
             return PlannedRound(plan, number, self._clock.now_s())
 
+    def predictions(self, grid: Grid) -> list[NodePrediction]:
+        """Predict the next round of each connected node, as if it was selected; nothing is reserved.
+
+        Raises:
+            PlanningError: the run has not started, or the coordinator is too old.
+            RefusedError: the coordinator refused.
+            CoordinatorUnreachableError: the coordinator does not answer.
+        """
+        if not self._run.is_started:
+            raise PlanningError(
+                "nothing is predicted before the run has started, since its workload is unknown: ask from the"
+                " strategy's configure_train, or pass PowerAware(select=...)"
+            )
+        self._planner.send_pending()
+        return self._run.predictions(self._nodes.identified(grid, list(grid.get_node_ids())))
+
     def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout."""
         allowance_s = self._limits.allowance_s
@@ -205,6 +226,7 @@ class PlannedRounds:
             sent.sent += [(message.metadata, str(message.metadata.dst_node_id)) for message in unchanged]
             return unchanged
         assignments = assignments_from_plan(sent.plan, self._local_epochs)
+        predictions = prediction_records(sent.plan, self._local_epochs)
         kept = []
         for message in messages:
             assignment = assignments.get(message.metadata.dst_node_id)
@@ -217,14 +239,24 @@ class PlannedRounds:
                 continue
             content = RecordDict(dict(message.content))  # strategies share one record among all messages
             content[RECORD_KEY] = ConfigRecord(assignment.to_record())
+            content[PREDICTION_KEY] = ConfigRecord(predictions[message.metadata.dst_node_id])
             message.content = content
             # Flower sets the message id in the metadata when it sends the message.
             sent.sent.append((message.metadata, assignment.device_id))
             kept.append(message)
         return kept
 
-    def finish(self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str) -> list[Message]:
-        """Report a round's results to the coordinator; returns the replies that the strategy aggregates."""
+    def finish(
+        self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str, adds_metrics: bool = False
+    ) -> list[Message]:
+        """Report a round's results to the coordinator; returns the replies that the strategy aggregates.
+
+        Args:
+            sent: the round.
+            replies: the replies that arrived.
+            weighted_by_key: the metric that the strategy uses as weight.
+            adds_metrics: whether the replies' metrics get what was predicted and observed.
+        """
         answered = RoundReplies(sent.sent, replies, sent.timeout_s)
         results = answered.results(weighted_by_key)
         for result in results:
@@ -236,6 +268,8 @@ class PlannedRounds:
         if isinstance(sent, UnplannedRound):
             self._report_unplanned(sent, results, wall_s)
             return answered.replies
+        if adds_metrics:
+            answered.add_metrics(predicted_metrics(sent.plan, self._local_epochs))
         self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
 
@@ -312,7 +346,10 @@ class PlannedRounds:
         while True:
             try:
                 self._planner.send_pending()
-                return self._run.plan(number, self._nodes.identified(grid, node_ids))
+                known = self._nodes.identified(grid, node_ids)
+                if self._select is not None:
+                    known = selected_nodes(self._select, number, self._run.predictions(known))
+                return self._run.plan(number, known)
             except RefusedError as refused:
                 if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
                     # The coordinator's store was replaced since the run began.
