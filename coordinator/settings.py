@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from wattfleet.planning.policies import POLICIES
 from wattfleet_io.settings.model import Group, Names, Settings, setting
 from wattfleet_proto.session_limits import LEASE_S, PROFILE_MODES
 
@@ -122,8 +123,10 @@ class StoreSettings(Group):
 class PolicySettings(Group):
     """Client selection: the policy and its parameters (docs/planning.md)."""
 
-    name: Literal["fastest-k", "all", "random", "deadline", "tiers", "oort", "fair", "progress"] = setting(
-        "progress", "Client-selection policy.", option="--policy"
+    name: str = setting(
+        "progress",
+        f"Client-selection policy: {', '.join(POLICIES)}, or one that an installed package provides.",
+        option="--policy",
     )
     clients: int | None = setting(
         None,
