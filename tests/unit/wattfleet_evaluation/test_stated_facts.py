@@ -54,7 +54,7 @@ def test_transfer_takes_the_facts(tmp_path: Path) -> None:
     ("arguments", "problem"),
     [
         (("--task", "training"), "has times of inference (batch_ms), not of training"),
-        (("--batch", 0), "batch must be a whole number of samples, at least 1, not 0"),
+        (("--batch", 0), "batch must be a whole number of samples, from 1 to 1,000,000, not 0"),
         (("--loader-workers", -1), "loader_workers must be a whole number of processes"),
     ],
 )
