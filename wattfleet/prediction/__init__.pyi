@@ -24,6 +24,7 @@ from .predictor import only_batch as only_batch
 from .predictor import require_fitted_batch as require_fitted_batch
 from .predictor import require_one_batch as require_one_batch
 from .quantiles import normal_quantile as normal_quantile
+from .roofline import MAX_MEMBERS as MAX_MEMBERS
 from .roofline import Member as Member
 from .roofline import Population as Population
 from .roofline import RooflinePredictor as RooflinePredictor
