@@ -81,7 +81,9 @@ class FleetMachine(RuleBasedStateMachine):
         else:
             self.fleet.rounds.grants.confirm(device, 0, "", GrantPhase.OVER)
             if part is not None and not part.is_over:
+                # Nothing is on its way in a new session, so the grant counts as if it was never sent.
                 part.had_w, part.is_over = 0.0, part.is_given_up
+                part.was_sent = part.is_confirmed = part.has_begun = False
 
     @rule(unheard=st.sets(devices))
     def deliver(self, unheard: set[str]) -> None:
