@@ -198,7 +198,12 @@ def stated_facts(
             f"{source}: has times of {profile.task} ({TIME_COLUMNS[profile.task]}), not of {task}: give rows of {task}"
             f" ({TIME_COLUMNS[task]}), or the task {profile.task}"
         )
-    if batch is not None and profile.batches not in ((), (batch,)):
+    if batch is not None and len(profile.batches) == 1 and profile.batches != (batch,):
+        (stated,) = profile.batches
+        raise InvalidInputError(
+            f"{source}: has rows of the batch {stated}, not of {batch}: give {stated}, or other rows"
+        )
+    if batch is not None and len(profile.batches) > 1:
         raise InvalidInputError(
             f"{source}: has rows of the batches {', '.join(map(str, profile.batches))}, not only of {batch}: leave the"
             " batch out, since the file states it, or keep the rows of that batch"
