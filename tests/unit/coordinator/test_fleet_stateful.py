@@ -186,10 +186,8 @@ class FleetMachine(RuleBasedStateMachine):
         named = [self.nodes[node] for node in nodes if node in self.nodes]
         if known is None:
             self.release(run, set(named))
-        ready = {device for device in named if self.is_ready(device)}
-        drawn_w = {
-            device: self.idle_w(device) if device in ready else self.drawn_w(device) for device in self.stored_devices
-        }
+        ready = {each for each in named if self.is_ready(each)}
+        drawn_w = {each: self.idle_w(each) if each in ready else self.drawn_w(each) for each in self.stored_devices}
         try:
             record = self.fleet.flower.plan(run, number, nodes, 1.0)
         except NoDevicesError:
