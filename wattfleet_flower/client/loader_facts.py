@@ -7,7 +7,10 @@ from numbers import Integral
 
 from wattfleet_proto.v1 import local_pb2
 
-_MAX_COUNT = 2**32 - 1
+LARGEST_COUNT = 1_000_000
+"""As `wattfleet.modes.LARGEST_COUNT`, which a ClientApp does not load: no batch or number of processes is larger."""
+
+_LARGEST_LENGTH = 2**32 - 1
 
 
 def length_of(loader: Iterable[object]) -> int | None:
@@ -28,14 +31,14 @@ def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:
     if batch is None:  # of a DataLoader with a sampler of whole batches
         batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return local_pb2.LoaderSeen(
-        batch=_count(batch, least=1),
-        loader_workers=_count(getattr(loader, "num_workers", None), least=0),
-        minibatches_per_epoch=_count(length_of(loader), least=1),
+        batch=_count(batch, 1, LARGEST_COUNT),
+        loader_workers=_count(getattr(loader, "num_workers", None), 0, LARGEST_COUNT),
+        minibatches_per_epoch=_count(length_of(loader), 1, _LARGEST_LENGTH),
     )
 
 
-def _count(value: object, least: int) -> int | None:
+def _count(value: object, least: int, most: int) -> int | None:
     if not isinstance(value, Integral) or isinstance(value, bool):
         return None
     count = int(value)
-    return count if least <= count <= _MAX_COUNT else None
+    return count if least <= count <= most else None

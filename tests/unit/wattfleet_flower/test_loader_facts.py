@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
+from wattfleet.modes import LARGEST_COUNT
+from wattfleet_flower.client import loader_facts
 from wattfleet_flower.client.loader_facts import facts_of
 from wattfleet_proto.v1 import local_pb2
 
@@ -38,7 +40,7 @@ class Batches(list[int]):
         (range(521), {"minibatches_per_epoch": 521}),
         (Batches(3, batch_size=np.int64(32)), {"batch": 32, "minibatches_per_epoch": 3}),
         (Batches(0, batch_size=0, num_workers=-1), {}),
-        (Batches(2, batch_size=2**32, num_workers=True), {"minibatches_per_epoch": 2}),
+        (Batches(2, batch_size=LARGEST_COUNT + 1, num_workers=True), {"minibatches_per_epoch": 2}),
         (Batches(2, batch_size="16", num_workers=1.5), {"minibatches_per_epoch": 2}),
         (iter(range(3)), {}),
         (SimpleNamespace(batch_size=4), {"batch": 4}),
@@ -57,3 +59,7 @@ def test_a_length_that_is_not_implemented_is_unknown() -> None:
             return iter(())
 
     assert facts_of(Endless()) == local_pb2.LoaderSeen()
+
+
+def test_what_is_told_is_no_more_than_the_core_accepts() -> None:
+    assert loader_facts.LARGEST_COUNT == LARGEST_COUNT
