@@ -17,6 +17,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
 from tests.fakes.granted import Granted
+from tests.fakes.workload_fronts import only_front
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
@@ -319,7 +320,7 @@ class FleetMachine(RuleBasedStateMachine):
         if device not in self.connected or (device in self.granted and not self.granted[device].is_over):
             return False
         record = self.stored_devices[device]
-        return record.state is DeviceState.READY and record.front is not None
+        return record.state is DeviceState.READY and record.front_for("unnamed") is not None
 
     def tellable(self) -> set[str]:
         """Devices that can be told to keep to less."""
@@ -337,7 +338,7 @@ class FleetMachine(RuleBasedStateMachine):
 
     def drawn_w(self, device: str, granted_w: float | None = None) -> float:
         """What a device may draw as far as it is known."""
-        front, part = self.stored_devices[device].front, self.granted.get(device)
+        front, part = only_front(self.stored_devices[device]), self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
         hungriest_w = float(front.planned_w[0]) if device in self.profiling and front is not None else 0.0
