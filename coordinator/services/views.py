@@ -30,6 +30,8 @@ from wattfleet_proto.convert import (
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
+"""A device with the fronts of several workloads counts as several."""
+
 _RUNS_IN_A_MESSAGE = 100
 _WORKLOADS_IN_A_MESSAGE = 100
 
@@ -61,15 +63,19 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         if request.workload:
             require_workload_name(request.workload)
         times = await self._repository.times(OF_DEVICES) if request.with_times else {}
-        for begin in range(0, len(ids), _DEVICES_IN_A_MESSAGE):
-            lengths = agents.usual_lengths()
-            yield view_pb2.ListDevicesResponse(
-                devices=[
-                    self._device_view(agents.devices[each], request, lengths, times.get(each, Times()))
-                    for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
-                    if each in agents.devices  # not forgotten meanwhile
-                ]
-            )
+        lengths = agents.usual_lengths()
+        answer, size = view_pb2.ListDevicesResponse(), 0
+        for each in ids:
+            if each not in agents.devices:  # forgotten meanwhile
+                continue
+            view = self._device_view(agents.devices[each], request, lengths, times.get(each, Times()))
+            answer.devices.append(view)
+            size += max(1, len(view.workloads))
+            if size >= _DEVICES_IN_A_MESSAGE:
+                yield answer
+                answer, size = view_pb2.ListDevicesResponse(), 0
+        if answer.devices:
+            yield answer
 
     async def ListRuns(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListRunsRequest, context: Any
@@ -174,6 +180,7 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             reference_digest=known.reference_digest,
             left_out=claims.exclusion_reason(record, name) or "",
             trust=claims.trust_of(record.device_id, name),
+            front=front_to_message(known.front),
         )
 
     def _supply(self, device_id: str) -> str:

@@ -190,6 +190,7 @@ class DeviceWorkload(_message.Message):
     REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
+    FRONT_FIELD_NUMBER: _builtins.int
     profiled_modes: _builtins.int
     minibatches_per_epoch: _builtins.int
     """absent: unknown"""
@@ -204,6 +205,10 @@ class DeviceWorkload(_message.Message):
     def workload(self) -> _power_pb2.Workload:
         """as far as the device knows it; absent: the front of an agent before protocol 2.1 counts for all"""
 
+    @_builtins.property
+    def front(self) -> _power_pb2.Front:
+        """as the device reported it"""
+
     def __init__(
         self,
         *,
@@ -214,10 +219,11 @@ class DeviceWorkload(_message.Message):
         reference_digest: _builtins.str = ...,
         left_out: _builtins.str = ...,
         trust: _builtins.float | None = ...,
+        front: _power_pb2.Front | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "minibatches_per_epoch", b"minibatches_per_epoch", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
     _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
