@@ -34,7 +34,7 @@ names = st.text(st.characters(categories=("L", "N", "P", "S")), min_size=1, max_
 facts = st.builds(
     WorkloadFacts,
     task=st.sampled_from(Task),
-    batch=st.none() | st.integers(1, 2**31),
+    batch=st.none() | st.integers(1, 10**6),
     loader_workers=st.none() | st.integers(0, 64),
     processor=st.sampled_from(Processor),
     parameters=st.none() | st.floats(1, 1e12),
