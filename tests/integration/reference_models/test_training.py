@@ -12,13 +12,8 @@ from typer.testing import CliRunner
 from reference_models.commands import app
 from reference_models.training import model_card, require_board_offers, train
 from wattfleet.errors import InvalidInputError
-<<<<<<< HEAD
 from wattfleet.modes import BOARDS, FittedWorkload, ModeArray, Profile, write_profile
-from wattfleet.prediction import Artefact, read_artefact, restore_predictor
-=======
-from wattfleet.modes import BOARDS, ModeArray, Profile, Workload, write_profile
 from wattfleet.prediction import Artefact, RooflinePredictor, read_artefact, restore_predictor
->>>>>>> main
 from wattfleet.prediction.roofline import PowerParameters, TimeParameters, power_mw, settings_of, step_time_ms
 
 SPACE = BOARDS["orin-nano"].space.array()

@@ -17,7 +17,6 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundObservation, RoundRecord, RunRecord
 from tests.fakes.fronts import fronts
 from tests.fakes.granted import Granted
-from tests.fakes.workload_fronts import only_front
 from wattfleet.budgets import InForce
 from wattfleet.choosing import Front
 from wattfleet.errors import InfeasibleBudgetError, InvalidInputError
@@ -338,10 +337,10 @@ class FleetMachine(RuleBasedStateMachine):
 
     def drawn_w(self, device: str, granted_w: float | None = None) -> float:
         """What a device may draw as far as it is known."""
-        front, part = only_front(self.stored_devices[device]), self.granted.get(device)
+        fronts, part = self.stored_devices[device].fronts, self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
-        hungriest_w = float(front.planned_w[0]) if device in self.profiling and front is not None else 0.0
+        hungriest_w = float(fronts[0].front.planned_w[0]) if device in self.profiling and fronts else 0.0
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
