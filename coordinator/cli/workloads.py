@@ -39,7 +39,7 @@ def profile(
     workload: Annotated[str, typer.Option(help="Measure for the workload of this name.")],
     devices: Annotated[
         list[str],
-        typer.Option(help="Order these devices: a device's id, id:NAME, tag:NAME or site:NAME. Repeatable."),
+        typer.Option(help="Order these devices: a device's id, id:NAME, tag:NAME or site:NAME, separated by commas."),
     ],
     synthetic: Annotated[
         str | None,
@@ -62,7 +62,7 @@ def profile(
         workload=power_pb2.Workload(name=workload),
         synthetic=synthetic or "",
         modes=modes,
-        devices=[each if each.startswith(_KINDS) else f"id:{each}" for each in devices],
+        devices=[each if each.startswith(_KINDS) else f"id:{each}" for some in devices for each in some.split(",")],
     )
     with connected(coordinator) as client:
         answer = client.operate("ProfileWorkload", request)

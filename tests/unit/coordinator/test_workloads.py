@@ -226,7 +226,7 @@ def test_an_epoch_without_minibatches_is_refused(minibatches: int) -> None:
 # --- predictions ----------------------------------------------------------------------------------------------------
 
 
-def test_each_node_is_predicted_in_its_fastest_mode_with_what_keeps_it_from_the_round() -> None:
+def test_each_node_is_predicted_in_its_fastest_mode_with_what_hinders_it() -> None:
     fleet = fleet_of_two_workloads()
     fleet.agents.report_state("nano", DeviceState.PROFILING, 5, "")
     fleet.flower.bind_node(7, "absent")
