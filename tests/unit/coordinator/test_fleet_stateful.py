@@ -319,7 +319,7 @@ class FleetMachine(RuleBasedStateMachine):
         if device not in self.connected or (device in self.granted and not self.granted[device].is_over):
             return False
         record = self.stored_devices[device]
-        return record.state is DeviceState.READY and record.front is not None
+        return record.state is DeviceState.READY and record.front_for("unnamed") is not None
 
     def tellable(self) -> set[str]:
         """Devices that can be told to keep to less."""
@@ -337,10 +337,10 @@ class FleetMachine(RuleBasedStateMachine):
 
     def drawn_w(self, device: str, granted_w: float | None = None) -> float:
         """What a device may draw as far as it is known."""
-        front, part = self.stored_devices[device].front, self.granted.get(device)
+        fronts, part = self.stored_devices[device].fronts, self.granted.get(device)
         if granted_w is None:
             granted_w = part.counted_w if part is not None else 0.0
-        hungriest_w = float(front.planned_w[0]) if device in self.profiling and front is not None else 0.0
+        hungriest_w = float(fronts[0].front.planned_w[0]) if device in self.profiling and fronts else 0.0
         return max(granted_w, hungriest_w, self.idle_w(device))
 
     def expected_of_w(self, device: str) -> float:
