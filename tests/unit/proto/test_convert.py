@@ -215,8 +215,8 @@ workloads = st.builds(
     st.builds(
         WorkloadFacts,
         st.sampled_from(Task),
-        st.none() | st.integers(1, 2**32 - 1),
-        st.none() | st.integers(0, 2**32 - 1),
+        st.none() | st.integers(1, 10**6),
+        st.none() | st.integers(0, 10**6),
         st.sampled_from(Processor),
         st.none() | st.floats(1, 1e12),
         st.none() | st.floats(1, 1e18),
