@@ -241,7 +241,7 @@ def test_a_workload_of_which_only_the_name_is_told_is_training_on_the_gpu() -> N
         (power_pb2.Workload(), "1 to 200 printable characters"),
         (power_pb2.Workload(name="x" * 10_000), "one of 10,000 characters"),
         (power_pb2.Workload(name="bell\x07"), "printable characters"),
-        (power_pb2.Workload(name="w", batch=0), "batch must be a whole number of samples, at least 1"),
+        (power_pb2.Workload(name="w", batch=0), "batch must be a whole number of samples, from 1"),
         (power_pb2.Workload(name="w", step_flops=-1.0), "step_flops must be a finite number above 0"),
         (power_pb2.Workload(name="w", task=9), "unknown task 9"),  # type: ignore[arg-type]
     ],
