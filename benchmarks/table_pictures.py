@@ -55,12 +55,12 @@ _CHOICES = {
     ("`roofline`", "50"): "roofline alone, 50 modes",
     ("`powertrain`", "50"): "PowerTrain, 50 modes",
     ("`scratch`", "50"): "its network alone, 50 modes",
-    ("`binary-search`, each budget alone", "7 to 11"): "binary search, each budget",
+    ("`binary-search`, each budget alone", ""): "binary search, each budget",
     ("`random`", "50"): "best of 50 random modes",
     ("`presets`", "0"): "NVIDIA's presets",
     ("`maxn`", "0"): "highest mode",
 }
-"""By the first two cells of a row: the method, and the number of modes."""
+"""By the first two cells of a row: the method, and the number of modes. An empty number means any."""
 
 _METHODS = {
     "`transfer`": Look("transfer", "#0072b2", "o"),
@@ -144,7 +144,8 @@ def draw_choices(tables: Iterable[Table]) -> Figure:
     places = {choice: -place for place, choice in enumerate(_CHOICES)}
     for start, look in _WORKLOADS.items():
         rows = [row for table in found if table.heading.startswith(start) for row in table.rows]
-        scored = [(row, place) for row in rows if (place := places.get((row[0], row[1]))) is not None]
+        found_places = [places.get((row[0], row[1]), places.get((row[0], ""))) for row in rows]
+        scored = [(row, place) for row, place in zip(rows, found_places, strict=True) if place is not None]
         for axes, column in ((penalty, 3), (broken, 5)):
             _plot(axes, [(float(row[column]), place) for row, place in scored], look._replace(line=""))
     for axes, title in ((penalty, "Mean time penalty, %"), (broken, "Over the budget by > 1 W, % of cases")):

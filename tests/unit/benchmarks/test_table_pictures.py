@@ -23,6 +23,8 @@ CHOICES = """
 |---|---|---|---|---|---|
 | `wattfleet` | 10 | 1 | 4 | 7 | 0.5 |
 | `wattfleet` | 50 | 0 | 2 | 6 | 0 |
+| `binary-search`, shared | 50 | 9 | 9 | 9 | 9 |
+| `binary-search`, each budget alone | 5 to 7 | 3 | 8 | 0 | 0 |
 
 ## Which method when
 
@@ -63,9 +65,10 @@ def test_choices_are_drawn_at_the_row_of_their_method() -> None:
         label.get_text(): place for place, label in zip(penalty.get_yticks(), penalty.get_yticklabels(), strict=True)
     }
     (nano,) = (np.array(line.get_xydata()).tolist() for line in penalty.lines if len(line.get_xdata()))
-    assert nano == [[4, rows["Wattfleet, 10 modes"]], [2, rows["Wattfleet, 50 modes"]]]
+    shown = ("Wattfleet, 10 modes", "Wattfleet, 50 modes", "binary search, each budget")
+    assert nano == [[penalty_pct, rows[name]] for penalty_pct, name in zip((4, 2, 8), shown, strict=True)]
     (over,) = (np.array(line.get_xdata()).tolist() for line in broken.lines if len(line.get_xdata()))
-    assert over == [0.5, 0]
+    assert over == [0.5, 0, 0]
     drawn = {line.get_label(): np.array(line.get_xydata()).tolist() for line in losses.lines}
     assert drawn["transfer"] == [[5, 12.2]], "the choice without measurements is left out"
     assert drawn["binary search for one budget"] == [[12, 8.3]]
