@@ -100,22 +100,23 @@ def tables_of(text: str) -> Iterator[Table]:
 
 
 def numbers(cell: str) -> list[float | None]:
-    """The numbers of a cell, separated by `/`; None for a dash. Text in brackets is left out."""
+    """The numbers of a cell, separated by `/`; None for anything else, such as a dash. Text in brackets is left out."""
     parts = cell.partition("(")[0].split("/") if cell else []
-    return [None if (found := _NUMBER.search(part)) is None else float(found[0].replace(",", "")) for part in parts]
+    return [float(part.replace(",", "")) if _NUMBER.fullmatch(part.strip()) else None for part in parts]
 
 
 def draw_errors(tables: Iterable[Table]) -> Figure:
     """Errors over the number of fitted modes, for every table whose first cell is `to <target>`."""
     wanted = [table for table in tables if table.header[0].startswith("to ")]
-    figure = Figure(figsize=(9, 3 * len(wanted)), layout="constrained")
-    grid = figure.subplots(len(wanted), 2, squeeze=False)
-    for table, axes in zip(wanted, grid, strict=True):
-        for quantity, (name, each) in enumerate(zip(("time", "power"), axes, strict=True)):
+    figure = Figure(figsize=(3.4 * len(wanted), 6.2), layout="constrained")
+    grid = figure.subplots(2, len(wanted), squeeze=False, sharey="row")
+    for quantity, (name, row) in enumerate(zip(("time", "power"), grid, strict=True)):
+        for table, each in zip(wanted, row, strict=True):
             _draw_errors(each, table, quantity)
-            each.set_title(f"{table.header[0].removeprefix('to ')}: {name}", fontsize=10)
+            each.set_title(table.header[0].removeprefix("to "), fontsize=10)
+        row[0].set_ylabel(f"error of the {name} (MAPE), %")
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(_PREDICTORS) // 2, fontsize=9, frameon=False)
     return figure
 
 
@@ -130,7 +131,7 @@ def _draw_errors(axes: Axes, table: Table, quantity: int) -> None:
             if len(pair := numbers(cell)) == _QUANTITIES and (error := pair[quantity]) is not None
         ]
         _plot(axes, points, look)
-    axes.set(xscale="log", yscale="log", xlabel="fitted modes", ylabel="error (MAPE), %")
+    axes.set(xscale="log", yscale="log", xlabel="fitted modes")
     _label(axes.xaxis, sizes)
     _label(axes.yaxis, (1, 2, 3, 5, 10, 20, 50))
     axes.grid(alpha=0.3)

@@ -45,6 +45,7 @@ CHOICES = """
         ("15.7 / 5.2 (14.5 / 5.6 in figure 6)", [15.7, 5.2]),
         ("18,096", [18096]),
         ("–", [None]),
+        ("below 20 / –", [None, None]),
     ],
 )
 def test_a_cell_has_the_numbers_that_a_reader_sees(cell: str, found: list[float | None]) -> None:
@@ -64,10 +65,10 @@ def test_choices_are_drawn_at_the_row_of_their_method() -> None:
     rows = {
         label.get_text(): place for place, label in zip(penalty.get_yticks(), penalty.get_yticklabels(), strict=True)
     }
-    (nano,) = (np.array(line.get_xydata()).tolist() for line in penalty.lines if len(line.get_xdata()))
+    (nano,) = (points for line in penalty.lines if (points := np.array(line.get_xydata()).tolist()))
     shown = ("Wattfleet, 10 modes", "Wattfleet, 50 modes", "binary search, each budget")
     assert nano == [[penalty_pct, rows[name]] for penalty_pct, name in zip((4, 2, 8), shown, strict=True)]
-    (over,) = (np.array(line.get_xdata()).tolist() for line in broken.lines if len(line.get_xdata()))
+    (over,) = (watts for line in broken.lines if (watts := np.array(line.get_xdata()).tolist()))
     assert over == [0.5, 0, 0]
     drawn = {line.get_label(): np.array(line.get_xydata()).tolist() for line in losses.lines}
     assert drawn["transfer"] == [[5, 12.2]], "the choice without measurements is left out"

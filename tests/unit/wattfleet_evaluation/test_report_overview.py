@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from wattfleet_evaluation.reports.overview import overview_of
 from wattfleet_evaluation.reports.published import Published
 
 
-def pair(reference: str, target: str, predictors: list[str], methods: list[str], published: list[Published]):
+def pair(
+    reference: str, target: str, predictors: list[str], methods: list[str], published: list[Published]
+) -> dict[str, Any]:
     return {
         "reference": reference,
         "target": target,
@@ -25,7 +29,7 @@ def test_each_target_has_one_column_with_its_first_reference() -> None:
     ]
     found = overview_of(pairs)
     assert found.columns == [("mobilenet", "resnet"), ("yolo", "resnet"), ("resnet", "mobilenet")]
-    assert [row["from"] for row in found.errors["roofline"]] == ["resnet", "resnet", "mobilenet"]
+    assert [row and row["from"] for row in found.errors["roofline"]] == ["resnet", "resnet", "mobilenet"]
 
 
 def test_a_method_that_was_not_evaluated_on_a_target_leaves_its_place_empty() -> None:
