@@ -54,7 +54,6 @@ _CHOICES = {
     ("`wattfleet`", "10"): "Wattfleet, 10 modes",
     ("`roofline`", "50"): "roofline alone, 50 modes",
     ("`powertrain`", "50"): "PowerTrain, 50 modes",
-    ("`scratch`", "50"): "its network alone, 50 modes",
     ("`binary-search`, each budget alone", ""): "binary search, each budget",
     ("`random`", "50"): "best of 50 random modes",
     ("`presets`", "0"): "NVIDIA's presets",
