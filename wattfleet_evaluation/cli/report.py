@@ -90,7 +90,7 @@ def _print_table(figures: dict[str, Any], out: Path) -> None:
     from rich.table import Table
 
     # With fewer lines, the names of the published files fit into 80 columns.
-    table = Table(title="Median MAPE", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="Median MAPE", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for name in ("target", "reference", "predictor", "modes", "time %", "power %"):
         table.add_column(name, justify="right" if name in ("modes", "time %", "power %") else "left", overflow="fold")
     for row in figures["transfers"]:
