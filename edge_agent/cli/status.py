@@ -175,6 +175,8 @@ def _print_table(content: Mapping[str, dict[str, Any] | None], problems: Mapping
             table.add_row(what, Text(text))
     if "workloads" in problems:
         table.add_row("workloads", Text(problems["workloads"], style="red"))
+    elif not content["workloads"]:
+        table.add_row("workloads", "none yet")
     for name, known in (content["workloads"] or {}).items():
         table.add_row("workload", Text(_workload_line(name, known)))
         for part, in_words in (("profile", _profile_lines), ("predictor", _predictor_lines)):

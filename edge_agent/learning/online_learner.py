@@ -16,7 +16,7 @@ from edge_agent.learning.profiling_plan import BATCH, Progress, profile_device
 from edge_agent.profiling.excluded_modes import ExcludedModes
 from edge_agent.profiling.journal import Journal
 from edge_agent.profiling.journal_records import Renewal, RoundRecord
-from edge_agent.profiling.known_workload import KnownWorkload
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.productive_profiler import ProductiveProfiler
 from edge_agent.profiling.profiled_workload import StoppedError
 from edge_agent.profiling.stored_profile import own_rows
@@ -53,7 +53,6 @@ class OnlineLearner:
         rule: when to profile again, and how many modes.
         tolerance: measuring stops once no measurement is expected to shorten a step by more than this share.
         note: called when more is known of the workload.
-        is_built_in: whether it is the workload that a virtual board stands for if it is not told another one.
 
     Attributes:
         known: what is known of the workload.
@@ -73,7 +72,6 @@ class OnlineLearner:
         rule: DriftRule = DEFAULT_DRIFT_RULE,
         tolerance: float = SamplingSettings.tolerance,
         note: Callable[[KnownWorkload], None] = lambda known: None,
-        is_built_in: bool = False,
     ) -> None:
         self._device = device
         self._open_steps = open_steps
@@ -82,7 +80,6 @@ class OnlineLearner:
         self._limit = limit
         self.known = known
         self._note = note
-        self._is_built_in = is_built_in
         self._is_outdated = False
         self._seed = seed
         self._keep = keep
@@ -100,7 +97,7 @@ class OnlineLearner:
     @property
     def paced(self) -> Workload | None:
         """The workload that a virtual board is to pace; None for its own."""
-        return None if self._is_built_in else self.known.workload
+        return None if self.known.workload.name == BUILT_IN else self.known.workload
 
     @property
     def profiled_modes(self) -> int:
@@ -130,7 +127,7 @@ class OnlineLearner:
         """
         facts = self.known.workload.facts
         told = replace(facts, batch=batch or facts.batch, loader_workers=loader_workers)
-        if self._is_built_in:
+        if self.paced is None:
             told = facts  # a virtual board paces minibatches of its own
         known = self.known.completed(told, minibatches_per_epoch)
         changed = known.workload != self.known.workload

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 from edge_agent.devices.device import Device
+from edge_agent.profiling.known_workload import UNNAMED
 from edge_agent.workloads.loading import SHIPPED, Processor
 from edge_agent.workloads.process import workload_steps
 from edge_agent.workloads.step import OpenSteps, Step, StepTimes
@@ -84,3 +85,20 @@ def profiled_workload(device: Device, spec: str | None, minibatch: int, processo
             " or your own module:function"
         )
     return ProfiledWorkload(workload_steps(spec, minibatch, processor), (spec, minibatch))
+
+
+def daemon_workload(device: Device, spec: str | None, minibatch: int, processor: Processor) -> ProfiledWorkload:
+    """The workload of runs that name none: on hardware, only apps can train it unless one is given.
+
+    Args:
+        device: the board.
+        spec: the workload by name, or as `module:function`; None where none was given.
+        minibatch: samples in a minibatch.
+        processor: where it computes.
+
+    Raises:
+        InvalidInputError: a virtual device was given one, or there is no such workload.
+    """
+    if spec is None and device.built_in_workload() is None:
+        return ProfiledWorkload(None, (UNNAMED, minibatch))
+    return profiled_workload(device, spec, minibatch, processor)

@@ -219,7 +219,6 @@ class _Opener:
                 self.keep,
                 tolerance=profile.tolerance,
                 note=self.folders.note,
-                is_built_in=known.workload.name == BUILT_IN,
             )
         except BaseException:
             journal.close()

@@ -19,7 +19,7 @@ from edge_agent.learning.profiling_plan import profile_device
 from edge_agent.learning.transfer import Transfer
 from edge_agent.learning.workloads import Workloads
 from edge_agent.profiling.journal import Journal, JournalHeader
-from edge_agent.profiling.known_workload import KnownWorkload
+from edge_agent.profiling.known_workload import BUILT_IN, KnownWorkload
 from edge_agent.profiling.workload_folders import WorkloadFolders
 from edge_agent.runtime.local_socket import LocalAgentServicer
 from edge_agent.runtime.readiness import parked_mode
@@ -80,7 +80,7 @@ class Agent:
         self.board = open_virtual_board("simulated:orin-nano", 1)
         self.open_steps = lambda: nullcontext(self.board.step)
         header = JournalHeader("orin-nano-0", "orin-nano", "simulated", "resnet18-imagenet", 16)
-        known = KnownWorkload(Workload(header.workload, WorkloadFacts(batch=16)), 100)
+        known = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), 100)
         self.journal = Journal.open(socket.with_suffix(".jsonl"), header)
         fitting = FittingHere(Transfer(REFERENCE, header, 100), self.board.modes)
         fitted = profile_device(self.board, self.open_steps, self.journal, fitting, MEASURED, 0, lambda progress: None)

@@ -25,7 +25,7 @@ from edge_agent.paths import PREDICTOR_DIRECTORY
 from edge_agent.profiling.disturbance import DEFAULT_LIMITS
 from edge_agent.profiling.journal import Journal, JournalHeader
 from edge_agent.profiling.journal_records import Discarded, RoundRecord
-from edge_agent.profiling.known_workload import UNNAMED, KnownWorkload
+from edge_agent.profiling.known_workload import BUILT_IN, UNNAMED, KnownWorkload
 from edge_agent.profiling.profiled_workload import StoppedError, built_in_workload
 from edge_agent.profiling.stored_profile import chosen_workload
 from edge_agent.runtime.readiness import make_ready
@@ -38,7 +38,7 @@ from wattfleet.prediction import DriftRule, read_artefact, restore_predictor, wa
 REFERENCE = read_artefact(Path(reference_models.__file__).parent / "agx_orin_resnet18")
 HEADER = JournalHeader("bench", "orin-nano", "simulated", "resnet18-imagenet", 16)
 PER_EPOCH = 500
-KNOWN = KnownWorkload(Workload("resnet18-imagenet", WorkloadFacts(batch=16)), PER_EPOCH)
+KNOWN = KnownWorkload(Workload(BUILT_IN, WorkloadFacts(batch=16)), PER_EPOCH)
 LIMIT = 16
 
 

@@ -175,7 +175,7 @@ def test_the_front_is_plotted_beside_what_was_measured(run, monkeypatch):
         shown = run("front").out
         assert "predicted front" in shown and "measured" in shown and "seconds for one epoch" in shown
         assert max(map(len, shown.splitlines())) <= columns
-        assert "jetson-1 (orin-nano, simulated), resnet18-imagenet" in shown
+        assert "jetson-1 (orin-nano, simulated), built-in" in shown
 
 
 def test_the_front_trades_time_for_power_and_is_offered(run):

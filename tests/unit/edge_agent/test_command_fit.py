@@ -44,7 +44,7 @@ def test_a_predictor_that_was_lost_is_made_again(fit, state):
 
 
 def test_the_errors_are_those_of_modes_that_the_fit_has_not_seen(fit, state):
-    profile = read_profile(state).profile
+    profile = read_profile(only_workload(state)).profile
     content = fit("--json").content["left_out"]
     prior = restore_predictor(reference_models.load(REFERENCE), BOARDS["orin-nano"])
     errors = []
@@ -95,4 +95,4 @@ def test_bad_input_leaves_the_predictor_alone(fit, state, arguments, said):
 
 def test_nothing_measured_is_nothing_to_fit(agent, tmp_path):
     ended = agent("fit", "--device", PROFILED, "--state-dir", tmp_path / "empty")
-    assert ended.code == 2 and "no mode is measured yet: run `wattfleet agent profile`" in ended.err
+    assert ended.code == 2 and "no mode is measured yet; run `wattfleet agent profile`" in ended.err

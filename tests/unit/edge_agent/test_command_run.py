@@ -70,7 +70,7 @@ def test_settings_are_printed_though_required_ones_are_missing(agent, tmp_path):
     ended = agent("run", "--print-config", "--device-id", "orin-0")
     assert ended.code == 0
     lines = ended.out.splitlines()
-    assert "# Missing: --device. The command does not start without" in lines
+    assert "# Missing: --device. The command does not start without them." in lines
     assert {"# Required. Missing.", "# spec =", 'id = "orin-0"', "seed = 0"} <= set(lines)
     config = tmp_path / "agent.toml"
     config.write_text(ended.out)
