@@ -20,6 +20,7 @@ from edge_agent.training.knob_backup import BACKUP_FILE
 from tests.chaos.lasting_agent import LOG_FILE, MODE_FILE
 from tests.fakes.coordinator_in_process import CoordinatorInProcess
 from tests.fakes.polling import until
+from tests.fakes.stored_workloads import only_workload
 from wattfleet.modes import array_to_modes
 
 MODES = 12
@@ -47,7 +48,7 @@ class Bench:
 
     def journalled(self):
         """The lines of the profile that count."""
-        path = self.folder / "state" / PROFILE_FILE
+        path = only_workload(self.folder / "state") / PROFILE_FILE
         return path.read_text().rpartition("\n")[0].splitlines() if path.exists() else []
 
     def in_force(self):

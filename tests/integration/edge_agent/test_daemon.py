@@ -22,6 +22,7 @@ from tests.fakes.running_agent import (
     new_board,
     ready_agent,
 )
+from tests.fakes.stored_workloads import only_workload
 from wattfleet.modes import array_to_modes
 from wattfleet.prediction import DEFAULT_DRIFT_RULE
 from wattfleet_flower import AgentUnreachableError
@@ -141,7 +142,7 @@ def test_a_full_disk_ends_a_profile_with_a_remedy_and_a_restored_device(tmp_path
     assert board.current_mode() == before
     monkeypatch.undo()
     with ready_agent(coordinator, tmp_path, board):
-        assert len((tmp_path / "state" / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
+        assert len((only_workload(tmp_path / "state") / PROFILE_FILE).read_text().splitlines()) == 1 + MODES
 
 
 def test_a_predictor_that_cannot_be_stored_is_kept_in_memory(tmp_path, coordinator, board, caplog):
