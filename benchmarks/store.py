@@ -24,6 +24,7 @@ from coordinator.state.records import (
     RunRecord,
     StoredRecord,
 )
+from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.database import database_url
 from coordinator.store.store import Store
 from wattfleet.choosing import MAX_FRONT_POINTS, Front
@@ -114,7 +115,7 @@ def _device(number: int) -> DeviceRecord:
         power_log_sd=np.full(MAX_FRONT_POINTS, 0.03),
         warmup_s=np.full(MAX_FRONT_POINTS, 4.0),
     )
-    return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, front=front, idle_w=5.0)
+    return DeviceRecord(f"device-{number}", "agx-orin", "simulated", 18_096, fronts=(WorkloadFront(front),), idle_w=5.0)
 
 
 def _round(run: int, number: int, chosen: list[str]) -> RoundRecord:

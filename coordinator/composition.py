@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from coordinator.budgets.site_file import SiteFile, read_site_file
-from coordinator.settings import PolicySettings, SelectionSettings, SiteSettings
+from coordinator.settings import PolicySettings, RoundSettings, SelectionSettings, SiteSettings
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import require_workload_name
 from wattfleet.planning import Selection
 from wattfleet.planning.policies import Policy, policy_named
 
@@ -53,3 +56,22 @@ def selection_of(settings: SelectionSettings, policy: Policy) -> Selection:
             " leave out --over-selection, or pass --clients with a policy that takes it"
         )
     return Selection(settings.include, settings.exclude, settings.over_selection)
+
+
+def weights_of(settings: RoundSettings) -> dict[str, float]:
+    """The weights of runs that wait for each other, by workload.
+
+    Raises:
+        InvalidInputError: one is not WORKLOAD=WEIGHT, or no weight above 0.
+    """
+    weights: dict[str, float] = {}
+    for text in settings.weights:
+        name, equals, weight = text.rpartition("=")
+        try:
+            weights[name] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals or not 0 < weights[name] < math.inf:
+            raise InvalidInputError(f"invalid weight {text!r}: write WORKLOAD=WEIGHT, with a weight above 0")
+        require_workload_name(name)
+    return weights

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha import reflection
 
 from coordinator.budgets.budget_watch import BudgetWatch
 from coordinator.clocks import BootClock
-from coordinator.composition import policy_of, selection_of, site_of
+from coordinator.composition import policy_of, selection_of, site_of, weights_of
 from coordinator.metrics_server import serve_metrics
 from coordinator.references import ReferenceShelf, open_reference
 from coordinator.repository.repository import FleetRepository
@@ -123,6 +123,7 @@ async def serve(
     site = site_of(settings.site)
     policy = policy_of(settings.policy)
     selection = selection_of(settings.selection, policy)
+    weights = weights_of(settings.rounds)
     location = database_url(settings.store.location)
     keep = None if settings.store.keep_days is None else timedelta(days=settings.store.keep_days)
     host, port = split_address(settings.server.address)
@@ -156,6 +157,8 @@ async def serve(
             claims=settings.claims,
             unplanned=kept.unplanned,
             stored_grants=kept.grants,
+            weights=weights,
+            max_workloads=settings.sessions.max_workloads,
         )
         # Before a device is told of a longer lifetime than that of an earlier process.
         store.save(GrantLifetime(fleet.rounds.grants.unstored.lifetime_s))
@@ -163,7 +166,7 @@ async def serve(
         leases = Leases(time.monotonic(), expected, settings.sessions, settings.grants.lifetime_s / 3)
         writer = Writer(store, settings=settings.store)
         held.push_async_callback(writer.close)
-        orders = Orders(fleet)
+        orders = Orders(fleet, settings.sessions.max_workloads)
         held.push_async_callback(orders.close)
         repository = FleetRepository(fleet, writer, settings.store)
         trimmer = Trimmer(repository, orders, settings=settings.site)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from wattfleet.planning.policies import POLICIES
 from wattfleet_io.settings.model import Group, Names, Settings, setting
 from wattfleet_proto.session_limits import LEASE_S, PROFILE_MODES
 
@@ -122,8 +123,10 @@ class StoreSettings(Group):
 class PolicySettings(Group):
     """Client selection: the policy and its parameters (docs/planning.md)."""
 
-    name: Literal["fastest-k", "all", "random", "deadline", "tiers", "oort", "fair", "progress"] = setting(
-        "progress", "Client-selection policy.", option="--policy"
+    name: str = setting(
+        "progress",
+        f"Client-selection policy: {', '.join(POLICIES)}, or one that an installed package provides.",
+        option="--policy",
     )
     clients: int | None = setting(
         None,
@@ -218,6 +221,13 @@ class GrantSettings(Group):
         2.0, "End a training after its planned duration or deadline times this factor, plus longest_extra_s.", ge=1
     )
     longest_extra_s: float = setting(600.0, "Additional time after which a training is ended.", unit="s", ge=0)
+    longest_unknown_s: float = setting(
+        21_600.0,
+        "End a training no earlier than this if its device does not know yet how many minibatches its epoch has.",
+        unit="s",
+        gt=0,
+        le=2_592_000,
+    )
 
 
 class ProfilingSettings(Group):
@@ -280,6 +290,13 @@ class SessionSettings(Group):
         " host.",
         ge=1,
     )
+    max_workloads: int = setting(
+        32,
+        "Limit on the workloads of which one device's predictions are kept. With more, the one that was reported"
+        " longest ago goes.",
+        ge=1,
+        le=1000,
+    )
     max_unstored_reports: int = setting(
         1500, "Limit on the reports of one session that wait for the store. With more, the session ends.", ge=1
     )
@@ -339,6 +356,18 @@ class RoundSettings(Group):
     )
     overdue_s: float = setting(600.0, "Additional time after which a round is abandoned.", unit="s", ge=0)
     max_live_runs: int = setting(256, "Limit on the runs that have not ended; a further one is refused.", ge=1)
+    fronts_wait_s: float = setting(
+        5.0,
+        "Time for which the plan of a run that has just started waits for the devices' predictions of its workload.",
+        unit="s",
+        ge=0,
+        le=20,
+    )
+    weights: Names = setting(
+        (),
+        "Weight of runs that wait for each other's devices or watts: WORKLOAD=WEIGHT. Repeatable in a file.",
+        unset="1 for every workload",
+    )
 
 
 class CoordinatorSettings(Settings):

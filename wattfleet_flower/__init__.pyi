@@ -9,3 +9,6 @@ from .server.errors import PlanningError as PlanningError
 from .server.errors import TwoStrategiesError as TwoStrategiesError
 from .server.fedbuff import FedBuff as FedBuff
 from .server.power_aware import PowerAware as PowerAware
+from .server.predictions import NodePrediction as NodePrediction
+from .server.predictions import Quantiles as Quantiles
+from .server.predictions import TrainingPrediction as TrainingPrediction

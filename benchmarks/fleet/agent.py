@@ -120,6 +120,8 @@ class Agent:
         taken = self._stated_pace or requests.taken(response)
         if isinstance(taken, session_pb2.Grant):
             return self._granted(taken)
+        if taken is None:
+            return
         self._pace = taken
         if not self._welcomed:
             self._welcomed = True

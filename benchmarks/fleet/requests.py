@@ -88,10 +88,12 @@ def lease(number: int, grant: session_pb2.Grant | None, phase: GrantPhase) -> by
     return session_pb2.SessionRequest(lease=said).SerializeToString()
 
 
-def taken(response: bytes) -> Pace | session_pb2.Grant:
-    """What a Welcome or an acknowledgement asks for, or the grant that came."""
+def taken(response: bytes) -> Pace | session_pb2.Grant | None:
+    """What a Welcome or an acknowledgement asks for, or the grant that came; None for what needs no answer."""
     parsed = session_pb2.SessionResponse.FromString(response)
     if parsed.HasField("grant"):
         return parsed.grant
+    if parsed.HasField("announced"):
+        return None
     asked = parsed.welcome if parsed.HasField("welcome") else parsed.ack
     return Pace(asked.lease_s, asked.reconnect_s)

@@ -76,12 +76,19 @@ class CoordinatorClient:
             return getattr(self._operator, method)(request, timeout=timeout_s)
 
     def devices(
-        self, *device_ids: str, with_fronts: bool = False, with_times: bool = False
+        self, *device_ids: str, with_fronts: bool = False, with_times: bool = False, workload: str | None = None
     ) -> Iterator[view_pb2.DeviceView]:
         """The named devices, or all if none is named; errors as for `operate`."""
-        request = view_pb2.ListDevicesRequest(device_ids=device_ids, with_fronts=with_fronts, with_times=with_times)
+        request = view_pb2.ListDevicesRequest(
+            device_ids=device_ids, with_fronts=with_fronts, with_times=with_times, workload=workload or ""
+        )
         for answer in self._streamed(self._view.ListDevices, request):
             yield from answer.devices
+
+    def workloads(self) -> list[view_pb2.WorkloadView]:
+        """All workloads of runs and of devices' fronts, by name; errors as for `operate`."""
+        answers = self._streamed(self._view.ListWorkloads, view_pb2.ListWorkloadsRequest())
+        return [workload for answer in answers for workload in answer.workloads]
 
     def runs(self, with_times: bool = False) -> list[view_pb2.RunView]:
         """All runs, oldest first; errors as for `operate`."""

@@ -15,6 +15,7 @@ from coordinator.cli.reference import app as reference_commands
 from coordinator.cli.removal import delete, forget
 from coordinator.cli.rounds import rounds
 from coordinator.cli.store import app as store_commands
+from coordinator.cli.workloads import profile, workloads
 from wattfleet_io.settings.command import SettingsCommand, effective
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run the coordinator, and operate a running one.")
@@ -61,7 +62,7 @@ def serve(ctx: typer.Context) -> None:
 
 
 # `serve` first, then commands in the order in which an operator meets them.
-for command in (devices, device, rounds, plan, tag, drain, forget, delete, export):
+for command in (devices, device, workloads, rounds, plan, profile, tag, drain, forget, delete, export):
     app.command()(command)
 app.add_typer(budget_commands, name="budget")
 app.add_typer(reference_commands, name="reference")

@@ -28,6 +28,10 @@ _STATES = ("enrolled", "profiling", "ready", "training", "degraded", "offline")
 _STYLES = {"ready": "green", "training": "bold green", "degraded": "bold red", "offline": "red", "profiling": "yellow"}
 _WATTS = {"granted W": "granted_w", "confirmed W": "confirmed_w", "observed W": "observed_w"}
 _FRONT_ROWS = 12
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option("--workload", help="Show the predictions for this workload. Default: for each device's latest one."),
+]
 _MIN_TEXT_WIDTH = 10
 
 
@@ -39,6 +43,7 @@ def devices(
     tag: Annotated[
         list[str] | None, typer.Option(help="Show only devices with this tag. Repeatable. Default: all.")
     ] = None,
+    workload: WorkloadOption = None,
     watch: WatchOption = False,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
@@ -52,7 +57,7 @@ def devices(
     with connected(coordinator) as client:
 
         def content() -> list[dict[str, Any]]:
-            found = [_content(view) for view in client.devices()]
+            found = [_content(view) for view in client.devices(workload=workload)]
             return [each for each in found if each["state"] in states and (not tags or tags & set(each["tags"]))]
 
         show(content, _table, json_, watch)
@@ -60,13 +65,17 @@ def devices(
 
 def device(
     device: Annotated[str, typer.Argument(metavar="ID", help="Id of the device.")],
+    workload: WorkloadOption = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
-    """Show one device: its state, supply, limit, tags, measurements and Pareto front."""
+    """Show one device: its state, supply, limit, tags, workloads and Pareto front."""
+    from coordinator.cli.output.view_values import device_workload_values
+
     with connected(coordinator) as client:
-        (view,) = client.devices(device, with_fronts=True, with_times=True)
-    content = {**_content(view), "front": _front_content(view)}
+        (view,) = client.devices(device, with_fronts=True, with_times=True, workload=workload)
+    workloads = [device_workload_values(each) for each in view.workloads]
+    content = {**_content(view), "workloads": workloads, "front": _front_content(view)}
     if json_:
         print_json(content)
     else:
@@ -214,17 +223,42 @@ def _print(content: dict[str, Any]) -> None:
         table.add_row(what, Text(text, style=_STYLES.get(content["state"], "") if what == "state" else ""))
     console = terminal()
     console.print(table)
-    _print_front(console, content["front"])
+    _print_workloads(console, content["workloads"])
+    _print_front(console, content["front"], content["workload"])
 
 
-def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
+def _print_workloads(console: Any, workloads: Sequence[dict[str, Any]]) -> None:
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import columns
+
+    if not any(each["workload"] for each in workloads):
+        return
+    table = columns((), ("batch", "modes", "minibatches", "1 epoch"))
+    table.add_column("workload", overflow="fold")
+    for each in reversed(workloads):
+        unknown = "unknown" if each["workload"] is not None else "-"
+        minibatches = each["minibatches_per_epoch"]
+        table.add_row(
+            "-" if each["batch"] is None else f"{each['batch']:,}",
+            f"{each['profiled_modes']:,}",
+            unknown if minibatches is None else f"{minibatches:,}",
+            duration_text(each["fastest_epoch_s"]),
+            Text((each["workload"] or "any") + (f" (left out: {each['left_out']})" if each["left_out"] else "")),
+        )
+    console.print("\nworkloads, the latest first")
+    console.print(table)
+
+
+def _print_front(console: Any, front: Sequence[dict[str, Any]] | None, workload: str | None) -> None:
     import numpy as np
 
     from coordinator.cli.output.layout import columns
     from wattfleet.modes import PowerMode
 
     if front is None:
-        console.print("\nno front yet: the device reports one after profiling", style="dim")
+        of = "" if workload is None else f" for the workload {workload}"
+        console.print(f"\nno front{of} yet: the device reports one when a run has started", style="dim", markup=False)
         return
     shown = np.unique(np.linspace(0, len(front) - 1, _FRONT_ROWS).round().astype(int)).tolist()
     table = columns(("mode",), ("warm-up s", "s/epoch", "W", "W planned"))
@@ -237,7 +271,7 @@ def _print_front(console: Any, front: Sequence[dict[str, Any]] | None) -> None:
             number(point["power_w"]),
             number(point["planned_w"]),
         )
-    console.print("\nPareto front")
+    console.print("\nPareto front" if workload is None else f"\nPareto front of {workload}", markup=False)
     console.print(table)
     if len(shown) < len(front):
         console.print(f"{len(shown)} of {len(front)} modes; --json prints all", style="dim")

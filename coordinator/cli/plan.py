@@ -37,6 +37,10 @@ def plan(
         typer.Option(help="Plan for this many local epochs. Default: as in the run's last round; 1 before its first."),
     ] = None,
     all_devices: Annotated[bool, typer.Option("--all-devices", help="Include devices without a SuperNode.")] = False,
+    workload: Annotated[
+        str | None,
+        typer.Option(help="Preview the first round of a new run of this workload. Default: that of the newest run."),
+    ] = None,
     coordinator: CoordinatorOption = DEFAULT_ADDRESS,
     json_: JsonOption = False,
 ) -> None:
@@ -48,7 +52,9 @@ def plan(
         raise InvalidInputError("pass --dry-run: this command only previews a round; Flower's server starts it")
     if epochs is not None and not 0 < epochs < float("inf"):
         raise InvalidInputError(f"--epochs must be above 0 and finite, not {epochs:g}")
-    request = operator_pb2.PreviewPlanRequest(run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices)
+    request = operator_pb2.PreviewPlanRequest(
+        run_id=run or "", epochs=epochs or 0.0, all_devices=all_devices, workload=workload or ""
+    )
     with connected(coordinator) as client:
         content = _content(client.operate("PreviewPlan", request))
     if json_:

@@ -68,7 +68,11 @@ def _table(content: dict[str, Any]) -> RenderableType:
     done = "finished" if content["finished"] else "running"
     asked_for = count_of(content["rounds_asked_for"], "round")
     lines: list[RenderableType] = [
-        Text(f"run {content['run_id']}: {content['strategy']}, {asked_for} requested, {done}", style="bold")
+        Text(
+            f"run {content['run_id']}: {content['strategy']}, workload {content['workload']}, {asked_for} requested,"
+            f" {done}",
+            style="bold",
+        ),
     ]
     if content["error"]:
         lines.append(Text(content["error"], style="red"))

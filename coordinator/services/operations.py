@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from coordinator.budgets.budget_watch import BudgetStatus, BudgetWatch
+from coordinator.errors import UnknownRecordError
 from coordinator.references import ReferenceShelf, check_published
 from coordinator.repository.repository import FleetRepository
 from coordinator.services.orders import Orders
@@ -15,12 +16,16 @@ from coordinator.services.reference_uploads import ReferenceUploads
 from coordinator.services.round_planning import RoundPlanning
 from coordinator.settings import SiteSettings
 from coordinator.state.leases import Leases
+from coordinator.state.names import require_name
 from coordinator.state.records import DeviceOverrides, SupplyOverride
 from wattfleet.budgets import Override
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload
+from wattfleet.planning import Selection
 from wattfleet.prediction import Artefact
-from wattfleet_proto.convert import plan_to_message
-from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc
+from wattfleet_proto.convert import plan_to_message, workload_from_message, workload_to_message
+from wattfleet_proto.session_limits import PROFILE_MODES
+from wattfleet_proto.v1 import operator_pb2, operator_pb2_grpc, session_pb2
 
 _ENDED = "ended by the operator"
 
@@ -67,8 +72,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     ) -> operator_pb2.PreviewPlanResponse:
         """Preview the next round."""
         newest = next(reversed(self._fleet.flower.runs.values()), None)
-        run_id = request.run_id or ("" if newest is None or newest.finished else newest.run_id)
-        preview = await self._planning.preview(run_id, request.all_devices, request.epochs)
+        is_new = newest is None or newest.finished or request.workload
+        run_id = request.run_id or ("" if newest is None or is_new else newest.run_id)
+        if request.run_id and request.workload:
+            raise InvalidInputError("a run has its own workload: leave out --run or --workload")
+        workload = Workload(request.workload) if request.workload else None
+        preview = await self._planning.preview(run_id, request.all_devices, request.epochs, workload)
         record = preview.record
         return operator_pb2.PreviewPlanResponse(
             plan=await asyncio.to_thread(plan_to_message, "", record.plan, record.nodes),
@@ -134,6 +143,37 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         await self._repository.save(*changed)
         return operator_pb2.DrainDevicesResponse(devices=_overrides(changed))
 
+    async def ProfileWorkload(  # noqa: N802 - named by the protocol
+        self, request: operator_pb2.ProfileWorkloadRequest, context: Any
+    ) -> operator_pb2.ProfileWorkloadResponse:
+        """Order devices to measure a workload ahead of its first run."""
+        workload = workload_from_message(request.workload)
+        if request.synthetic:
+            require_name("a synthetic workload's name", request.synthetic)
+        least, most = PROFILE_MODES
+        if not least <= request.modes <= most:
+            raise InvalidInputError(f"a device measures {least} to {most:,} modes, not {request.modes:,}")
+        if not request.devices:
+            raise InvalidInputError("name the devices: id:NAME, tag:NAME or site:NAME")
+        order = session_pb2.ProfileOrder(
+            workload=workload_to_message(workload), synthetic=request.synthetic, modes=request.modes
+        )
+        told, not_told = [], []
+        for device_id in self._fleet.operator.matching(Selection(include=tuple(request.devices))):
+            device = self._fleet.agents.get(device_id)
+            if not self._fleet.agents.is_connected(device_id):
+                reason = f"it is {device.state.value}"
+            elif not self._orders.knows_workloads(device_id):
+                reason = "its agent is older than this command: update it"
+            else:
+                self._orders.order_profile(device_id, order)
+                told.append(device_id)
+                continue
+            not_told.append(operator_pb2.NotLookedAt(device_id=device_id, reason=reason))
+        if not told and not not_told:
+            raise UnknownRecordError(f"no device matches {', '.join(request.devices)}")
+        return operator_pb2.ProfileWorkloadResponse(device_ids=told, not_told=not_told)
+
     async def ForgetDevices(  # noqa: N802 - named by the protocol
         self, request: operator_pb2.ForgetDevicesRequest, context: Any
     ) -> operator_pb2.ForgetDevicesResponse:
@@ -164,7 +204,12 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         self, request: operator_pb2.ListReferencesRequest, context: Any
     ) -> operator_pb2.ListReferencesResponse:
         """List the references that agents can fetch."""
-        used = [device.reference_digest for device in self._fleet.agents.devices.values() if device.front is not None]
+        # A device counts once for each reference that a front of it derives from.
+        used = [
+            digest
+            for device in self._fleet.agents.devices.values()
+            for digest in {each.reference_digest for each in device.fronts}
+        ]
         return operator_pb2.ListReferencesResponse(
             references=[
                 operator_pb2.ReferenceView(

@@ -1,4 +1,4 @@
-"""Grants on their way to the sessions of connected devices."""
+"""What the coordinator tells devices by itself: their grants, the workloads of live runs, and what to measure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from itertools import islice
 
 import grpc
 
+from coordinator.settings import SessionSettings
 from coordinator.state.fleet import Fleet
+from coordinator.state.records import run_of
 from coordinator.state.rounds.device_grant import Grant
 from wattfleet_io.tasks import background_task, stop_tasks
-from wattfleet_proto.convert import mode_to_message
+from wattfleet_proto.convert import mode_to_message, workload_to_message
 from wattfleet_proto.v1 import session_pb2
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ class ResponseStream:
         """Write to a gRPC stream."""
         self._write = write
         self._lock = asyncio.Lock()
-        self._grant: session_pb2.Grant | None = None
+        self._waiting: dict[str, session_pb2.SessionResponse] = {}
         self._sending: asyncio.Task[None] | None = None
 
     async def write(self, response: session_pb2.SessionResponse) -> None:
@@ -43,18 +45,18 @@ class ResponseStream:
         async with self._lock:
             await self._write(response)
 
-    def send_grant(self, grant: session_pb2.Grant) -> None:
-        """Write a grant in the background; it replaces a grant that a slow reader has not taken yet."""
-        self._grant = grant
+    def send_soon(self, response: session_pb2.SessionResponse) -> None:
+        """Write an order in the background; it replaces one of its kind that a slow reader has not taken yet."""
+        self._waiting[response.WhichOneof("body") or ""] = response
         if self._sending is None or self._sending.done():
-            self._sending = background_task("send a grant", self._send())
+            self._sending = background_task("send an order", self._send())
 
     async def _send(self) -> None:
         async with self._lock:
-            while self._grant is not None:
-                grant, self._grant = self._grant, None
+            while self._waiting:
+                response = self._waiting.pop(next(iter(self._waiting)))
                 try:
-                    await self._write(session_pb2.SessionResponse(grant=grant))
+                    await self._write(response)
                 except grpc.aio.BaseError:
                     return  # the device disconnected: its next session begins with the newest grant
 
@@ -65,30 +67,63 @@ class ResponseStream:
 
 
 class Orders:
-    """Sends grants to devices with a session; another device receives its grant when its next session begins."""
+    """Sends orders to devices with a session; another device receives its grant when its next session begins."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, max_workloads: int = SessionSettings().max_workloads) -> None:
         """Start without any session.
 
         Args:
-            fleet: decides on the grants.
+            fleet: decides on the grants, and knows the workloads.
+            max_workloads: limit on the workloads that are announced to a device.
         """
         self._fleet = fleet
+        self._max_workloads = max_workloads
         self._streams: dict[str, ResponseStream] = {}
+        # Of agents of protocol 2.1 or later; older ones know no workloads.
+        self._know_workloads: set[str] = set()
+        self._not_announced: dict[str, None] = {}
+        self._announcing: asyncio.Task[None] | None = None
         # Devices whose grants wait for their step: those that may act on an older grant go first.
         self._changed: dict[str, None] = {}
         self._first: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
 
-    def begin(self, device_id: str, stream: ResponseStream) -> None:
-        """Send a device's grants to a stream from now on."""
+    def begin(self, device_id: str, stream: ResponseStream, knows_workloads: bool = False) -> None:
+        """Send a device's orders to a stream from now on.
+
+        Args:
+            device_id: the device.
+            stream: the responses of its session.
+            knows_workloads: the agent speaks protocol 2.1 or later.
+        """
         self._streams[device_id] = stream
+        if not knows_workloads:
+            self._know_workloads.discard(device_id)
+            return
+        self._know_workloads.add(device_id)
+        if self._fleet.flower.live_workloads():
+            self._announce(device_id)
 
     def end(self, device_id: str, stream: ResponseStream) -> None:
         """Stop sending to a stream, since its session has ended."""
         stream.close()
         if self._streams.get(device_id) is stream:  # otherwise a newer session has begun
             del self._streams[device_id]
+            self._know_workloads.discard(device_id)
+
+    def knows_workloads(self, device_id: str) -> bool:
+        """Whether a device has a session, and an agent that knows workloads."""
+        return device_id in self._know_workloads
+
+    def announce_workloads(self) -> None:
+        """Announce the workloads of all live runs to all devices that know workloads, in the background."""
+        self._not_announced = dict.fromkeys(sorted(self._know_workloads))
+        if self._announcing is None or self._announcing.done():
+            self._announcing = background_task("announce workloads", self._announce_in_steps())
+
+    def order_profile(self, device_id: str, order: session_pb2.ProfileOrder) -> None:
+        """Order a device that knows workloads to measure modes."""
+        self._streams[device_id].send_soon(session_pb2.SessionResponse(profile=order))
 
     def send_due(self, only: str | None = None) -> None:
         """Send the grants that have changed to devices with a session, or to one device only.
@@ -107,7 +142,20 @@ class Orders:
 
     async def close(self) -> None:
         """Stop sending, since the coordinator stops; each device receives its grant from the next one."""
-        await stop_tasks(self._sending)
+        await stop_tasks(self._sending, self._announcing)
+
+    async def _announce_in_steps(self) -> None:
+        while waiting := self._not_announced:
+            for device_id in list(islice(waiting, _SENT_AT_ONCE)):
+                del waiting[device_id]
+                if device_id in self._know_workloads:
+                    self._announce(device_id)
+            await asyncio.sleep(min(_PAUSE_S, _SPREAD_S * _SENT_AT_ONCE / max(1, len(waiting))))
+
+    def _announce(self, device_id: str) -> None:
+        workloads = self._fleet.flower.live_workloads()[: self._max_workloads]
+        announced = session_pb2.WorkloadsAnnounced(workloads=map(workload_to_message, workloads))
+        self._streams[device_id].send_soon(session_pb2.SessionResponse(announced=announced))
 
     async def _send_in_steps(self) -> None:
         loop = asyncio.get_running_loop()
@@ -128,11 +176,17 @@ class Orders:
     def _send(self, device_ids: Collection[str]) -> None:
         for device_id, grant in self._fleet.take_orders(self._streams.__contains__, device_ids):
             _log.debug("%s: grant of %.1f W for %s", device_id, grant.limit_w, grant.plan_id or "no plan")
-            self._streams[device_id].send_grant(grant_to_message(grant))
+            message = grant_to_message(grant, self._fleet.flower.workload_of(run_of(grant.plan_id)))
+            self._streams[device_id].send_soon(session_pb2.SessionResponse(grant=message))
 
 
-def grant_to_message(grant: Grant) -> session_pb2.Grant:
-    """The message for a grant."""
+def grant_to_message(grant: Grant, workload: str = "") -> session_pb2.Grant:
+    """The message for a grant.
+
+    Args:
+        grant: the grant.
+        workload: name of what its plan trains.
+    """
     granted = grant.assignment
     return session_pb2.Grant(
         id=grant.grant_id,
@@ -140,4 +194,5 @@ def grant_to_message(grant: Grant) -> session_pb2.Grant:
         mode=None if granted is None else mode_to_message(granted.mode),
         power_limit_w=grant.limit_w,
         longest_s=grant.longest_s,
+        workload=workload,
     )

@@ -20,7 +20,7 @@ from coordinator.state.rounds.unplanned import reported
 from coordinator.store.store import utc_now
 from wattfleet.errors import InvalidInputError, first_few
 from wattfleet.planning import plausible_examples, plausible_loss
-from wattfleet_proto.convert import plan_to_message
+from wattfleet_proto.convert import assignment_to_message, plan_to_message, workload_from_message
 from wattfleet_proto.message_sizes import MAX_ROUNDS
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
@@ -66,9 +66,12 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         require_name("a run's id", request.run_id)
         require_name("a strategy's name", request.strategy)
         _require_round(request.rounds)
+        workload = workload_from_message(request.workload) if request.HasField("workload") else None
         self._flower.require_room(request.run_id, self._max_live_runs)
-        started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token)
+        started = self._flower.start_run(request.run_id, request.strategy, request.rounds, request.run_token, workload)
         await self._repository.save(started)
+        self._planning.run_started(request.run_id)
+        self._orders.announce_workloads()
         return planning_pb2.StartRunResponse()
 
     async def ResolveNodes(  # noqa: N802 - named by the protocol
@@ -109,6 +112,26 @@ class PlanningServicer(planning_pb2_grpc.PlanningServiceServicer):
         _require_round(request.round)
         return await _message(
             await self._planning.plan(request.run_id, request.round, request.node_ids, request.epochs)
+        )
+
+    async def PredictNodes(  # noqa: N802 - named by the protocol
+        self, request: planning_pb2.PredictNodesRequest, context: Any
+    ) -> planning_pb2.PredictNodesResponse:
+        """Predict the next round on each node."""
+        self._flower.require_owner(request.run_id, request.run_token)
+        predictions = await self._planning.predict(request.run_id, request.node_ids, request.epochs)
+        return planning_pb2.PredictNodesResponse(
+            predictions=[
+                planning_pb2.NodePrediction(
+                    node_id=each.node_id,
+                    device_id=each.device_id,
+                    assignment=(
+                        None if each.assignment is None else assignment_to_message(each.assignment, each.node_id)
+                    ),
+                    reason=each.reason,
+                )
+                for each in predictions
+            ]
         )
 
     async def GetPlan(  # noqa: N802 - named by the protocol

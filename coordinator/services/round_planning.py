@@ -13,14 +13,21 @@ from coordinator.services.orders import Orders
 from coordinator.settings import RoundSettings
 from coordinator.state.fleet import Fleet
 from coordinator.state.leases import Leases
+from coordinator.state.node_predictions import NodePrediction, predict_nodes
 from coordinator.state.preview import Preview, RoundPreview
 from coordinator.state.records import RoundRecord, plan_id_of
 from coordinator.state.rounds.request import RoundRequest
+from wattfleet.errors import InfeasibleBudgetError, NoCandidatesError
+from wattfleet.modes import Workload
 
 _log = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 _CONFIRM_POLLS, _CONFIRM_POLL_S = 100, 0.02
+_FRONTS_POLL_S = 0.02
+
+_STARTING_S = 30.0
+"""Seconds after the start of a run in which its plans wait for fronts: later, a device without one is left out."""
 
 
 class RoundPlanning:
@@ -50,6 +57,7 @@ class RoundPlanning:
         self._now_s = now_s
         self._settings = settings
         self._in_flight_since_s: dict[str, float] = {}
+        self._fronts_until_s: dict[str, float] = {}
         self._lock = asyncio.Lock()
         self._abandon_overdue(self._fleet)
 
@@ -69,13 +77,33 @@ class RoundPlanning:
         await self._repository.load_round(plan_id_of(run_id, number))
         if not self._fleet.flower.is_planned(run_id, number):
             await self._repository.load_history(run_id)
+            await self._await_fronts(run_id, node_ids)
             async with self._lock:  # each plan depends on the one before
-                await self._plan(run_id, number, node_ids, epochs)
+                try:
+                    await self._plan(run_id, number, node_ids, epochs)
+                except (NoDevicesError, NoCandidatesError, InfeasibleBudgetError):
+                    self._fleet.flower.refused(run_id, node_ids)
+                    raise
         record = self._fleet.rounds.get(plan_id_of(run_id, number))
         await self._repository.save(record)
         self._fleet.rounds.grants.pending.let_go(record.plan_id)
         self._orders.send_due()
         return record
+
+    def run_started(self, run_id: str) -> None:
+        """Let the plans of a run that has just started wait for the devices' fronts of its workload."""
+        self._fronts_until_s[run_id] = self._now_s() + _STARTING_S
+
+    async def predict(self, run_id: str, node_ids: Sequence[int], epochs: float) -> list[NodePrediction]:
+        """The next round of a run on each node.
+
+        Raises:
+            UnknownRecordError: no such run.
+            InvalidInputError: the epochs are not above zero.
+        """
+        self._fleet.flower.run(run_id)
+        await self._await_fronts(run_id, node_ids)
+        return await asyncio.to_thread(predict_nodes, self._fleet.copy(), run_id, node_ids, epochs)
 
     async def get(self, plan_id: str) -> RoundRecord:
         """A round that was planned before, as it is now: it may have been trimmed.
@@ -86,13 +114,14 @@ class RoundPlanning:
         await self._repository.load_round(plan_id)
         return self._fleet.rounds.get(plan_id)
 
-    async def preview(self, run_id: str, all_devices: bool, epochs: float) -> Preview:
+    async def preview(self, run_id: str, all_devices: bool, epochs: float, workload: Workload | None = None) -> Preview:
         """The next round of a run as it would be planned now.
 
         Args:
             run_id: the run; empty for a new one.
             all_devices: include devices without a Flower node.
             epochs: local epochs; 0 for those of the run's last round.
+            workload: what a new run trains; None for the workload of the newest run.
 
         Raises:
             WattfleetError: as from `plan`.
@@ -100,7 +129,7 @@ class RoundPlanning:
         if run_id:
             await self._repository.load_history(run_id)
             await self._repository.load_newest_round(run_id)
-        preview = RoundPreview(self._fleet, run_id, all_devices)
+        preview = RoundPreview(self._fleet, run_id, all_devices, workload)
         self._prepare(preview.fleet, preview.node_ids)
         return await asyncio.to_thread(preview.plan, epochs)
 
@@ -133,6 +162,22 @@ class RoundPlanning:
     ) -> tuple[RoundRequest, RoundRecord]:
         request = fleet.flower.request_round(run_id, number, node_ids, epochs)
         return request, request.planned()
+
+    async def _await_fronts(self, run_id: str, node_ids: Sequence[int]) -> None:
+        """Wait shortly for the devices' fronts of a workload that was just announced to them.
+
+        Devices that do not report theirs in time are left out of the round.
+        """
+        for _ in range(round(self._settings.fronts_wait_s / _FRONTS_POLL_S)):
+            if run_id not in self._fronts_until_s:
+                return
+            if self._now_s() > self._fronts_until_s[run_id]:
+                del self._fronts_until_s[run_id]
+                return
+            unknown = self._fleet.flower.unpredicted(run_id, node_ids)
+            if not any(map(self._orders.knows_workloads, unknown)):
+                return
+            await asyncio.sleep(_FRONTS_POLL_S)
 
     async def _release(self, run_id: str, node_ids: Sequence[int]) -> None:
         """End older grants of the nodes' devices to this run, and wait until the devices have confirmed it.
@@ -177,6 +222,8 @@ class RoundPlanning:
         since_s = {plan_id: self._in_flight_since_s.get(plan_id, now_s) for plan_id in in_flight}
         for plan_id, plan in in_flight.items():
             planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
+            if any(each.is_length_assumed for each in plan.assignments):
+                planned_s = max(planned_s, fleet.rounds.grants.longest_unknown_s / self._settings.overdue_factor)
             longest_s = self._settings.overdue_factor * planned_s + self._settings.overdue_s
             if now_s - since_s[plan_id] > longest_s:
                 _log.warning("round %s is overdue and was never finished: its devices are released", plan_id)

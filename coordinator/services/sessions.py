@@ -22,6 +22,7 @@ from coordinator.state.enrolments import Enrolments
 from coordinator.state.leases import Lease, Leases
 from coordinator.state.names import require_name
 from coordinator.state.records import StoredRecord
+from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from coordinator.store.errors import StoreUnavailableError
 from wattfleet.errors import ImplausibleError, InvalidInputError
 from wattfleet_io.token_bucket import TokenBucket
@@ -30,12 +31,13 @@ from wattfleet_proto.convert import (
     phase_from_message,
     provenance_from_message,
     state_from_message,
+    workload_from_message,
 )
 from wattfleet_proto.device_state import DeviceState, GrantPhase
 from wattfleet_proto.error_boundary import refuse
 from wattfleet_proto.message_sizes import MAX_PLAN_ID_CHARACTERS
 from wattfleet_proto.v1 import session_pb2, session_pb2_grpc
-from wattfleet_proto.version import common_version
+from wattfleet_proto.version import WORKLOADS_MINOR, common_version
 
 _log = logging.getLogger(__name__)
 
@@ -103,8 +105,8 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
         ended: tuple[grpc.StatusCode, str] | None = None
         try:
             await stream.write(session_pb2.SessionResponse(welcome=self._welcome(protocol)))
+            self._orders.begin(lease.device_id, stream, knows_workloads=protocol.minor >= WORKLOADS_MINOR)
             del first, protocol  # frees the memory: ten thousand sessions last for days
-            self._orders.begin(lease.device_id, stream)
             # Grants that were due since the Hello may have gone to the session that this one replaces.
             self._fleet.rounds.grants.session_began(lease.device_id, self._now_s())
             await self._serve(lease, context, stream)
@@ -268,6 +270,7 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
             return self._fleet.agents.report_state(device_id, state, request.state.profiled_modes, request.state.detail)
         if body == "front":
             report = request.front
+            workload = workload_from_message(report.workload) if report.HasField("workload") else None
             try:
                 return self._fleet.agents.report_front(
                     device_id,
@@ -275,10 +278,15 @@ class SessionServicer(session_pb2_grpc.SessionServiceServicer):
                     report.idle_w,
                     report.profiled_modes,
                     report.reference_digest,
+                    workload,
+                    report.minibatches_per_epoch if report.HasField("minibatches_per_epoch") else None,
                 )
             except ImplausibleError as error:
-                self._fleet.agents.refuse_front(device_id, str(error))
+                name = EVERY_WORKLOAD if workload is None else workload.name
+                self._fleet.agents.refuse_front(device_id, str(error), name)
                 raise
+        if body == "removed":
+            return self._fleet.agents.remove_workload(device_id, request.removed.workload)
         if body == "observation":
             seen = request.observation
             require_name("a plan's id", seen.plan_id, MAX_PLAN_ID_CHARACTERS)

@@ -3,25 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from itertools import islice
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from coordinator.repository.repository import FleetRepository
+from coordinator.state.known_workloads import KnownWorkload, known_workloads
 from coordinator.state.names import MAX_METRICS
 from coordinator.state.records import DeviceRecord, DeviceResult, RoundRecord, RunRecord, UnplannedRound
+from coordinator.state.workload_fronts import UsualLengths, WorkloadFront
 from coordinator.store.times import OF_DEVICES, OF_RUNS, Times, of_rounds
-from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import require_workload_name
 from wattfleet.planning import RoundPlan
-from wattfleet_proto.convert import front_to_message, plan_to_message, provenance_to_message, state_to_message
+from wattfleet_proto.convert import (
+    front_to_message,
+    plan_to_message,
+    provenance_to_message,
+    state_to_message,
+    workload_to_message,
+)
 from wattfleet_proto.v1 import planning_pb2, view_pb2, view_pb2_grpc
 
 _DEVICES_IN_A_MESSAGE = 100
+"""A device with the fronts of several workloads counts as several."""
+
 _RUNS_IN_A_MESSAGE = 100
+_WORKLOADS_IN_A_MESSAGE = 100
 
 
 class ViewServicer(view_pb2_grpc.ViewServiceServicer):
@@ -48,15 +60,22 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         for device_id in request.device_ids:
             agents.get(device_id)
         ids = sorted(set(request.device_ids) or agents.devices)
+        if request.workload:
+            require_workload_name(request.workload)
         times = await self._repository.times(OF_DEVICES) if request.with_times else {}
-        for begin in range(0, len(ids), _DEVICES_IN_A_MESSAGE):
-            yield view_pb2.ListDevicesResponse(
-                devices=[
-                    self._device_view(agents.devices[each], request.with_fronts, times.get(each, Times()))
-                    for each in ids[begin : begin + _DEVICES_IN_A_MESSAGE]
-                    if each in agents.devices  # not forgotten meanwhile
-                ]
-            )
+        lengths = agents.usual_lengths()
+        answer, size = view_pb2.ListDevicesResponse(), 0
+        for each in ids:
+            if each not in agents.devices:  # forgotten meanwhile
+                continue
+            view = self._device_view(agents.devices[each], request, lengths, times.get(each, Times()))
+            answer.devices.append(view)
+            size += max(1, len(view.workloads))
+            if size >= _DEVICES_IN_A_MESSAGE:
+                yield answer
+                answer, size = view_pb2.ListDevicesResponse(), 0
+        if answer.devices:
+            yield answer
 
     async def ListRuns(  # noqa: N802 - named by the protocol
         self, request: view_pb2.ListRunsRequest, context: Any
@@ -67,6 +86,16 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         for begin in range(0, len(runs), _RUNS_IN_A_MESSAGE):
             some = runs[begin : begin + _RUNS_IN_A_MESSAGE]
             yield view_pb2.ListRunsResponse(runs=[_run_view(run, times.get(run.run_id, Times())) for run in some])
+
+    async def ListWorkloads(  # noqa: N802 - named by the protocol
+        self, request: view_pb2.ListWorkloadsRequest, context: Any
+    ) -> AsyncIterator[view_pb2.ListWorkloadsResponse]:
+        """List the workloads of runs and of fronts by name."""
+        times = await self._repository.times(OF_RUNS)
+        known = known_workloads(self._fleet)
+        for begin in range(0, len(known), _WORKLOADS_IN_A_MESSAGE):
+            some = known[begin : begin + _WORKLOADS_IN_A_MESSAGE]
+            yield view_pb2.ListWorkloadsResponse(workloads=[_workload_view(each, times) for each in some])
 
     async def StreamRounds(  # noqa: N802 - named by the protocol
         self, request: view_pb2.StreamRoundsRequest, context: Any
@@ -81,7 +110,8 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
                     yield view
             if record.wall_s is None and self._fleet.unplanned.is_known(run_id, record.number):
                 continue  # its plan never reached the Flower server
-            yield _round_view(record, times.get(record.plan_id, Times()), not request.without_devices)
+            workload = self._fleet.flower.workload_of(run_id)
+            yield _round_view(record, workload, times.get(record.plan_id, Times()), not request.without_devices)
         for number in unplanned:
             async for view in self._unplanned_view(number, request):
                 yield view
@@ -92,10 +122,14 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
         """One round without a plan; nothing if it was deleted meanwhile."""
         record = await self._repository.unplanned_of(request.run_id, number)
         if record is not None:
-            yield _unplanned_view(record, request.with_times, not request.without_devices)
+            workload = self._fleet.flower.workload_of(record.run_id)
+            yield _unplanned_view(record, workload, request.with_times, not request.without_devices)
 
-    def _device_view(self, record: DeviceRecord, with_front: bool, times: Times) -> view_pb2.DeviceView:
-        operator, front = self._fleet.operator, record.front
+    def _device_view(
+        self, record: DeviceRecord, request: view_pb2.ListDevicesRequest, lengths: UsualLengths, times: Times
+    ) -> view_pb2.DeviceView:
+        operator = self._fleet.operator
+        known = record.front_for(request.workload) if request.workload else record.latest_front
         rules, overrides = operator.rules_of(record.device_id), operator.overrides_of(record.device_id)
         grant = self._fleet.rounds.grants.of(record.device_id)
         if grant is not None and grant.is_over:
@@ -106,13 +140,19 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             board=record.board,
             provenance=provenance_to_message(record.provenance),
             state=state_to_message(record.state),
-            profiled_modes=record.profiled_modes,
+            profiled_modes=known.profiled_modes if known is not None and request.workload else record.profiled_modes,
             mode_count=record.mode_count,
             detail=record.detail,
             idle_w=record.idle_w,
-            front=front_to_message(front) if front is not None and with_front else None,
-            reference_digest=record.reference_digest,
-            fastest_epoch_s=None if front is None else _fastest_epoch_s(front, record.idle_w or 0.0, rules.limit_w),
+            front=front_to_message(known.front) if known is not None and request.with_fronts else None,
+            reference_digest="" if known is None else known.reference_digest,
+            fastest_epoch_s=None if known is None else _fastest_epoch_s(known, record, lengths, rules.limit_w),
+            workload=request.workload or ("" if known is None else known.name),
+            workloads=[
+                self._device_workload(record, each, lengths, rules.limit_w)
+                for each in record.fronts
+                if request.with_fronts
+            ],
             supply=self._supply(record.device_id),
             limit_w=rules.limit_w,
             site_tags=sorted(rules.tags),
@@ -124,8 +164,23 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             confirmed_w=None if grant is None else grant.confirmed_w,
             observed_w=None if observed is None else observed.power_w,
             granted_plan_id="" if grant is None else grant.plan_id,
-            left_out=self._fleet.agents.claims.exclusion_reason(record) or "",
-            trust=self._fleet.agents.claims.trust_of(record.device_id),
+            left_out=self._fleet.agents.claims.exclusion_reason(record, request.workload or None) or "",
+            trust=self._fleet.agents.claims.trust_of(record.device_id, request.workload or None),
+        )
+
+    def _device_workload(
+        self, record: DeviceRecord, known: WorkloadFront, lengths: UsualLengths, limit_w: float | None
+    ) -> view_pb2.DeviceWorkload:
+        claims, name = self._fleet.agents.claims, None if known.workload is None else known.name
+        return view_pb2.DeviceWorkload(
+            workload=None if known.workload is None else workload_to_message(known.workload),
+            profiled_modes=known.profiled_modes,
+            minibatches_per_epoch=known.minibatches_per_epoch,
+            fastest_epoch_s=_fastest_epoch_s(known, record, lengths, limit_w),
+            reference_digest=known.reference_digest,
+            left_out=claims.exclusion_reason(record, name) or "",
+            trust=claims.trust_of(record.device_id, name),
+            front=front_to_message(known.front),
         )
 
     def _supply(self, device_id: str) -> str:
@@ -136,9 +191,12 @@ class ViewServicer(view_pb2_grpc.ViewServiceServicer):
             return ""
 
 
-def _fastest_epoch_s(front: Front, idle_w: float, limit_w: float | None) -> float | None:
+def _fastest_epoch_s(
+    known: WorkloadFront, record: DeviceRecord, lengths: UsualLengths, limit_w: float | None
+) -> float | None:
     """Seconds of a one-epoch training in the fastest mode within the device's own limit; None if no mode is."""
-    allowed = np.maximum(front.planned_w, idle_w) <= (np.inf if limit_w is None else limit_w)
+    front = lengths.planned(known)
+    allowed = np.maximum(front.planned_w, record.idle_w or 0.0) <= (np.inf if limit_w is None else limit_w)
     return float(front.one_epoch_s[allowed].min()) if allowed.any() else None
 
 
@@ -152,6 +210,20 @@ def _run_view(run: RunRecord, times: Times) -> view_pb2.RunView:
         error=run.error,
         started_unix_s=times.first_unix_s,
         finished_unix_s=times.last_unix_s,
+        workload=workload_to_message(run.workload),
+    )
+
+
+def _workload_view(known: KnownWorkload, times: Mapping[str, Times]) -> view_pb2.WorkloadView:
+    began = [times[run_id].first_unix_s for run_id in known.run_ids if run_id in times]
+    return view_pb2.WorkloadView(
+        workload=workload_to_message(known.workload),
+        device_count=known.device_count,
+        measured_devices=len(known.profiled_modes),
+        median_modes=median(known.profiled_modes) if known.profiled_modes else None,
+        live_run_ids=known.live_run_ids,
+        run_count=len(known.run_ids),
+        last_used_unix_s=max((each for each in began if each is not None), default=None),
     )
 
 
@@ -165,7 +237,7 @@ def _without_devices(plan: RoundPlan) -> RoundPlan:
     return replace(plan, assignments=(), decisions=(), first_planned=first)
 
 
-def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_pb2.RoundView:
+def _round_view(record: RoundRecord, workload: str, times: Times, with_devices: bool) -> view_pb2.RoundView:
     plan = record.plan if with_devices else _without_devices(record.plan)
     return view_pb2.RoundView(
         run_id=record.run_id,
@@ -190,10 +262,11 @@ def _round_view(record: RoundRecord, times: Times, with_devices: bool) -> view_p
         finished_unix_s=times.last_unix_s,
         other_mode_count=len(record.plan.in_other_mode),
         stopped_count=len(record.plan.stopped),
+        workload=workload,
     )
 
 
-def _unplanned_view(record: UnplannedRound, with_times: bool, with_devices: bool) -> view_pb2.RoundView:
+def _unplanned_view(record: UnplannedRound, workload: str, with_times: bool, with_devices: bool) -> view_pb2.RoundView:
     return view_pb2.RoundView(
         run_id=record.run_id,
         round=record.number,
@@ -205,6 +278,7 @@ def _unplanned_view(record: UnplannedRound, with_times: bool, with_devices: bool
         device_count=len(record.results),
         planned_unix_s=record.began_at.timestamp() if with_times else None,
         finished_unix_s=record.ended_at.timestamp() if with_times else None,
+        workload=workload,
     )
 
 

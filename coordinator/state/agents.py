@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -13,8 +14,10 @@ from coordinator.state.names import abbreviate, require_name
 from coordinator.state.placement import Placement
 from coordinator.state.records import LONGEST_TEXT, DeviceRecord
 from coordinator.state.rounds.ledger import RoundLedger
+from coordinator.state.workload_fronts import EVERY_WORKLOAD, UsualLengths, WorkloadFront
 from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError, InvalidInputError
+from wattfleet.modes import Workload, require_workload_name
 from wattfleet.planning import Offer
 from wattfleet_proto.device_state import DeviceState
 
@@ -30,7 +33,12 @@ class Agents:
     """
 
     def __init__(
-        self, devices: Sequence[DeviceRecord], placement: Placement, rounds: RoundLedger, claims: Claims
+        self,
+        devices: Sequence[DeviceRecord],
+        placement: Placement,
+        rounds: RoundLedger,
+        claims: Claims,
+        max_workloads: int = 32,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -39,6 +47,7 @@ class Agents:
             placement: which supply each device is behind.
             rounds: all rounds, which devices report on.
             claims: checks what devices report.
+            max_workloads: workloads of which a device's fronts are kept.
         """
         self.devices = {record.device_id: replace(record, state=DeviceState.OFFLINE) for record in devices}
         self._connected: set[str] = set()
@@ -46,10 +55,11 @@ class Agents:
         self._profiling = {each.device_id for each in devices if each.state is DeviceState.PROFILING}
         self._placement = placement
         self._rounds = rounds
+        self._max_workloads = max_workloads
         self.claims = claims
         for record in devices:  # an earlier version may have stored what this one refuses
-            if record.front is not None and record.idle_w is not None:
-                self._check(record, record.front, record.idle_w)
+            for known in record.fronts:
+                self._check(record, known)
 
     def get(self, device_id: str) -> DeviceRecord:
         """One device.
@@ -78,9 +88,17 @@ class Agents:
         copied.claims = self.claims.copy()
         return copied
 
-    def left_out(self) -> dict[str, str]:
-        """Why devices are left out of rounds because of their claims, by id."""
-        reasons = {each.device_id: self.claims.exclusion_reason(each) for each in self.devices.values()}
+    def usual_lengths(self) -> UsualLengths:
+        """The minibatches in an epoch of devices that do not know theirs, as all devices are now."""
+        return UsualLengths(device.fronts for device in self.devices.values())
+
+    def left_out(self, workload: str | None = None) -> dict[str, str]:
+        """Why devices are left out of rounds because of their claims, by id.
+
+        Args:
+            workload: what the rounds train; None for any.
+        """
+        reasons = {each.device_id: self.claims.exclusion_reason(each, workload) for each in self.devices.values()}
         return {device_id: reason for device_id, reason in reasons.items() if reason is not None}
 
     # --- reports ------------------------------------------------------------------------------------------------
@@ -122,13 +140,32 @@ class Agents:
         return self._put(replace(before, state=state, profiled_modes=profiled_modes, detail=detail))
 
     def report_front(
-        self, device_id: str, front: Front, idle_w: float, profiled_modes: int, reference_digest: str
+        self,
+        device_id: str,
+        front: Front,
+        idle_w: float,
+        profiled_modes: int,
+        reference_digest: str,
+        workload: Workload | None = None,
+        minibatches_per_epoch: int | None = None,
     ) -> DeviceRecord:
-        """Take a device's predicted front and its idle power.
+        """Take a device's predicted front for a workload, and its idle power.
+
+        With too many workloads, the front that was reported longest ago goes.
+
+        Args:
+            device_id: the device.
+            front: its front.
+            idle_w: watts while parked.
+            profiled_modes: modes of the workload that it has measured.
+            reference_digest: digest of the reference predictor behind the front; empty for none.
+            workload: as the device knows it; None if the front counts for every workload.
+            minibatches_per_epoch: in one pass over the device's data; None if it is unknown.
 
         Raises:
             ImplausibleError: no board of its kind draws so many watts.
-            InvalidInputError: the idle power is negative or not finite, or the digest is malformed.
+            InvalidInputError: the idle power is negative or not finite, the digest is malformed, or an epoch has no
+                minibatches.
         """
         before = self.get(device_id)
         Offer(device_id, front, idle_w)  # checks the planner's own conditions before anything is stored
@@ -137,16 +174,38 @@ class Agents:
             raise InvalidInputError(
                 f"{device_id}: a reference's digest must have 64 hexadecimal digits, not {abbreviate(reference_digest)}"
             )
-        self.claims.front_accepted(device_id)
-        if before.front is not None and before.front.equals(front):
-            front = before.front
-        after = replace(
-            before, front=front, idle_w=idle_w, profiled_modes=profiled_modes, reference_digest=reference_digest
-        )
-        if front is before.front and after == before:
+        if minibatches_per_epoch is not None and minibatches_per_epoch < 1:
+            raise InvalidInputError(
+                f"{device_id}: an epoch has 1 or more minibatches, not {minibatches_per_epoch}: leave the number out if"
+                " it is unknown"
+            )
+        reported = WorkloadFront(front, workload, minibatches_per_epoch, profiled_modes, sys.intern(reference_digest))
+        self.claims.front_accepted(device_id, reported.name)
+        others = tuple(each for each in before.fronts if each.name != reported.name)
+        known = next((each for each in before.fronts if each.name == reported.name), None)
+        if known is not None and known.front.equals(front):
+            reported = replace(reported, front=known.front)
+            reported = known if reported == known else reported
+        dropped = others[: max(0, len(others) + 1 - self._max_workloads)]
+        self.claims.forget(device_id, [each.name for each in dropped])
+        after = replace(before, fronts=(*others[len(dropped) :], reported), idle_w=idle_w)
+        if workload is None:
+            after = replace(after, profiled_modes=profiled_modes)
+        if after == before:
             return before
         self._rounds.is_trim_due = True
         return self._put(after)
+
+    def remove_workload(self, device_id: str, workload: str) -> DeviceRecord:
+        """Drop a device's front of a workload, since the device has removed what it stored of it.
+
+        Raises:
+            InvalidInputError: no workload can have this name.
+        """
+        require_workload_name(workload)
+        before = self.get(device_id)
+        self.claims.forget(device_id, [workload])
+        return self._put(replace(before, fronts=tuple(each for each in before.fronts if each.name != workload)))
 
     def forget(self, device_ids: Collection[str]) -> None:
         """Remove disconnected devices."""
@@ -154,16 +213,21 @@ class Agents:
             del self.devices[device_id]
             self._profiling.discard(device_id)
 
-    def refuse_front(self, device_id: str, reason: str) -> DeviceRecord:
-        """Leave a device out of new rounds until it reports a plausible front; its older front and idle power stay."""
-        self.claims.front_refused(device_id, reason)
+    def refuse_front(self, device_id: str, reason: str, workload: str = EVERY_WORKLOAD) -> DeviceRecord:
+        """Leave a device out of a workload's new rounds until it reports a plausible front.
+
+        Its older front and its idle power stay.
+        """
+        self.claims.front_refused(device_id, workload, reason)
         return self.get(device_id)
 
-    def _check(self, record: DeviceRecord, front: Front, idle_w: float) -> None:
+    def _check(self, record: DeviceRecord, known: WorkloadFront) -> None:
+        if record.idle_w is None:
+            return
         try:
-            self.claims.require_plausible_front(record, front, idle_w)
+            self.claims.require_plausible_front(record, known.front, record.idle_w)
         except ImplausibleError as error:
-            self.claims.front_refused(record.device_id, str(error))
+            self.claims.front_refused(record.device_id, known.name, str(error))
 
     def _put(self, record: DeviceRecord) -> DeviceRecord:
         self.devices[record.device_id] = record

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 from coordinator.settings import ClaimSettings
 from coordinator.state.records import DeviceRecord, ObservedTraining, RoundRecord
+from coordinator.state.workload_fronts import EVERY_WORKLOAD
 from wattfleet.choosing import Front
 from wattfleet.planning import (
     PowerRange,
@@ -15,6 +17,11 @@ from wattfleet.planning import (
     require_plausible_observation,
     require_plausible_power,
 )
+
+_MAX_WORKLOADS = 32
+"""Workloads of a device whose claims are kept; a device that knows no workloads may train any number."""
+
+_Value = TypeVar("_Value", str, Trust)
 
 
 class Claims:
@@ -28,8 +35,9 @@ class Claims:
         """
         self._others = PowerRange(settings.other_board_w, settings.other_board_idle_w)
         self._max_contradictions = settings.max_contradictions
-        self._refused: dict[str, str] = {}
-        self._trust: dict[str, Trust] = {}
+        # By device and workload. Inner mappings are replaced, never changed.
+        self._refused: dict[str, Mapping[str, str]] = {}
+        self._trust: dict[str, Mapping[str, Trust]] = {}
 
     def copy(self) -> Claims:
         """An independent copy."""
@@ -37,19 +45,39 @@ class Claims:
         copied._refused, copied._trust = self._refused.copy(), self._trust.copy()  # noqa: SLF001 - of this class
         return copied
 
-    def trust_of(self, device_id: str) -> float | None:
-        """From 1, if no recent prediction was contradicted, to 0; None before the device's first observed training."""
-        trust = self._trust.get(device_id)
-        return None if trust is None else trust.share
+    def trust_of(self, device_id: str, workload: str | None = None) -> float | None:
+        """From 1, if no recent prediction was contradicted, to 0; None before the device's first observed training.
 
-    def exclusion_reason(self, device: DeviceRecord) -> str | None:
-        """Why a device is left out of rounds because of its claims; None if it may be selected."""
-        if device.device_id in self._refused:
-            return self._refused[device.device_id]
-        trust = self._trust.get(device.device_id)
-        if trust is None or device.front is None:
+        Args:
+            device_id: the device.
+            workload: what it is trusted with; None for the workload that it is trusted with least.
+        """
+        of_device = self._trust.get(device_id, {})
+        shares = [trust.share for name, trust in of_device.items() if workload in (None, name)]
+        return min(shares, default=None)
+
+    def exclusion_reason(self, device: DeviceRecord, workload: str | None = None) -> str | None:
+        """Why a device is left out of rounds because of its claims; None if it may be selected.
+
+        Args:
+            device: the device.
+            workload: what the rounds train; None for any.
+        """
+        refused = self._refused.get(device.device_id, {})
+        trusts = self._trust.get(device.device_id, {})
+        if not refused and not trusts:
             return None
-        return trust.exclusion_reason(device.front, self._max_contradictions)
+        for name in dict.fromkeys((*refused, *trusts)) if workload is None else (workload,):
+            front = device.front_for(name)
+            if name in refused:
+                return refused[name]
+            if EVERY_WORKLOAD in refused and (front is None or front.name == EVERY_WORKLOAD):
+                return refused[EVERY_WORKLOAD]
+            if name in trusts and front is not None:
+                reason = trusts[name].exclusion_reason(front.front, self._max_contradictions)
+                if reason is not None:
+                    return reason
+        return None
 
     # --- reports ------------------------------------------------------------------------------------------------
 
@@ -61,15 +89,18 @@ class Claims:
         """
         require_plausible_power(device.device_id, device.board, front, idle_w, self._others)
 
-    def front_refused(self, device_id: str, reason: str) -> bool:
-        """Leave a device out until it reports a plausible front; returns whether this is new."""
-        is_new = self._refused.get(device_id) != reason
-        self._refused[device_id] = reason
-        return is_new
+    def front_refused(self, device_id: str, workload: str, reason: str) -> None:
+        """Leave a device out of a workload's rounds until it reports a plausible front."""
+        _put(self._refused, device_id, workload, reason)
 
-    def front_accepted(self, device_id: str) -> None:
-        """End the exclusion of a device for its front."""
-        self._refused.pop(device_id, None)
+    def front_accepted(self, device_id: str, workload: str) -> None:
+        """End the exclusion of a device for its front of a workload."""
+        _drop(self._refused, device_id, [workload])
+
+    def forget(self, device_id: str, workloads: Collection[str]) -> None:
+        """Forget what is known of some workloads of a device."""
+        _drop(self._refused, device_id, workloads)
+        _drop(self._trust, device_id, workloads)
 
     def require_plausible_observation(self, device: DeviceRecord, epoch_s: float, power_w: float) -> None:
         """Check an observation against the kind of board.
@@ -79,19 +110,40 @@ class Claims:
         """
         require_plausible_observation(device.device_id, device.board, epoch_s, power_w, self._others)
 
-    def observed(self, device: DeviceRecord, record: RoundRecord, seen: ObservedTraining) -> None:
+    def observed(self, device: DeviceRecord, workload: str, record: RoundRecord, seen: ObservedTraining) -> None:
         """Compare an observation with the device's prediction for the round.
 
         A training whose mode was changed by a trim is not compared: its observation is of several modes.
+
+        Args:
+            device: the device.
+            workload: name of what the round trained.
+            record: the round.
+            seen: the observation.
         """
         assignment = record.plan.assignment_of(device.device_id)
         first = record.plan.original.assignment_of(device.device_id)
-        if device.front is None or assignment is None or first is None or assignment.mode != first.mode:
+        if assignment is None or first is None or assignment.mode != first.mode:
             return
-        contradiction = contradiction_of(assignment, device.front, seen.epoch_s, seen.power_w)
-        self._trust[device.device_id] = self._trust.get(device.device_id, Trust()).after(contradiction)
+        contradiction = contradiction_of(assignment, seen.epoch_s, seen.power_w)
+        trust = self._trust.get(device.device_id, {}).get(workload, Trust())
+        _put(self._trust, device.device_id, workload, trust.after(contradiction))
 
     def trust_again(self, device_ids: Collection[str]) -> None:
         """Forget the contradictions of some devices, since the operator includes them again."""
         for device_id in device_ids:
             self._trust.pop(device_id, None)
+
+
+def _put(kept: dict[str, Mapping[str, _Value]], device_id: str, workload: str, value: _Value) -> None:
+    """Keep a value for a device and a workload; the oldest workloads go."""
+    others = {name: each for name, each in kept.get(device_id, {}).items() if name != workload}
+    newest = list(others.items())[-(_MAX_WORKLOADS - 1) :]
+    kept[device_id] = {**dict(newest), workload: value}
+
+
+def _drop(kept: dict[str, Mapping[str, _Value]], device_id: str, workloads: Collection[str]) -> None:
+    """Drop the values of some workloads of a device."""
+    known = kept.get(device_id, {})
+    if not known.keys().isdisjoint(workloads):
+        kept[device_id] = {name: value for name, value in known.items() if name not in workloads}

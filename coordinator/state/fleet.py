@@ -10,6 +10,7 @@ from coordinator.errors import StillInUseError
 from coordinator.settings import ClaimSettings, GrantSettings
 from coordinator.state.agents import Agents
 from coordinator.state.claims import Claims
+from coordinator.state.contention import Contention
 from coordinator.state.flower import FlowerRuns
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.placement import OnlySite, Placement
@@ -29,6 +30,7 @@ from coordinator.state.rounds.grants import Grants
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.unplanned import UnplannedRounds
 from coordinator.state.stored_grants import NOTHING_STORED, StoredGrants
+from coordinator.state.waiting_runs import WaitingRuns
 from wattfleet.budgets import InForce
 from wattfleet.errors import first_few
 from wattfleet.planning import Allowance, InFlight, Offer, Selection, trim_rounds
@@ -64,6 +66,8 @@ class Fleet:
         claims: ClaimSettings = ClaimSettings(),
         unplanned: Iterable[tuple[str, int]] = (),
         stored_grants: StoredGrants = NOTHING_STORED,
+        weights: Mapping[str, float] | None = None,
+        max_workloads: int = 32,
     ) -> None:
         """Start from what a store holds; no device is connected yet.
 
@@ -83,22 +87,29 @@ class Fleet:
             claims: limits of what devices may report.
             unplanned: run and number of each round without a plan.
             stored_grants: what a store holds about the grants of an earlier process.
+            weights: weights of runs that wait for each other, by workload; 1 for others.
+            max_workloads: workloads of which a device's fronts are kept.
         """
         placement = placement or OnlySite(allowance.supplies)
         self._now_s = now_s
         runs_by_id = {record.run_id: record for record in runs}
         self.rounds = RoundLedger(rounds, archived, Grants(rounds, runs_by_id, grants, now_s(), stored=stored_grants))
         self.unplanned = UnplannedRounds(unplanned)
-        self.agents = Agents(devices, placement, self.rounds, Claims(claims))
+        self.agents = Agents(devices, placement, self.rounds, Claims(claims), max_workloads)
         trusted_after = {each.device_id: each.trusted_after for each in overrides if each.trusted_after}
         for record in rounds:
             for observed in record.observations.values():
                 if observed.device_id in self.agents.devices:
-                    self.agents.claims.observed(self.agents.get(observed.device_id), record, observed)
+                    device, workload = self.agents.get(observed.device_id), runs_by_id[record.run_id].workload.name
+                    self.agents.claims.observed(device, workload, record, observed)
             self.agents.claims.trust_again([each for each in trusted_after if trusted_after[each] == record.plan_id])
         self.operator = OperatorSettings(allowance, placement, selection or Selection(), self.agents, overrides)
         self.draw = PowerDraw(self.agents, self.operator, self.rounds.grants)
-        self.flower = FlowerRuns(policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw)
+        waiting = WaitingRuns(now_s, weights)
+        contention = Contention(waiting, self.agents, self.operator, self.rounds.grants, self.draw)
+        self.flower = FlowerRuns(
+            policy, nodes or {}, runs, self.agents, self.operator, self.rounds, self.draw, contention
+        )
 
     def copy(self) -> Fleet:
         """An independent copy."""
@@ -123,7 +134,8 @@ class Fleet:
         is_new = device_id not in self.rounds.get(plan_id).observations
         observation = self.rounds.observe(plan_id, seen)
         if is_new:
-            self.agents.claims.observed(device, self.rounds.get(plan_id), seen)
+            workload = self.flower.workload_of(run_of(plan_id))
+            self.agents.claims.observed(device, workload, self.rounds.get(plan_id), seen)
         return observation
 
     def undrain(self, device_ids: Collection[str]) -> list[DeviceOverrides]:
@@ -265,8 +277,10 @@ class Fleet:
     def exceeds_budget(self, planned: RoundRecord) -> bool:
         """Whether a plan would exceed a budget, since the fleet has changed while it was planned."""
         chosen = {assignment.device_id: assignment.power_limit_w for assignment in planned.plan.assignments}
+        workload = self.flower.workload_of(planned.run_id)
         for device_id in chosen:
-            if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(self.agents.devices[device_id]):
+            device = self.agents.devices[device_id]
+            if self.rounds.grants.may_train(device_id) or not self.draw.is_offered(device, workload):
                 return True
         drawn_w = self.draw.elsewhere_w(chosen.keys())
         for device_id, limit_w in chosen.items():
@@ -303,13 +317,17 @@ class Fleet:
     def _offers_in_flight(self) -> dict[str, list[Offer]]:
         """What the devices in flight can be planned with, by plan."""
         offers: dict[str, list[Offer]] = {}
+        lengths = self.agents.usual_lengths()
         for device_id, grant in self.rounds.grants.in_flight():
             device = self.agents.devices.get(device_id)
             # A device that profiles sets its own power modes.
             if grant.assignment is None or device is None or self.agents.is_profiling(device_id):
                 continue
-            if not self._obeys(device_id) or (offer := self.draw.offer_of(device)) is None:
+            if not self._obeys(device_id) or not self.agents.is_connected(device_id):
                 continue
+            offer = self.draw.offer_of(device, self.flower.workload_of(run_of(grant.plan_id)), lengths)
+            if offer is None:  # its front was removed meanwhile: it can go on, or be stopped
+                offer = self.draw.offer_as_assigned(device, grant.assignment)
             limit_w = grant.granted_w if offer.limit_w is None else min(offer.limit_w, grant.granted_w)
             offers.setdefault(grant.plan_id, []).append(replace(offer, limit_w=limit_w))
         return offers

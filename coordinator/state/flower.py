@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from coordinator.errors import NoDevicesError, QuotaExceededError, UnknownRecordError
 from coordinator.state.agents import Agents
+from coordinator.state.contention import Contention
 from coordinator.state.names import require_metrics, require_name
 from coordinator.state.operator import OperatorSettings
 from coordinator.state.power_draw import PowerDraw
@@ -24,7 +25,10 @@ from coordinator.state.records import (
 from coordinator.state.rounds.ledger import RoundLedger
 from coordinator.state.rounds.request import RoundRequest
 from coordinator.state.run_owners import owner_of, require_owner
+from coordinator.state.workload_fronts import UNNAMED
 from wattfleet.errors import MAX_LISTED, InvalidInputError, first_few
+from wattfleet.modes import Workload
+from wattfleet.planning import Offer
 from wattfleet.planning.policies import Policy
 from wattfleet_proto.device_state import DeviceState
 
@@ -36,6 +40,7 @@ class FlowerRuns:
         policy: the client-selection policy.
         nodes: Flower node id -> device id.
         runs: known runs by id, oldest first.
+        contention: what runs leave to each other.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class FlowerRuns:
         operator: OperatorSettings,
         rounds: RoundLedger,
         draw: PowerDraw,
+        contention: Contention,
     ) -> None:
         """Start from what a store holds.
 
@@ -58,8 +64,10 @@ class FlowerRuns:
             operator: budgets and rules for client selection.
             rounds: all rounds.
             draw: what each device can be planned with.
+            contention: what runs leave to each other.
         """
         self.policy = policy
+        self.contention = contention
         self.nodes = dict(nodes)
         self.runs = {record.run_id: record for record in runs}
         self._agents = agents
@@ -77,6 +85,18 @@ class FlowerRuns:
             raise UnknownRecordError(f"unknown run {run_id!r}: it never started")
         return self.runs[run_id]
 
+    def workload_of(self, run_id: str) -> str:
+        """The name of what a run trains; empty for a run that is not known."""
+        return self.runs[run_id].workload.name if run_id in self.runs else ""
+
+    def live_workloads(self) -> list[Workload]:
+        """The workloads of all runs that have not ended, those of the newest runs first, each name once."""
+        live = [run.workload for run in reversed(self.runs.values()) if not run.finished]
+        named: dict[str, Workload] = {}
+        for workload in live:
+            named.setdefault(workload.name, workload)
+        return list(named.values())
+
     def is_planned(self, run_id: str, number: int) -> bool:
         """Whether a round has its plan already."""
         return plan_id_of(run_id, number) in self._rounds.records
@@ -87,15 +107,18 @@ class FlowerRuns:
         text = device.state.value if other_plan is None else f"{device.state.value}, and part of round {other_plan}"
         if other_plan is None and device.state is DeviceState.READY and self._rounds.grants.may_train(device.device_id):
             text += ", but has not confirmed yet that its last training is over"
+        if device.state is DeviceState.READY and device.front_for(self.workload_of(run_id)) is None:
+            text += f", but {_no_prediction(self.workload_of(run_id))}"
         if self._operator.overrides_of(device.device_id).drained:
             text += ", and drained"
-        left_out = self._agents.claims.exclusion_reason(device)
+        left_out = self._agents.claims.exclusion_reason(device, self.workload_of(run_id))
         return text if left_out is None else f"{text}, and left out: {left_out}"
 
     def copy(self, agents: Agents, operator: OperatorSettings, rounds: RoundLedger, draw: PowerDraw) -> FlowerRuns:
         """An independent copy beside copies of the other parts."""
         copied = copy.copy(self)
         copied.nodes, copied.runs = self.nodes.copy(), self.runs.copy()
+        copied.contention = self.contention.copy(agents, operator, rounds.grants, draw)
         copied._agents, copied._operator = agents, operator  # noqa: SLF001 - an instance of this class
         copied._rounds, copied._draw = rounds, draw  # noqa: SLF001
         return copied
@@ -116,17 +139,29 @@ class FlowerRuns:
         """Remove the bindings of some devices' nodes."""
         self.nodes = {node: device for node, device in self.nodes.items() if device not in device_ids}
 
-    def start_run(self, run_id: str, strategy: str, rounds: int, token: str = "") -> RunRecord:
+    def start_run(
+        self, run_id: str, strategy: str, rounds: int, token: str = "", workload: Workload | None = None
+    ) -> RunRecord:
         """Start a Flower run, or continue one that was started with the same token.
+
+        Args:
+            run_id: Flower's id.
+            strategy: name of the wrapped strategy.
+            rounds: requested rounds.
+            token: proves that later requests come from the same app.
+            workload: what it trains from now on; None if the app does not state it.
 
         Raises:
             NotRunOwnerError: another app has started a run of this id.
             InvalidInputError: the token is too long.
         """
         if run_id not in self.runs:
-            return self._put(RunRecord(run_id, strategy, rounds, owner=owner_of(token)))
+            return self._put(RunRecord(run_id, strategy, rounds, owner=owner_of(token), workload=workload or UNNAMED))
         self.require_owner(run_id, token)
-        return self._put(replace(self.runs[run_id], strategy=strategy, rounds=rounds, error="", finished=False))
+        before = self.runs[run_id]
+        workload = workload or before.workload
+        after = replace(before, strategy=strategy, rounds=rounds, error="", finished=False, workload=workload)
+        return self._put(after)
 
     def require_room(self, run_id: str, max_live: int) -> None:
         """Make sure that a run may start beside those that have not ended.
@@ -168,6 +203,7 @@ class FlowerRuns:
         """
         records = [replace(self.run(run_id), error=error[:LONGEST_TEXT], finished=True) for run_id in run_ids]
         self._rounds.runs_finished(set(run_ids))
+        self.contention.waiting.served(run_ids)
         return [self._put(record) for record in records]
 
     def report_metrics(self, run_id: str, number: int, metrics: dict[str, float]) -> RunRecord | RoundRecord:
@@ -185,6 +221,7 @@ class FlowerRuns:
 
     def remove_runs(self, run_ids: Collection[str]) -> None:
         """Remove runs that were deleted from the store, with their rounds."""
+        self.contention.waiting.served(run_ids)
         for run_id in run_ids:
             self.runs.pop(run_id, None)
         self._rounds.remove_runs(run_ids)
@@ -219,7 +256,7 @@ class FlowerRuns:
             NoDevicesError: no device is ready; the text says what every device is doing.
             InvalidInputError: several nodes claim to be the same device.
         """
-        self.run(run_id)
+        workload = self.run(run_id).workload.name
         known = [node_id for node_id in node_ids if node_id in self.nodes]
         nodes = {self.nodes[node_id]: node_id for node_id in known}
         if len(nodes) < len(known):
@@ -227,17 +264,29 @@ class FlowerRuns:
             raise InvalidInputError(
                 f"several connected nodes claim to be {first_few(duplicates)}: give each SuperNode its own device-id"
             )
-        offers = [
-            offer
+        ready = [
+            device
             for device in self._agents.devices.values()
             if device.state is DeviceState.READY
             and device.device_id in nodes
+            and self._agents.is_connected(device.device_id)
             and not self._rounds.grants.may_train(device.device_id)
-            and (offer := self._draw.offer_of(device)) is not None
         ]
-        elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
-        if all(self._operator.overrides_of(offer.device_id).drained for offer in offers):
+        lengths = self._agents.usual_lengths()
+        found = [offer for device in ready if (offer := self._draw.offer_of(device, workload, lengths)) is not None]
+        if all(self._operator.overrides_of(offer.device_id).drained for offer in found):
             raise NoDevicesError(f"no device is ready to train: {self._occupations(run_id)}")
+        share = self.contention.waiting.share_of(run_id, self._live())
+        not_offered = share.leaves(_fastest_first(found)) if share.ahead else {}
+        offers = [offer for offer in found if offer.device_id not in not_offered]
+        if not offers:
+            raise NoDevicesError(f"no device is left for the run: {next(iter(not_offered.values()))}; ask again")
+        if len(found) < len(ready):
+            offered = {offer.device_id for offer in found}
+            unknown = [device.device_id for device in ready if device.device_id not in offered]
+            not_offered.update(dict.fromkeys(unknown, _no_prediction(workload)))
+        elsewhere_w = self._draw.elsewhere_w({offer.device_id for offer in offers})
+        allowance = replace(self._operator.allowance, elsewhere_w=elsewhere_w)
         return RoundRequest(
             run_id,
             number,
@@ -245,11 +294,36 @@ class FlowerRuns:
             offers,
             nodes,
             self.policy,
-            replace(self._operator.allowance, elsewhere_w=elsewhere_w),
+            self.contention.leave(run_id, share, allowance, offers) if share.ahead else allowance,
             self._rounds.cache.history(run_id),
-            replace(self._operator.selection, left_out=self._agents.left_out()),
+            replace(self._operator.selection, left_out=self._agents.left_out(workload)),
             self._rounds.trim_count,
+            not_offered,
         )
+
+    def refused(self, run_id: str, node_ids: Sequence[int]) -> None:
+        """Note that a run got no plan: it waits, if other runs hold devices or watts that it could use.
+
+        Args:
+            run_id: the run.
+            node_ids: the nodes that it asked for.
+        """
+        asked = dict.fromkeys(self.nodes[node] for node in node_ids if node in self.nodes)
+        self.contention.refused(run_id, self.workload_of(run_id), asked, self._live())
+
+    def _live(self) -> dict[str, str]:
+        """The name of what each run trains that has not ended."""
+        return {each.run_id: each.workload.name for each in self.runs.values() if not each.finished}
+
+    def unpredicted(self, run_id: str, node_ids: Sequence[int]) -> list[str]:
+        """The ready devices of some nodes that have no front for a run's workload."""
+        workload = self.workload_of(run_id)
+        found = [self._agents.devices.get(self.nodes[node]) for node in node_ids if node in self.nodes]
+        return [
+            device.device_id
+            for device in found
+            if device is not None and device.state is DeviceState.READY and device.front_for(workload) is None
+        ]
 
     def accept_plan(self, request: RoundRequest, record: RoundRecord) -> RoundRecord:
         """Put a plan in force: its devices and watts are committed from now on.
@@ -260,6 +334,7 @@ class FlowerRuns:
         """
         # Rounds were trimmed meanwhile without this one.
         self._rounds.is_trim_due |= self._rounds.trim_count != request.trim_count
+        self.contention.waiting.served([request.run_id])
         return self._rounds.add(record)
 
     def release(self, run_id: str, node_ids: Sequence[int]) -> set[str]:
@@ -298,3 +373,12 @@ class FlowerRuns:
     def _put(self, record: RunRecord) -> RunRecord:
         self.runs[record.run_id] = record
         return record
+
+
+def _no_prediction(workload: str) -> str:
+    return f"has no prediction for the workload {workload!r} yet"
+
+
+def _fastest_first(offers: Sequence[Offer]) -> list[str]:
+    """The ids of devices, by the time of one epoch in the fastest mode."""
+    return [each.device_id for each in sorted(offers, key=lambda offer: (offer.front.one_epoch_s[0], offer.device_id))]

@@ -59,15 +59,29 @@ class OperatorSettings:
         drained = frozenset(device_id for device_id, each in self.overrides.items() if each.drained)
         return replace(self._selection, drained=drained)
 
-    def exclusion_reasons(self, device_ids: Iterable[str]) -> dict[str, str]:
-        """The devices that must not train by the operator's rules or because of their reports, each with the reason."""
-        selection = replace(self.selection, left_out=self._agents.left_out())
+    def exclusion_reasons(self, device_ids: Iterable[str], workload: str | None = None) -> dict[str, str]:
+        """The devices that must not train by the operator's rules or because of their reports, each with the reason.
+
+        Args:
+            device_ids: the devices.
+            workload: name of what they would train; None for any.
+        """
+        selection = replace(self.selection, left_out=self._agents.left_out(workload))
         supplies = self.allowance.supplies
         reasons = {
             each: selection.exclusion_reason(each, self.tags_of(each), self._supply(each), supplies)
             for each in device_ids
         }
         return {device_id: reason for device_id, reason in reasons.items() if reason is not None}
+
+    def matching(self, selection: Selection) -> list[str]:
+        """The ids of the devices that a rule selects, in order, whatever the operator's other rules are."""
+        supplies = self.allowance.supplies
+        return [
+            each
+            for each in sorted(self._agents.devices)
+            if selection.exclusion_reason(each, self.tags_of(each), self._supply(each), supplies) is None
+        ]
 
     def tags_of(self, device_id: str) -> frozenset[str]:
         """All tags of a device: the site file's and those set by command."""

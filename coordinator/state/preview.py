@@ -9,6 +9,7 @@ from coordinator.errors import NoDevicesError
 from coordinator.state.fleet import Fleet
 from coordinator.state.records import RoundRecord
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload
 from wattfleet_proto.device_state import DeviceState
 
 
@@ -33,13 +34,16 @@ class RoundPreview:
         node_ids: nodes that the plan chooses from.
     """
 
-    def __init__(self, fleet: Fleet, run_id: str = "", all_devices: bool = False) -> None:
+    def __init__(
+        self, fleet: Fleet, run_id: str = "", all_devices: bool = False, workload: Workload | None = None
+    ) -> None:
         """Copy the fleet as it is now.
 
         Args:
             fleet: the fleet.
             run_id: the run, whose newest round and history are cached; empty for a new run.
             all_devices: include devices without a Flower node, as for a run that starts now.
+            workload: what a new run trains; None for the workload of the newest run.
 
         Raises:
             UnknownRecordError: no such run.
@@ -50,7 +54,8 @@ class RoundPreview:
         self._run_id = run_id
         flower = self.fleet.flower
         if not run_id:
-            flower.start_run(run_id, "", 1)
+            newest = next(reversed(flower.runs.values()), None)
+            flower.start_run(run_id, "", 1, workload=workload or (newest.workload if newest else None))
         elif flower.run(run_id).finished:
             raise InvalidInputError(f"run {run_id} has ended: omit --run to preview the first round of a new run")
         if all_devices or not run_id:
@@ -87,6 +92,4 @@ class RoundPreview:
         text = self.fleet.flower.occupation(device, self._run_id)
         if device.state is DeviceState.READY and device_id not in self._nodes:
             return f"{text}, without a SuperNode"
-        if device.state is DeviceState.READY and device.front is None:
-            return f"{text}, without a front"
         return text

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 
 from coordinator.state.names import MAX_TAGS
 from coordinator.state.stored_grants import GivenUpTraining, GrantLifetime
+from coordinator.state.workload_fronts import UNNAMED, WorkloadFront, front_for
 from wattfleet.budgets import Override
-from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload
 from wattfleet.planning import Participation, RoundPlan, plausible_examples, plausible_loss
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.message_sizes import MAX_DETAIL_CHARACTERS
@@ -32,9 +33,8 @@ class DeviceRecord:
         state: what it is doing.
         profiled_modes: modes measured.
         detail: what it is doing or what is wrong, for display.
-        front: its predicted front; None until reported.
+        fronts: its predicted fronts, one for each workload, the latest reported last.
         idle_w: watts while parked; None until reported.
-        reference_digest: digest of the reference predictor behind the front.
     """
 
     device_id: str
@@ -44,14 +44,27 @@ class DeviceRecord:
     state: DeviceState = DeviceState.ENROLLED
     profiled_modes: int = 0
     detail: str = ""
-    front: Front | None = None
+    fronts: tuple[WorkloadFront, ...] = ()
     idle_w: float | None = None
-    reference_digest: str = ""
 
     def __post_init__(self) -> None:
         # Ten thousand devices share few kinds: intern the strings.
-        for name in ("board", "provenance", "reference_digest"):
+        for name in ("board", "provenance"):
             object.__setattr__(self, name, sys.intern(getattr(self, name)))
+
+    @property
+    def latest_front(self) -> WorkloadFront | None:
+        """The front that was reported last; None without any."""
+        return self.fronts[-1] if self.fronts else None
+
+    def front_for(self, workload: str) -> WorkloadFront | None:
+        """The front for a workload: its own, or else the one for every workload; None without either."""
+        return front_for(self.fronts, workload)
+
+    @property
+    def max_planned_w(self) -> float:
+        """Watts that the device draws at most while it trains any workload of its fronts; 0 without any."""
+        return max((each.front.max_planned_w for each in self.fronts), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -310,6 +323,7 @@ class RunRecord:
         error: why it ended early; empty while it runs and after it completed.
         finished: whether it has ended.
         owner: hash of the token that the app proves itself with; empty: it belongs to nobody.
+        workload: what it trains.
     """
 
     run_id: str
@@ -319,6 +333,7 @@ class RunRecord:
     error: str = ""
     finished: bool = False
     owner: str = ""
+    workload: Workload = UNNAMED
 
 
 @dataclass(frozen=True)

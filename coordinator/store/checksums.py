@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 CHECKED_TABLES = (
     "device",
-    "front",
+    "workload_front",
+    "front",  # of files of an earlier version
     "node",
     "run",
     "round",

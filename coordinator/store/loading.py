@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Row, select
 
 from coordinator.state.records import DeviceOverrides, DeviceRecord, PublishedReference, RoundRecord, RunRecord
 from coordinator.state.stored_grants import StoredGrants
+from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store import rounds, rows
 from coordinator.store.tables import (
     BudgetOverride,
@@ -24,7 +26,6 @@ from coordinator.store.tables import (
     Run,
 )
 from wattfleet.budgets import Override
-from wattfleet.choosing import Front
 from wattfleet.errors import ImplausibleError
 
 _log = logging.getLogger(__name__)
@@ -73,11 +74,15 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
         connection: in a transaction.
         is_clock_doubtful: the date is implausible.
     """
-    points = {row.device_id: row.points for row in connection.execute(select(DeviceFront.__table__))}
-    fronts = {device_id: _front(device_id, each) for device_id, each in points.items()}
+    fronts: dict[str, list[WorkloadFront]] = {}
+    # A front without a time was reported to an earlier version. SQLite sorts it first by default, PostgreSQL last.
+    by_time = DeviceFront.reported_at.asc().nulls_first()
+    for row in connection.execute(select(DeviceFront.__table__).order_by(by_time, DeviceFront.workload)):
+        if (known := _front(row)) is not None:
+            fronts.setdefault(row.device_id, []).append(known)
     devices = connection.execute(select(Device.__table__)).all()
     return StoredState(
-        devices=[rows.device_record(row, fronts.get(row.device_id)) for row in devices],
+        devices=[rows.device_record(row, fronts.get(row.device_id, ())) for row in devices],
         nodes={int(row.node_id): row.device_id for row in connection.execute(select(Node.__table__))},
         runs=[rows.run_record(row) for row in connection.execute(select(Run.__table__).order_by(Run.order))],
         rounds=rounds.current(connection),
@@ -101,10 +106,10 @@ def load(connection: Connection, is_clock_doubtful: bool) -> StoredState:
     )
 
 
-def _front(device_id: str, points: bytes) -> Front | None:
+def _front(row: Row[Any]) -> WorkloadFront | None:
     """A stored front; None if an earlier version has stored what no device can have."""
     try:
-        return rows.front_from_bytes(points)
+        return rows.workload_front(row)
     except ImplausibleError as error:
-        _log.warning("the stored front of %s is not used until the device reports another: %s", device_id, error)
+        _log.warning("a stored front of %s is not used until the device reports another: %s", row.device_id, error)
         return None

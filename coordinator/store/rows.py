@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -21,8 +22,10 @@ from coordinator.state.records import (
     RunRecord,
     UnplannedRound,
 )
+from coordinator.state.workload_fronts import EVERY_WORKLOAD, WorkloadFront
 from wattfleet.budgets import Override
 from wattfleet.choosing import Front
+from wattfleet.modes import Processor, Task, Workload, WorkloadFacts
 from wattfleet_proto.convert import plan_from_message, plan_to_message
 from wattfleet_proto.device_state import DeviceState
 from wattfleet_proto.v1 import planning_pb2
@@ -43,12 +46,11 @@ def device_values(record: DeviceRecord) -> Values:
         "profiled_modes": record.profiled_modes,
         "detail": record.detail,
         "idle_w": record.idle_w,
-        "reference_digest": record.reference_digest,
     }
 
 
-def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
-    """A device from its columns and its front."""
+def device_record(row: Row[Any], fronts: Iterable[WorkloadFront]) -> DeviceRecord:
+    """A device from its columns and its fronts, the latest reported last."""
     return DeviceRecord(
         device_id=row.device_id,
         board=row.board,
@@ -57,10 +59,48 @@ def device_record(row: Row[Any], front: Front | None) -> DeviceRecord:
         state=DeviceState(row.state),
         profiled_modes=row.profiled_modes,
         detail=row.detail,
-        front=front,
+        fronts=tuple(fronts),
         idle_w=row.idle_w,
-        reference_digest=row.reference_digest,
     )
+
+
+def workload_front_values(device_id: str, known: WorkloadFront) -> Values:
+    """The columns of a device's front for a workload, without its time."""
+    return {
+        "device_id": device_id,
+        "workload": known.name,
+        "facts": {} if known.workload is None else _facts_values(known.workload.facts),
+        "points": front_bytes(known.front),
+        "minibatches_per_epoch": known.minibatches_per_epoch,
+        "profiled_modes": known.profiled_modes,
+        "reference_digest": known.reference_digest,
+    }
+
+
+def workload_front(row: Row[Any]) -> WorkloadFront:
+    """A device's front for a workload, from its columns.
+
+    Raises:
+        ImplausibleError: an earlier version has stored what no device can have.
+    """
+    return WorkloadFront(
+        front_from_bytes(row.points),
+        None if row.workload == EVERY_WORKLOAD else Workload(row.workload, _facts(row.facts)),
+        row.minibatches_per_epoch,
+        row.profiled_modes,
+        sys.intern(row.reference_digest),
+    )
+
+
+def _facts_values(facts: WorkloadFacts) -> Values:
+    """The known facts of a workload."""
+    return {name: value for name, value in asdict(facts).items() if value is not None}
+
+
+def _facts(values: Values) -> WorkloadFacts:
+    """The facts of a workload, from those that are known."""
+    members = {"task": Task, "processor": Processor}
+    return WorkloadFacts(**{name: members[name](value) if name in members else value for name, value in values.items()})
 
 
 def front_bytes(front: Front) -> bytes:
@@ -85,12 +125,24 @@ def node_values(record: NodeRecord) -> Values:
 
 def run_values(record: RunRecord) -> Values:
     """A run's columns, without its times."""
-    return asdict(record)
+    return {
+        "run_id": record.run_id,
+        "strategy": record.strategy,
+        "rounds": record.rounds,
+        "initial_metrics": record.initial_metrics,
+        "error": record.error,
+        "finished": record.finished,
+        "owner": record.owner,
+        "workload": record.workload.name,
+        "facts": _facts_values(record.workload.facts),
+    }
 
 
 def run_record(row: Row[Any]) -> RunRecord:
     """A run from its columns."""
-    return RunRecord(row.run_id, row.strategy, row.rounds, row.initial_metrics, row.error, row.finished, row.owner)
+    workload = Workload(row.workload, _facts(row.facts))
+    metrics = row.initial_metrics
+    return RunRecord(row.run_id, row.strategy, row.rounds, metrics, row.error, row.finished, row.owner, workload)
 
 
 def round_values(record: RoundRecord) -> Values:

@@ -41,8 +41,10 @@ class Statements:
         """
         self._insert = _INSERT[dialect]
         self.device = self._replacing(Device, "device_id")
-        self.front = self._replacing(DeviceFront, "device_id")
-        self.no_front = delete(DeviceFront).where(DeviceFront.device_id == bindparam("gone"))
+        self.front = self._replacing(DeviceFront, "device_id", "workload")
+        self.no_front = delete(DeviceFront).where(
+            DeviceFront.device_id == bindparam("of_device"), DeviceFront.workload == bindparam("gone")
+        )
         self.forgotten = [
             delete(table).where(table.device_id == bindparam("gone"))
             for table in (Device, DeviceFront, DeviceOverridesRow, Node)

@@ -25,6 +25,7 @@ from coordinator.state.records import (
     StoredRecord,
     UnplannedRound,
 )
+from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store import checksums, rounds, rows
 from coordinator.store.backups import copy_file, has_tables
 from coordinator.store.clock_record import ClockRecord
@@ -44,7 +45,6 @@ from coordinator.store.single_rows import save_single_rows
 from coordinator.store.statements import Statements
 from coordinator.store.times import Times, TimesOf
 from coordinator.store.upgrade import newest_version, upgrade, version_of
-from wattfleet.choosing import Front
 from wattfleet.planning import History
 
 _log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Store:
         url = location if isinstance(location, URL) else database_url(location)
         self.name = display_name(url)
         self._now = now
-        self._fronts: dict[str, Front | None] = {}
+        self._fronts: dict[str, tuple[WorkloadFront, ...]] = {}
         self._clocks = None if clock is None else ClockRecord(clock, now, 86_400 * settings.max_absence_days)
         with ExitStack() as undone:
             self._engine = open_engine(url, settings.lock_timeout_s)
@@ -142,18 +142,19 @@ class Store:
             for record in planned
             for observed in record.observations.values()
         ] + [rows.observation_values(record) for record in records if isinstance(record, RoundObservation)]
-        fronts = {
-            record.device_id: record.front
-            for record in devices
-            if record.device_id not in self._fronts
-            or record.device_id in forgotten
-            or self._fronts[record.device_id] is not record.front
-        }
+        fronts = {record.device_id: record.fronts for record in devices}
+        stored = {each: () if each in forgotten else self._fronts.get(each, ()) for each in fronts}
         device_rows = [{**rows.device_values(record), "first_seen_at": now, "last_seen_at": now} for record in devices]
         front_rows = [
-            {"device_id": device_id, "points": rows.front_bytes(front)}
-            for device_id, front in fronts.items()
-            if front is not None
+            {**rows.workload_front_values(device_id, known), "reported_at": now}
+            for device_id, now_known in fronts.items()
+            for known in now_known
+            if not any(known is each for each in stored[device_id])
+        ]
+        gone_fronts = [
+            {"of_device": device_id, "gone": name}
+            for device_id, before in stored.items()
+            for name in {each.name for each in before} - {each.name for each in fronts[device_id]}
         ]
         references = [rows.reference_values(record) for record in records if isinstance(record, PublishedReference)]
         with self._transaction() as connection:
@@ -163,10 +164,7 @@ class Store:
             for statement, values in (
                 (self._statements.device, device_rows),
                 (self._statements.front, front_rows),
-                (
-                    self._statements.no_front,
-                    [{"gone": device_id} for device_id, each in fronts.items() if each is None],
-                ),
+                (self._statements.no_front, gone_fronts),
                 (self._statements.node, nodes),
                 (self._statements.run, runs),
                 (self._statements.round, round_rows),
@@ -197,7 +195,7 @@ class Store:
         """
         with self._transaction() as connection, readable(self.name):
             stored = load(connection, self._clocks is not None and self._clocks.is_doubtful)
-        self._fronts = {record.device_id: record.front for record in stored.devices}
+        self._fronts = {record.device_id: record.fronts for record in stored.devices}
         return stored
 
     def round_of(self, plan_id: str) -> RoundRecord | None:

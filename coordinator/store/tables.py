@@ -76,18 +76,24 @@ class Device(Base):
     profiled_modes: Mapped[int]
     detail: Mapped[str]
     idle_w: Mapped[float | None]
-    reference_digest: Mapped[str]
     first_seen_at: Mapped[datetime | None]
     last_seen_at: Mapped[datetime | None]
     checksum: Mapped[int | None]
 
 
 class DeviceFront(Base):
-    """A device's front, in its own table since a device's state changes a hundred times as often."""
+    """A device's front for one workload, in its own table since a device's state changes a hundred times as often."""
 
-    __tablename__ = "front"
+    __tablename__ = "workload_front"
     device_id: Mapped[str] = mapped_column(primary_key=True)
+    # Empty: the front counts for every workload.
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
     points: Mapped[bytes]
+    minibatches_per_epoch: Mapped[int | None]
+    profiled_modes: Mapped[int]
+    reference_digest: Mapped[str]
+    reported_at: Mapped[datetime | None]
     checksum: Mapped[int | None]
 
 
@@ -113,6 +119,8 @@ class Run(Base):
     error: Mapped[str]
     finished: Mapped[bool]
     owner: Mapped[str]
+    workload: Mapped[str]
+    facts: Mapped[dict[str, Any]] = mapped_column(JsonText)
     started_at: Mapped[datetime | None]
     finished_at: Mapped[datetime | None] = mapped_column(index=True)
     checksum: Mapped[int | None]

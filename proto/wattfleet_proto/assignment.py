@@ -34,6 +34,16 @@ APP_WEIGHS_KEY = "app-weighs"
 """In a reply: whether the app's own weight counts only what was done."""
 
 
+OBSERVED_EPOCH_S_KEY = "observed-epoch-s"
+"""In a reply: seconds of an epoch, as the agent has observed them."""
+
+OBSERVED_POWER_W_KEY = "observed-power-w"
+"""In a reply: mean power of the training, as the agent has observed it, watts."""
+
+PREDICTION_KEY = "wattfleet-prediction"
+"""The key, in a training message's content, of the record of what is predicted of the training."""
+
+
 @dataclass(frozen=True)
 class RoundAssignment:
     """What one device does in one round.

@@ -7,6 +7,9 @@ from wattfleet_proto.v1 import session_pb2
 
 MAJOR, MINOR = 2, 1
 
+WORKLOADS_MINOR = 1
+"""The first minor version that knows workloads."""
+
 
 class ProtocolVersionError(WattfleetError):
     """The other side has another major version of the protocol: update the older of the two."""

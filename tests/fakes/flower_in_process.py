@@ -19,6 +19,7 @@ from wattfleet_proto.assignment import DEVICE_ID_KEY, IDENTIFY_KEY, RECORD_KEY
 from wattfleet_proto.v1 import planning_pb2, power_pb2
 
 RUN_ID = 7
+APP = "wattfleet/digits"
 MODE = power_pb2.PowerMode(cores=4, cpu_khz=1_510_400, gpu_hz=624_750_000, mem_hz=2_133_000_000)
 # Flower's server answers for nodes that are gone, by this number.
 SUPERLINK = 1
@@ -99,13 +100,14 @@ class GridOfNodes(Grid):
         self.clock = clock or RecordingClock()
         self.sent: list[Message] = []
         self.timeouts_s: list[float | None] = []
+        self.run_config: dict[str, str | int | float | bool] = {}
         self._made = 0
         self._busy_until_s: dict[int, float] = {}
         self._on_the_way: dict[str, tuple[float, Message]] = {}
 
     @property
     def run(self) -> Any:
-        return SimpleNamespace(run_id=RUN_ID)
+        return SimpleNamespace(run_id=RUN_ID, fab_id=APP, override_config=self.run_config)
 
     def set_run(self, run: Any) -> None:
         raise AssertionError("the run is fixed")
@@ -212,6 +214,7 @@ class PlannerStub:
         deadline_s: of every plan.
         duration_s: of every plan.
         calls: what was asked, in order.
+        before_predictions: whether its protocol is 2.0, so that it neither predicts nodes nor states uncertainties.
     """
 
     chosen: Sequence[str] | None = None
@@ -226,6 +229,7 @@ class PlannerStub:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     plans: dict[str, planning_pb2.PlanRoundResponse] = field(default_factory=dict)
     before_get_plan: bool = False
+    before_predictions: bool = False
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method not in planning_pb2.DESCRIPTOR.services_by_name["PlanningService"].methods_by_name:
@@ -252,6 +256,11 @@ class PlannerStub:
             if method == "PlanRound":
                 plan = self.plans[f"{request.run_id}/{request.round}"] = self._plan(request)
                 return plan
+            if method == "PredictNodes":
+                if self.before_predictions:
+                    raise StatusError(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+                predictions = [self._predicted(node_id) for node_id in request.node_ids]
+                return planning_pb2.PredictNodesResponse(predictions=predictions)
             if method == "GetPlan":
                 return self._current_plan(request.plan_id)
             return getattr(planning_pb2, f"{method}Response")()
@@ -275,14 +284,37 @@ class PlannerStub:
         chosen = [n for n in candidates if self.chosen is None or self.nodes[n] in self.chosen]
         return planning_pb2.PlanRoundResponse(
             plan_id=f"{request.run_id}/{request.round}",
-            assignments=[
-                planning_pb2.Assignment(
-                    node_id=node_id, device_id=self.nodes[node_id], mode=MODE, power_limit_w=10.0 + node_id % 7
-                )
+            assignments=[self._assignment(node_id) for node_id in chosen],
+            decisions=[
+                planning_pb2.Decision(device_id=self.nodes[node_id], selected=True, reason="the fastest")
                 for node_id in chosen
             ],
             duration_s=self.duration_s,
             deadline_s=self.deadline_s,
+        )
+
+    def _assignment(self, node_id: int) -> planning_pb2.Assignment:
+        predicted = {} if self.before_predictions else {"epoch_log_sd": 0.1, "power_log_sd": 0.2, "batch": 16}
+        return planning_pb2.Assignment(
+            node_id=node_id,
+            device_id=self.nodes[node_id],
+            mode=MODE,
+            epoch_s=20.0 + node_id % 7,
+            power_w=8.0,
+            power_limit_w=10.0 + node_id % 7,
+            warmup_s=3.0,
+            profiled_modes=12,
+            **predicted,  # type: ignore[arg-type]
+        )
+
+    def _predicted(self, node_id: int) -> planning_pb2.NodePrediction:
+        device_id = self.nodes[node_id]
+        reason = self.excluded.get(device_id, "")
+        return planning_pb2.NodePrediction(
+            node_id=node_id,
+            device_id=device_id,
+            assignment=None if reason else self._assignment(node_id),
+            reason=reason,
         )
 
     def _current_plan(self, plan_id: str) -> planning_pb2.GetPlanResponse:

@@ -25,6 +25,7 @@ from coordinator.store.times import OF_DEVICES, OF_RUNS, of_rounds
 from tests.fakes.fronts import front
 from tests.fakes.records_to_store import BLANK, comparable_devices, finished_round, planned_round, rounds_of
 from tests.fakes.small_fleet import RUN
+from tests.fakes.workload_fronts import for_all
 from wattfleet.budgets import Override
 
 NOW = datetime(2026, 3, 29, 0, 30, tzinfo=timezone.utc)
@@ -35,7 +36,10 @@ def fill(location: Path | URL, devices: int = 12, rounds: int = 5) -> None:
     with closing(Store(location, lambda: NOW, clock=BootClock("a boot", lambda: 1.0))) as store:
         wide = front(*((1.0 + k, 100.0 - k) for k in range(40)))
         store.save(
-            *(dataclasses.replace(BLANK, device_id=f"nano-{k}", front=wide, idle_w=3.5) for k in range(devices)),
+            *(
+                dataclasses.replace(BLANK, device_id=f"nano-{k}", fronts=for_all(wide), idle_w=3.5)
+                for k in range(devices)
+            ),
             *(NodeRecord(2**63 + k, f"nano-{k}") for k in range(devices)),
             RunRecord("4710", "FedAdam", 7, {"accuracy": 0.1}, "ValueError: no", True),
             RunRecord(RUN, "FedAvg", rounds, {"accuracy": 0.1}),

@@ -43,8 +43,14 @@ def rounds_of(store: Store, run_id: str) -> list[RoundRecord]:
 
 def comparable(record: DeviceRecord) -> tuple[Any, ...]:
     """A device's values; arrays do not compare as one."""
-    columns = None if record.front is None else {k: v.tolist() for k, v in columns_of(record.front).items()}
-    return (*(getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "front"), columns)
+    fronts = {
+        each.name: (
+            {name: values.tolist() for name, values in columns_of(each.front).items()},
+            *(getattr(each, field.name) for field in dataclasses.fields(each) if field.name != "front"),
+        )
+        for each in record.fronts
+    }
+    return (*(getattr(record, field.name) for field in dataclasses.fields(record) if field.name != "fronts"), fronts)
 
 
 def comparable_devices(kept: StoredState) -> dict[str, tuple[Any, ...]]:

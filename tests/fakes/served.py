@@ -42,6 +42,8 @@ class Agent:
     def __init__(self, sessions: Any) -> None:
         self.call = sessions.Session()
         self.grants: list[session_pb2.Grant] = []
+        self.announced: list[session_pb2.WorkloadsAnnounced] = []
+        self.profile_orders: list[session_pb2.ProfileOrder] = []
         self.refusals: list[str] = []
         self._sequence = 100
         self._leases = 0
@@ -88,13 +90,33 @@ class Agent:
         assert (await self.ack()).lease_number == self._leases
 
     async def ack(self) -> session_pb2.Ack:
-        """The next acknowledgement; grants that come before are noted."""
-        while (response := await self.call.read()) is not _END and response.HasField("grant"):
-            self.grants.append(response.grant)
-        if response is _END:
-            await self.refused()
+        """The next acknowledgement; orders that come before are noted."""
+        while not (response := await self._read()).HasField("ack"):
+            self._note(response)
         ack: session_pb2.Ack = response.ack
         return ack
+
+    async def _read(self) -> Any:
+        response = await self.call.read()
+        if response is _END:
+            await self.refused()
+        return response
+
+    def _note(self, response: Any) -> None:
+        """Note an order."""
+        kinds: dict[str, list[Any]] = {
+            "grant": self.grants,
+            "announced": self.announced,
+            "profile": self.profile_orders,
+        }
+        kind = response.WhichOneof("body")
+        kinds[kind].append(getattr(response, kind))
+
+    async def hear(self, orders: list[Any]) -> Any:
+        """The next order of a kind, unless one has come already."""
+        while not orders:
+            self._note(await self._read())
+        return orders.pop(0)
 
     async def trained(self) -> None:
         """Take the grant of a round and say that its training is over."""
@@ -110,9 +132,7 @@ class Agent:
 
     async def grant(self) -> session_pb2.Grant:
         """The next grant, unless one came with an acknowledgement already."""
-        if self.grants:
-            return self.grants.pop(0)
-        grant: session_pb2.Grant = (await self.call.read()).grant
+        grant: session_pb2.Grant = await self.hear(self.grants)
         return grant
 
     async def refused(self) -> None:
@@ -127,7 +147,7 @@ class Agent:
     async def goodbye(self) -> None:
         await self.call.done_writing()
         while (response := await self.call.read()) is not _END:
-            assert response.HasField("grant"), "what else is left to say"
+            self._note(response)
 
 
 @dataclass

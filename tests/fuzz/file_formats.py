@@ -76,7 +76,9 @@ def formats(profiled: Path, board: Device, folder: Path) -> dict[str, Format]:
             backup.restore()
 
     reference = {path.name: path.read_bytes() for path in _REFERENCE.iterdir() if path.suffix != ".md"}
-    predictor = next(path for path in profiled.iterdir() if path.is_dir() and (path / "manifest.json").exists())
+    predictor = next(
+        path for path in only_workload(profiled).iterdir() if path.is_dir() and (path / "manifest.json").exists()
+    )
     return {
         "site file": Format({"site.toml": _SITE, "plan.csv": _PLAN}, lambda at: read_site_file(at / "site.toml")),
         "coordinator settings": Format(

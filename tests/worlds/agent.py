@@ -14,6 +14,7 @@ from edge_agent.session.held_grant import Grant, HeldGrant
 from edge_agent.session.outbox import Outbox
 from tests.worlds.oracle import PARKING_S
 from tests.worlds.timeline import CLOSED, Stream
+from tests.worlds.workloads import workload_of
 from wattfleet.choosing import Front
 from wattfleet_proto.convert import state_to_message
 from wattfleet_proto.device_state import DeviceState, GrantPhase
@@ -78,7 +79,7 @@ class Device:
 
     Attributes:
         id: its name.
-        front: what its modes draw.
+        fronts: what its modes draw, by workload.
         idle_w: watts while parked.
         is_profiling: it measures itself, in its hungriest mode at worst.
         unreachable_until_s: no session can begin before.
@@ -86,8 +87,8 @@ class Device:
         next_lost_after: the next session loses what the device sends after so many messages; None for nothing.
     """
 
-    def __init__(self, world: World, device_id: str, front: Front, idle_w: float, drift: float) -> None:
-        self.id, self.front, self.idle_w = device_id, front, idle_w
+    def __init__(self, world: World, device_id: str, fronts: dict[str, Front], idle_w: float, drift: float) -> None:
+        self.id, self.fronts, self.idle_w = device_id, fronts, idle_w
         self.stream: Stream | None = None
         self.is_profiling = False
         self.unreachable_until_s = self.flaps_until_s = 0.0
@@ -119,7 +120,7 @@ class Device:
     def drawn_w(self) -> float:
         """What it can draw now, at most."""
         if self.is_profiling:
-            return max(self.idle_w, float(self.front.planned_w[0]))
+            return max(self.idle_w, *(float(front.planned_w[0]) for front in self.fronts.values()))
         training = self.training
         return self.idle_w if training is None or training.power_limit_w < self.idle_w else training.power_limit_w
 
@@ -371,8 +372,9 @@ class Device:
     def _epoch_s(self, training: Grant) -> float:
         """The predicted seconds per epoch, which are true in these worlds."""
         assert training.mode is not None
-        [[k]] = (self.front.modes[:, 1] == training.mode.cpu_khz).nonzero()
-        return float(self.front.epoch_s[k])
+        front = self.fronts[workload_of(training.plan_id)]
+        [[k]] = (front.modes[:, 1] == training.mode.cpu_khz).nonzero()
+        return float(front.epoch_s[k])
 
     def profile(self, lasts_s: float) -> None:
         """Measure the device anew, since it has drifted."""

@@ -16,7 +16,9 @@ from coordinator.state.rounds.device_grant import DeviceGrant
 from tests.worlds.round_planning import RoundPlanning
 from tests.worlds.stored import Repository, Stored
 from tests.worlds.timeline import CLOSED, Stream
+from tests.worlds.workloads import workload_of
 from wattfleet.budgets import InForce
+from wattfleet.modes import Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.offers import SITE
 from wattfleet_proto.convert import phase_from_message, state_from_message
@@ -108,7 +110,8 @@ class Coordinator:
         """Have a device and its Flower node enrolled and stored, before the world begins."""
         assert self.fleet is not None
         self.fleet.agents.connect(device.id, "orin-nx", "simulated", 100)
-        self.fleet.agents.report_front(device.id, device.front, device.idle_w, 50, "")
+        for name, front in device.fronts.items():
+            self.fleet.agents.report_front(device.id, front, device.idle_w, 50, "", Workload(name), 100)
         self._repository.save("device", device.id, self.fleet.agents.disconnect(device.id))
         self.fleet.flower.bind_node(node, device.id)
 
@@ -151,8 +154,10 @@ class Coordinator:
                 "device", device_id, self.fleet.agents.report_state(device_id, state, 50, ""), acknowledge
             )
         elif body == "front":
-            front, idle_w = self._world.devices[device_id].front, message.front.idle_w
-            record = self.fleet.agents.report_front(device_id, front, idle_w, 50, "")
+            for name, front in self._world.devices[device_id].fronts.items():
+                record = self.fleet.agents.report_front(
+                    device_id, front, message.front.idle_w, 50, "", Workload(name), 100
+                )
             self._repository.save("device", device_id, record, acknowledge)
         else:
             seen = message.observation
@@ -280,7 +285,9 @@ class Coordinator:
     def start_run(self, run_id: str, then: Any) -> None:
         """Start a run."""
         if self.fleet is not None:
-            self._repository.save("run", run_id, self.fleet.flower.start_run(run_id, "FedAvg", 100), then)
+            workload = Workload(workload_of(run_id))
+            started = self.fleet.flower.start_run(run_id, "FedAvg", 100, workload=workload)
+            self._repository.save("run", run_id, started, then)
 
     def finish_run(self, run_id: str) -> None:
         """Finish a run."""

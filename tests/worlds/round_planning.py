@@ -70,6 +70,7 @@ class RoundPlanning:
             record = request.planned()
         except WattfleetError as error:
             self._world.note(f"{run_id}/{number} is not planned: {error}")
+            self._fleet.flower.refused(run_id, nodes)
             self._is_planning = False
             return
 

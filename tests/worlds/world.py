@@ -54,8 +54,10 @@ class World:
         self.devices: dict[str, Device] = {}
         self.oracle = Oracle(self)
         self.coordinator = Coordinator(self)
+        others = random.Random(-1 - seed)
         for k in range(rng.randint(2, 4)):
-            device = Device(self, f"d{k}", _front(rng), float(rng.randint(1, 4)), rng.uniform(-0.009, 0.009))
+            fronts = {"a": _front(rng), "b": _front(others)}
+            device = Device(self, f"d{k}", fronts, float(rng.randint(1, 4)), rng.uniform(-0.009, 0.009))
             self.devices[device.id] = device
             self.coordinator.enrol(device, k)
         self.focus = next(iter(self.devices.values()))

@@ -167,6 +167,38 @@ class Front:
         same_batch = self._batch is None or np.array_equal(self._batch, np.asarray(other._batch))
         return same_batch and np.array_equal(self._columns, other._columns) and np.array_equal(self.modes, other.modes)
 
+    def scaled(self, factor: float) -> Front:
+        """The front for an epoch of more or fewer minibatches; warm-ups stay as they are.
+
+        Points that are no longer on the front, or whose epochs are no longer plausible, are left out.
+
+        Args:
+            factor: number of minibatches in an epoch, in multiples of those that this front counts.
+
+        Raises:
+            InvalidInputError: the factor is not finite and above 0.
+            ImplausibleError: no epoch is plausible.
+        """
+        if not 0 < factor < math.inf:
+            raise InvalidInputError(f"a front is scaled by a finite factor above 0, not {factor}")
+        columns = self._columns.copy()
+        columns[0] *= factor
+        time_s = columns[0] + columns[4]
+        if (time_s[1:] > time_s[:-1]).all() and MIN_EPOCH_S <= columns[0].min() and columns[0].max() <= MAX_EPOCH_S:
+            # No check is needed again: plans scale the fronts of ten thousand devices.
+            scaled = object.__new__(Front)
+            scaled._batch, scaled._columns = self._batch, columns
+            scaled._settings, scaled._setting_indices = self._settings, self._setting_indices
+            columns.setflags(write=False)
+            return scaled
+        kept = np.flatnonzero(_plausible(*columns)[0][1])
+        if not len(kept):
+            _require_plausible(*columns)
+        kept = kept[pareto_front(time_s[kept], self.planned_w[kept])]
+        epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s = columns[:, kept]
+        batch = None if self._batch is None else self._batch[kept]
+        return Front(self.modes[kept], epoch_s, power_w, epoch_log_sd, power_log_sd, warmup_s, batch)
+
     def mode(self, index: int) -> PowerMode:
         """The power mode of one point."""
         return array_to_modes(self._settings[self._setting_indices[index]][None])[0]

@@ -24,6 +24,7 @@ from .workload import ASSUMED_MINIBATCHES_PER_EPOCH as ASSUMED_MINIBATCHES_PER_E
 from .workload import MAX_WORKLOAD_NAME_CHARACTERS as MAX_WORKLOAD_NAME_CHARACTERS
 from .workload import Workload as Workload
 from .workload import require_workload_name as require_workload_name
+from .workload_facts import LARGEST_COUNT as LARGEST_COUNT
 from .workload_facts import Processor as Processor
 from .workload_facts import Task as Task
 from .workload_facts import WorkloadFacts as WorkloadFacts

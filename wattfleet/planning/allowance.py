@@ -26,6 +26,7 @@ class Allowance:
         supplies: the supply tree.
         budget_w: watts of every supply.
         elsewhere_w: watts of devices that are not offered to the round, by their supply.
+        left_w: watts of every supply that the round leaves to other runs, by supply; they are drawn by nobody yet.
 
     Raises:
         InvalidInputError: a supply has no budget or a negative one, or watts are given for an unknown supply.
@@ -34,6 +35,7 @@ class Allowance:
     supplies: Supplies
     budget_w: Mapping[str, float]
     elsewhere_w: Mapping[str, float] = field(default_factory=dict)
+    left_w: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in self.supplies.names:
@@ -83,7 +85,7 @@ class Allowance:
         index = {name: k for k, name in enumerate(names)}
         padded = {name: [index[n] for n in path] + [-1] * (levels - len(path)) for name, path in paths.items()}
         return Headroom(
-            spare_w=np.array([self._max_w(name) - idle_w[name] for name in names]),
+            spare_w=np.array([self._max_w(name) - idle_w[name] - self.left_w.get(name, 0.0) for name in names]),
             supply_at=np.array([padded[offer.supply] for offer in offers], dtype=np.intp).reshape(-1, levels).T,
         )
 

@@ -23,6 +23,10 @@ class Offer:
         supply: the supply that feeds it.
         limit_w: the device's own power limit, W; None if only its supplies limit it.
         tags: tags that the operator can select it by.
+        batch: samples in a batch that the front holds for; None if they are unknown.
+        profiled_modes: modes of the workload that the device has measured; 0 if the front is a prior.
+        is_length_assumed: the number of minibatches in the device's epoch is unknown, and the front counts an assumed
+            one.
     """
 
     device_id: str
@@ -31,6 +35,9 @@ class Offer:
     supply: str = SITE
     limit_w: float | None = None
     tags: frozenset[str] = frozenset()
+    batch: int | None = None
+    profiled_modes: int = 0
+    is_length_assumed: bool = False
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.idle_w) and self.idle_w >= 0):

@@ -178,7 +178,39 @@ def assignment_at(offer: Offer, curves: Curves, step: int) -> Assignment:
         power_w=float(offer.front.power_w[point]),
         power_limit_w=offer.idle_w + float(curves.extra_w[step]),
         warmup_s=float(offer.front.warmup_s[point]),
+        epoch_log_sd=float(offer.front.epoch_log_sd[point]),
+        power_log_sd=float(offer.front.power_log_sd[point]),
+        batch=_batch(offer, point),
+        profiled_modes=offer.profiled_modes,
+        is_length_assumed=offer.is_length_assumed,
     )
+
+
+def fastest_assignments(offers: Sequence[Offer], epochs: float) -> list[Assignment | None]:
+    """Each device's assignment in its fastest mode within its own limit; None if that limit allows no mode.
+
+    Args:
+        offers: the devices.
+        epochs: local epochs that each of them trains.
+
+    Raises:
+        InvalidInputError: a device is listed twice, or the epochs are not above 0.
+    """
+    if not offers:
+        return []
+    _require_usable(offers, epochs)
+    curves = curves_of(offers, epochs)
+    found: list[Assignment | None] = []
+    for k, offer in enumerate(offers):
+        steps = curves.time_s[curves.start[k] : curves.start[k + 1]]
+        # Of several steps that take the least time, the last needs the least power.
+        fastest = curves.start[k] + np.searchsorted(steps, steps[0], side="right") - 1 if len(steps) else None
+        found.append(None if fastest is None else assignment_at(offer, curves, int(fastest)))
+    return found
+
+
+def _batch(offer: Offer, point: int) -> int | None:
+    return offer.batch if offer.front.batch is None else int(offer.front.batch[point])
 
 
 def _infeasible(

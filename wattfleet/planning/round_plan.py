@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from wattfleet.modes import PowerMode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """The assignment of one selected device.
 
@@ -19,6 +19,12 @@ class Assignment:
         power_w: predicted median watts.
         power_limit_w: watts allocated to it.
         warmup_s: predicted seconds of its warm-up, once per training.
+        epoch_log_sd: standard deviation of the logarithm of the predicted time.
+        power_log_sd: standard deviation of the logarithm of the predicted power.
+        batch: samples in a batch that the prediction holds for; None if they are unknown.
+        profiled_modes: modes of the workload that the device has measured; 0 if the prediction is a prior.
+        is_length_assumed: the number of minibatches in the device's epoch is unknown, so that its epoch may take far
+            longer. No deadline holds for the device in this round.
     """
 
     device_id: str
@@ -27,6 +33,11 @@ class Assignment:
     power_w: float
     power_limit_w: float
     warmup_s: float
+    epoch_log_sd: float = 0.0
+    power_log_sd: float = 0.0
+    batch: int | None = None
+    profiled_modes: int = 0
+    is_length_assumed: bool = False
 
 
 @dataclass(frozen=True)

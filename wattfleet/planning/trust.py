@@ -25,13 +25,13 @@ class Contradiction:
 
     Attributes:
         mode: the mode that the device trained in.
-        epoch_s: observed seconds per epoch.
+        epoch_s: observed seconds per epoch; None if no time was predicted that they can be compared with.
         power_w: observed mean watts.
         text: what was observed and what was predicted.
     """
 
     mode: PowerMode
-    epoch_s: float
+    epoch_s: float | None
     power_w: float
     text: str
 
@@ -87,24 +87,21 @@ class Trust:
         )
 
 
-def contradiction_of(assignment: Assignment, front: Front, epoch_s: float, power_w: float) -> Contradiction | None:
+def contradiction_of(assignment: Assignment, epoch_s: float, power_w: float) -> Contradiction | None:
     """How an observation contradicts a device's prediction; None if it is close enough.
 
     Seconds contradict if they differ by a factor of 3, or of 3 standard deviations of the prediction if that is more.
-    Watts contradict if they exceed what was set aside by half. Fewer watts harm nobody.
+    Watts contradict if they exceed what was set aside by half. Fewer watts harm nobody. While the number of minibatches
+    in the device's epoch is unknown, its seconds contradict nothing.
 
     Args:
         assignment: what was predicted for the round, and the watts that were set aside.
-        front: the device's current front, for the standard deviation.
         epoch_s: observed seconds per epoch.
         power_w: observed mean watts.
     """
-    log_sd = 0.0
-    if not _is_within(assignment.epoch_s, _TIME_FACTOR, epoch_s):  # rare, so the front is seldom searched
-        point = _point_of(front, assignment.mode)
-        log_sd = 0.0 if point is None else float(front.epoch_log_sd[point])
-    text = _compared(assignment.epoch_s, log_sd, assignment.power_limit_w, epoch_s, power_w)
-    return None if text is None else Contradiction(assignment.mode, epoch_s, power_w, text)
+    seen_s = None if assignment.is_length_assumed else epoch_s
+    text = _compared(assignment.epoch_s, assignment.epoch_log_sd, assignment.power_limit_w, seen_s, power_w)
+    return None if text is None else Contradiction(assignment.mode, seen_s, power_w, text)
 
 
 def _contradiction_of_front(front: Front, observed: Contradiction) -> str | None:
@@ -126,10 +123,10 @@ def _is_within(predicted: float, factor: float, observed: float) -> bool:
     return predicted / factor <= observed <= predicted * factor
 
 
-def _compared(predicted_s: float, log_sd: float, planned_w: float, epoch_s: float, power_w: float) -> str | None:
+def _compared(predicted_s: float, log_sd: float, planned_w: float, epoch_s: float | None, power_w: float) -> str | None:
     """How an observation contradicts a prediction, in words; None if it does not."""
     factor = max(_TIME_FACTOR, math.exp(_TIME_SDS * log_sd))
-    if not _is_within(predicted_s, factor, epoch_s):
+    if epoch_s is not None and not _is_within(predicted_s, factor, epoch_s):
         return f"{epoch_s:.4g} s per epoch, predicted {predicted_s:.4g} s"
     if power_w > _POWER_FACTOR * planned_w:
         return f"{power_w:.1f} W, at most {planned_w:.1f} W planned"

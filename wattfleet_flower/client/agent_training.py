@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from logging import WARNING
 from queue import SimpleQueue
@@ -13,6 +15,7 @@ from flwr.common.logger import log
 
 from wattfleet.errors import WattfleetError
 from wattfleet_flower.client.deadline import Deadline
+from wattfleet_flower.client.loader_facts import facts_of
 from wattfleet_proto.assignment import RoundAssignment
 from wattfleet_proto.convert import assignment_to_start
 from wattfleet_proto.v1 import local_pb2, local_pb2_grpc
@@ -26,6 +29,10 @@ class AgentTraining:
     """One training on the agent's socket.
 
     If this process dies, the stream ends and the agent parks the device.
+
+    Attributes:
+        deadline: of the training.
+        optimizer_steps: steps that torch's optimizers have made in it, as far as they are counted.
     """
 
     def __init__(self, channel: grpc.Channel) -> None:
@@ -37,7 +44,10 @@ class AgentTraining:
         self._requests: SimpleQueue[local_pb2.TrainRequest | None] = SimpleQueue()
         self._answers: SimpleQueue[local_pb2.TrainResponse | Exception] = SimpleQueue()
         self.deadline = Deadline(1.0, None)
-        self._is_stopped = False
+        self.optimizer_steps = 0
+        self._protocol_minor = 0
+        self._has_told_loader = self._is_stopped = self._is_finished = False
+        self._profiled = threading.Lock()
         responses = local_pb2_grpc.LocalAgentServiceStub(channel).Train(iter(self._requests.get, None))
         # The agent may stop the training at any time, also while the app computes.
         threading.Thread(target=self._listen, args=(responses,), daemon=True).start()
@@ -50,7 +60,7 @@ class AgentTraining:
         """
         self._requests.put(local_pb2.TrainRequest(start=assignment_to_start(assignment)))
         try:
-            self._answer()
+            self._protocol_minor = self._answer().started.protocol_minor
         except grpc.RpcError:
             self._requests.put(None)
             raise
@@ -62,6 +72,30 @@ class AgentTraining:
             deadline.stop()
         return deadline
 
+    def loader_begins(self, loader: Iterable[object]) -> None:
+        """Tell the agent what the app's loader says of itself: of the first loader that says anything."""
+        if self._protocol_minor < 1 or self._has_told_loader or self._is_finished:
+            return
+        seen = facts_of(loader)
+        if seen.ListFields():
+            self._has_told_loader = True
+            self._requests.put(local_pb2.TrainRequest(loader=seen))
+
+    @property
+    def is_profiled(self) -> bool:
+        """Whether minibatches of a loader are being reported."""
+        return self._profiled.locked()
+
+    @contextmanager
+    def profiling(self) -> Iterator[bool]:
+        """Report minibatches within this context; yields False if those of another loader are reported already."""
+        is_first = self._profiled.acquire(blocking=False)
+        try:
+            yield is_first
+        finally:
+            if is_first:
+                self._profiled.release()
+
     def report(self, times: list[local_pb2.MinibatchTimes], paused: bool) -> bool:
         """Report trained minibatches; return once the mode for the next ones is applied.
 
@@ -70,23 +104,26 @@ class AgentTraining:
             paused: whether the loader has ended, so that the assigned mode has to be applied.
 
         Returns:
-            Whether the agent wants further reports.
+            Whether the agent wants further reports; not if the training is over, and an iterator is still held.
         """
+        if self._is_finished:
+            return False
         trained = local_pb2.MinibatchesTrained(minibatches=times, paused=paused)
         self._requests.put(local_pb2.TrainRequest(minibatches=trained))
         return self._answer().noted.measuring
 
-    def finish(self, failed: bool, epochs_done: float | None) -> None:
-        """Have the agent park the device and report what it observed.
+    def finish(self, failed: bool, epochs_done: float | None) -> local_pb2.TrainingFinished:
+        """Have the agent park the device and report what it observed; return the observation.
 
         Args:
             failed: whether the training failed.
             epochs_done: local epochs trained; None for as many as were assigned, 0 if unknown.
         """
+        self._is_finished = True
         finish = local_pb2.FinishTraining(failed=failed, epochs_done=epochs_done)
         self._requests.put(local_pb2.TrainRequest(finish=finish))
         self._requests.put(None)
-        self._answer()
+        return self._answer().finished
 
     def _listen(self, responses: Any) -> None:
         try:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from wattfleet_flower.client.loader_facts import length_of
 from wattfleet_io.gpu import wait_for_gpu
 
 Batch = TypeVar("Batch")
@@ -16,14 +17,6 @@ Batch = TypeVar("Batch")
 _WINDOW = 31
 # A GPU works asynchronously. Near the deadline each minibatch is synchronized, so that only finished work counts.
 _SYNCHRONIZE_LAST_S = 5.0
-
-
-def length_of(loader: Iterable[object]) -> int | None:
-    """Return how many minibatches a loader has; None if it has no length."""
-    try:
-        return len(loader)  # type: ignore[arg-type]  # the question is whether it has a length
-    except TypeError:
-        return None
 
 
 class Deadline:

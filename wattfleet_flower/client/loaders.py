@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
-from wattfleet_flower.client.agent_training import CURRENT_TRAINING
-from wattfleet_flower.client.deadline import length_of
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
+from wattfleet_flower.client.loader_facts import length_of
 from wattfleet_io.batch_timing import BatchTimes, timed_batches
 from wattfleet_proto.v1 import local_pb2
 
@@ -33,6 +33,7 @@ def until_deadline(loader: Iterable[Batch], *, app_weighs: bool = False) -> Iter
         if training is None:
             return iter(batches)
         training.deadline.app_weighs |= app_weighs
+        training.loader_begins(_innermost(batches))
         return training.deadline.bounded(batches)
 
     return _WrappedLoader(loader, bounded)
@@ -46,44 +47,73 @@ def profiled(loader: Iterable[Batch]) -> Iterable[Batch]:
     Raises:
         grpc.RpcError: the agent is gone or could not apply a mode; the mod translates it.
     """
-    return _WrappedLoader(loader, _measured)
+    return _WrappedLoader(loader, _profiled)
 
 
 class _WrappedLoader(Generic[Batch]):
-    """A loader whose every iteration is wrapped; it has the loader's length."""
+    """A loader whose every iteration is wrapped; it has the loader's length.
+
+    Attributes:
+        loader: the wrapped loader.
+    """
 
     def __init__(self, loader: Iterable[Batch], wrap: Callable[[Iterable[Batch]], Iterator[Batch]]) -> None:
-        self._loader = loader
+        self.loader = loader
         self._wrap = wrap
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._wrap(self._loader)
+        return self._wrap(self.loader)
 
     def __len__(self) -> int:
-        length = length_of(self._loader)
+        length = length_of(self.loader)
         if length is None:
-            raise TypeError(f"{type(self._loader).__name__} has no length")
+            raise TypeError(f"{type(self.loader).__name__} has no length")
         return length
 
 
-def _measured(loader: Iterable[Batch]) -> Iterator[Batch]:
+def _innermost(loader: Iterable[Batch]) -> Iterable[Batch]:
+    """The app's own loader inside of these wrappers."""
+    while isinstance(loader, _WrappedLoader):
+        loader = loader.loader
+    return loader
+
+
+def _profiled(loader: Iterable[Batch]) -> Iterator[Batch]:
     training = CURRENT_TRAINING.get()
-    if training is None or not training.report([], paused=False):
+    if training is None:
         yield from loader
         return
-    times: list[local_pb2.MinibatchTimes] = []
-    measuring, reported_s = True, time.perf_counter()
+    training.loader_begins(_innermost(loader))
+    yield from measured(loader, training)
 
-    def report(batch: BatchTimes) -> None:
-        nonlocal measuring, reported_s
-        times.append(local_pb2.MinibatchTimes(fetch_stall_ms=batch.fetch_stall_ms, compute_ms=batch.compute_ms))
-        if batch.ended_s - reported_s >= _REPORT_INTERVAL_S:
-            measuring = training.report(times, paused=False)
-            times.clear()
-            reported_s = time.perf_counter()
 
-    try:
-        yield from timed_batches(loader, lambda: measuring, report)
-    finally:
-        if measuring:
-            training.report(times, paused=True)
+def measured(loader: Iterable[Batch], training: AgentTraining) -> Iterator[Batch]:
+    """Yield the batches of a loader, and report their times while the agent asks for them.
+
+    Args:
+        loader: yields minibatches. If those of another loader are reported already, its batches are only passed on.
+        training: the training that this is part of.
+
+    Raises:
+        grpc.RpcError: the agent is gone or could not apply a mode.
+    """
+    with training.profiling() as is_first:
+        if not is_first or not training.report([], paused=False):
+            yield from loader
+            return
+        times: list[local_pb2.MinibatchTimes] = []
+        measuring, reported_s = True, time.perf_counter()
+
+        def report(batch: BatchTimes) -> None:
+            nonlocal measuring, reported_s
+            times.append(local_pb2.MinibatchTimes(fetch_stall_ms=batch.fetch_stall_ms, compute_ms=batch.compute_ms))
+            if batch.ended_s - reported_s >= _REPORT_INTERVAL_S:
+                measuring = training.report(times, paused=False)
+                times.clear()
+                reported_s = time.perf_counter()
+
+        try:
+            yield from timed_batches(loader, lambda: measuring, report)
+        finally:
+            if measuring:
+                training.report(times, paused=True)

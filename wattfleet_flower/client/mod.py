@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from wattfleet.errors import InvalidInputError
 from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining, AgentUnreachableError
+from wattfleet_flower.client.automatic_profiling import automatic_profiling
 from wattfleet_flower.client.deadline import Deadline
 from wattfleet_io.console import plain_text
 from wattfleet_proto.assignment import (
@@ -16,18 +18,24 @@ from wattfleet_proto.assignment import (
     CUT_KEY,
     DEVICE_ID_KEY,
     IDENTIFY_KEY,
+    OBSERVED_EPOCH_S_KEY,
+    OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
     RoundAssignment,
 )
 from wattfleet_proto.local_socket import DEFAULT_SOCKET
+from wattfleet_proto.v1 import local_pb2
+
+_AUTO_PROFILE_KEY = "auto-profile"
 
 
 def power_mode_mod(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """Have the agent apply the assigned mode and observe the training; pass other messages on unchanged.
 
     Raises:
-        InvalidInputError: the SuperNode has no `device-id`, or the assignment cannot be read.
+        InvalidInputError: the SuperNode has no `device-id`, its `auto-profile` is not true or false, or the assignment
+            cannot be read.
         AgentUnreachableError: the agent's socket cannot be reached, or the agent refused.
     """
     if RECORD_KEY not in message.content:
@@ -40,6 +48,7 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
     assignment = RoundAssignment.from_record(record)
     # The app sees the message as its strategy wrote it.
     del message.content[RECORD_KEY]
+    profiles = automatic_profiling() if _profiles_automatically(context) else nullcontext()
     socket = str(context.node_config.get("agent-socket", DEFAULT_SOCKET))
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         training = AgentTraining(channel)
@@ -49,21 +58,43 @@ def power_mode_mod(message: Message, context: Context, call_next: Callable[[Mess
             reply = None
             token = CURRENT_TRAINING.set(training)
             try:
-                reply = call_next(message, context)
+                with profiles:
+                    reply = call_next(message, context)
             finally:
                 CURRENT_TRAINING.reset(token)
-                training.finish(reply is None or reply.has_error(), deadline.epochs_done)
+                finished = training.finish(reply is None or reply.has_error(), deadline.epochs_done)
         except grpc.RpcError as error:
             details = plain_text(error.details() or "")
             raise AgentUnreachableError(
                 f"{assignment.device_id}: the agent at {socket} answered {error.code().name}: {details}"
             ) from error
-    if deadline.used and not reply.has_error():
-        done: dict[str, bool | float] = {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
-        if deadline.share is not None:
-            done[SHARE_KEY] = deadline.share
+    if not reply.has_error() and (done := _done(deadline, finished)):
         reply.content[RECORD_KEY] = ConfigRecord(done)
     return reply
+
+
+def _done(deadline: Deadline, finished: local_pb2.TrainingFinished) -> dict[str, bool | float]:
+    """What the reply tells of the training."""
+    done: dict[str, bool | float] = {}
+    if deadline.used:
+        done |= {CUT_KEY: deadline.cut, APP_WEIGHS_KEY: deadline.app_weighs}
+        if deadline.share is not None:
+            done[SHARE_KEY] = deadline.share
+    if finished.HasField("epoch_s"):
+        done[OBSERVED_EPOCH_S_KEY] = finished.epoch_s
+    if finished.HasField("power_w"):
+        done[OBSERVED_POWER_W_KEY] = finished.power_w
+    return done
+
+
+def _profiles_automatically(context: Context) -> bool:
+    stated = context.node_config.get(_AUTO_PROFILE_KEY, True)
+    if not isinstance(stated, bool):
+        raise InvalidInputError(
+            f"{_AUTO_PROFILE_KEY} must be true or false, not {stated!r}: start the SuperNode with --node-config"
+            f" '{_AUTO_PROFILE_KEY}=false' so that only loaders in profiled(...) are profiled"
+        )
+    return stated
 
 
 def _device_id(context: Context) -> str:

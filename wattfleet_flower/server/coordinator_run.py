@@ -14,11 +14,14 @@ from typing import Any
 import grpc
 from flwr.common.logger import log
 
-from wattfleet_flower.server.errors import RefusedError
+from wattfleet.modes import Workload
+from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction, node_predictions
 from wattfleet_flower.server.replies import truncate_failures
 from wattfleet_flower.server.sent_rounds import UnplannedRound
 from wattfleet_io.clock import Clock
+from wattfleet_proto.convert import workload_to_message
 from wattfleet_proto.message_sizes import MAX_MESSAGE_BYTES
 from wattfleet_proto.v1 import planning_pb2
 
@@ -39,11 +42,13 @@ class _Run:
     Attributes:
         flower_id: Flower's id of the run.
         rounds: how many rounds it has; 0 if this is unknown.
+        workload: what it trains.
         ids_tried: how many ids were tried: another process may have started a run of Flower's id.
     """
 
     flower_id: str
     rounds: int
+    workload: Workload
     ids_tried: int = 1
 
     @property
@@ -80,13 +85,18 @@ class CoordinatorRun:
         """Whether `start` was called."""
         return self._run is not None
 
-    def start(self, flower_id: str, rounds: int) -> None:
+    def start(self, flower_id: str, rounds: int, workload: Workload) -> None:
         """Start a run; while the coordinator cannot be reached, it is started later.
+
+        Args:
+            flower_id: Flower's id of the run.
+            rounds: how many rounds it has; 0 if this is unknown.
+            workload: what it trains; a coordinator before protocol 2.1 ignores it.
 
         Raises:
             RefusedError: the coordinator refused the run.
         """
-        self._run = run = _Run(flower_id, rounds)
+        self._run = run = _Run(flower_id, rounds, workload)
         self._planner.report("StartRun", lambda: self._start_request(run), lambda refused: _takes_next_id(run, refused))
 
     def start_again(self) -> None:
@@ -114,6 +124,28 @@ class CoordinatorRun:
         )
         plan: planning_pb2.PlanRoundResponse = self._planner.call("PlanRound", request)
         return plan
+
+    def predictions(self, node_ids: Sequence[int]) -> list[NodePrediction]:
+        """Request what is predicted of nodes for the next round.
+
+        Raises:
+            CoordinatorUnreachableError: the coordinator does not answer.
+            RefusedError: the coordinator refused.
+            PlanningError: the coordinator is too old.
+        """
+        request = planning_pb2.PredictNodesRequest(
+            run_id=self._started.run_id, node_ids=node_ids, epochs=self._local_epochs, run_token=self._token
+        )
+        try:
+            answer: planning_pb2.PredictNodesResponse = self._planner.call("PredictNodes", request)
+        except RefusedError as refused:
+            if refused.code is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            raise PlanningError(
+                f"the coordinator at {self._planner.name} predicts nothing for single nodes, since it is older than"
+                " protocol 2.1: update it, or leave the selection to its plans"
+            ) from None
+        return node_predictions(answer.predictions, self._local_epochs)
 
     def current_plan(self, plan_id: str, number: int) -> planning_pb2.PlanRoundResponse:
         """Look up a plan as it is now: it may have been trimmed since it was made.
@@ -198,7 +230,11 @@ class CoordinatorRun:
 
     def _start_request(self, run: _Run) -> planning_pb2.StartRunRequest:
         return planning_pb2.StartRunRequest(
-            run_id=run.run_id, strategy=self._strategy, rounds=run.rounds, run_token=self._token
+            run_id=run.run_id,
+            strategy=self._strategy,
+            rounds=run.rounds,
+            run_token=self._token,
+            workload=workload_to_message(run.workload),
         )
 
     def _report(self, method: str, build: Callable[[], Any]) -> None:

@@ -11,14 +11,18 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
+from wattfleet.modes import Workload
 from wattfleet_flower.server.away import AwayPolicy, OnCoordinatorAway
 from wattfleet_flower.server.errors import TwoStrategiesError
 from wattfleet_flower.server.fedbuff import FedBuff
 from wattfleet_flower.server.grids import SelectedNodesGrid, TimeLimitedGrid
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sampling import attribute, layers, sampling_all, sampling_at_most
+from wattfleet_flower.server.selection import Select
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound
+from wattfleet_flower.server.workload_naming import WORKLOAD_KEYS, WorkloadNaming
 from wattfleet_io.clock import Clock, SystemClock
 
 ALLOWANCE_S = 90.0
@@ -44,6 +48,9 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         coordinator: str | Any = "127.0.0.1:7070",
         local_epochs: float = 1.0,
         *,
+        workload: str | Workload | None = None,
+        workload_keys: Iterable[str] = WORKLOAD_KEYS,
+        select: Select | None = None,
         allowance_s: float | None = ALLOWANCE_S,
         patience_s: float = PATIENCE_S,
         low_budget_patience_s: float = LOW_BUDGET_PATIENCE_S,
@@ -57,6 +64,12 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             strategy: one of Flower's strategies, or one of your own.
             coordinator: host:port of the coordinator, or a stub of its PlanningService.
             local_epochs: passes over its data that each node trains in a round.
+            workload: what the app trains, or its name; None to derive the name from the app's id, from `workload_keys`
+                and from the initial arrays.
+            workload_keys: keys of the run config whose overridden values become part of a derived name. Hyphens and
+                underscores are alike.
+            select: chooses nodes for a round, from its number and the predictions of the connected nodes. The plan then
+                selects among these alone; None to let it select among all connected nodes.
             allowance_s: seconds to wait for replies beyond the plan's deadline. A plan without a deadline gets twice
                 its predicted duration instead. `start`'s own timeout still applies; None leaves it as the only limit.
             patience_s: seconds to wait for as many nodes as the strategy wants, for unknown nodes to identify
@@ -73,7 +86,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
 
         Raises:
             TwoStrategiesError: the strategy is, or wraps, a power-aware one.
-            InvalidInputError: `on_coordinator_away` or `coordinator_patience_s` cannot be used.
+            InvalidInputError: `workload`, `on_coordinator_away` or `coordinator_patience_s` cannot be used.
         """
         if any(isinstance(layer, PowerAware) for layer in layers(strategy)):
             raise TwoStrategiesError("this strategy is power-aware already: wrap a strategy once, on the outside")
@@ -84,6 +97,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             PlanningClient(coordinator, self._clock),
             type(strategy).__name__,
             local_epochs,
+            WorkloadNaming(workload, workload_keys),
+            select,
             WaitLimits(allowance_s, patience_s, low_budget_patience_s),
             AwayPolicy(on_coordinator_away, coordinator_patience_s),
             self._clock,
@@ -106,6 +121,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             PlanningError: a round cannot be planned, even after waiting, or the coordinator is away and the run must
                 not go on without it; the text gives the reason.
             TwoStrategiesError: another power-aware strategy runs.
+            InvalidInputError: no workload can be named after the app.
         """
 
         def evaluate_and_report(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -114,7 +130,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
             self._rounds.report_metrics(server_round, metrics)
             return metrics
 
-        with self._rounds.run(grid, num_rounds):
+        with self._rounds.run(grid, num_rounds, initial_arrays):
             if isinstance(self.strategy, FedBuff):
                 return self.strategy.start_planned(
                     self._rounds, grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn
@@ -136,6 +152,7 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         self._sent = None
         if attribute(self.strategy, "fraction_train", 1.0) == 0:  # the app trains nothing
             return self.strategy.configure_train(server_round, arrays, config, grid)  # type: ignore[no-any-return]
+        self._rounds.require_start(grid, arrays)
         node_ids = self._rounds.connected(grid, max(1, attribute(self.strategy, "min_available_nodes", 1)))
         self._sent = sent = self._rounds.plan(grid, server_round, node_ids)
         selected = SelectedNodesGrid(grid, sent.node_ids)
@@ -151,7 +168,8 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
         """Report the round's results to the coordinator, and let the wrapped strategy aggregate."""
         sent, self._sent = self._sent, None
         if sent is not None:
-            replies = self._rounds.finish(sent, replies, attribute(self.strategy, "weighted_by_key", "num-examples"))
+            weighted_by_key = attribute(self.strategy, "weighted_by_key", "num-examples")
+            replies = self._rounds.finish(sent, replies, weighted_by_key, adds_metrics=True)
         return self.strategy.aggregate_train(server_round, replies)  # type: ignore[no-any-return]
 
     def configure_evaluate(
@@ -172,6 +190,20 @@ class PowerAware(Strategy):  # type: ignore[misc]  # Flower is not typed for str
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Let the wrapped strategy aggregate the evaluation."""
         return self.strategy.aggregate_evaluate(server_round, replies)
+
+    def predictions(self, grid: Grid) -> list[NodePrediction]:
+        """Predict the next round of each connected node, in the fastest mode within the device's own limit.
+
+        Nothing is reserved. A node whose device is unknown is not in the table.
+
+        Args:
+            grid: Flower's grid.
+
+        Raises:
+            PlanningError: the run has not started, the coordinator refused, or it is older than protocol 2.1.
+            CoordinatorUnreachableError: the coordinator does not answer.
+        """
+        return self._rounds.predictions(grid)
 
     def summary(self) -> None:
         """Log the wrapped strategy's summary."""

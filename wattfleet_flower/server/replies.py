@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from logging import INFO
 from typing import Any
 
@@ -11,11 +11,21 @@ from flwr.app import Error, Message, MetricRecord
 from flwr.common.logger import log
 
 from wattfleet_io.console import plain_text
-from wattfleet_proto.assignment import APP_WEIGHS_KEY, CUT_KEY, RECORD_KEY, SHARE_KEY
+from wattfleet_proto.assignment import (
+    APP_WEIGHS_KEY,
+    CUT_KEY,
+    OBSERVED_EPOCH_S_KEY,
+    OBSERVED_POWER_W_KEY,
+    RECORD_KEY,
+    SHARE_KEY,
+)
 from wattfleet_proto.v1 import planning_pb2
 
 LOSS_KEYS = ("train_loss", "train-loss", "loss")
 """Metrics in which an app may report its mean training loss; the first one present counts."""
+
+METRIC_PREFIX = "wattfleet-"
+"""Of the metrics that replies get."""
 
 _MAX_REASON_LENGTH = 300
 _MIN_REASON_BYTES = 16
@@ -72,6 +82,7 @@ class RoundReplies:
         self._sent = sent
         self._no_reply = "no reply in time" if timeout_s is None else f"no reply within {timeout_s:.0f} s"
         self.replies = list(replies)
+        self._observed: dict[str, dict[str, float]] = {}
         of_message = {metadata.message_id: device_id for metadata, device_id in sent if metadata.message_id}
         of_node = {metadata.dst_node_id: device_id for metadata, device_id in sent}
         # For a lost node Flower's server replies under its own id, so the message identifies the device.
@@ -96,6 +107,25 @@ class RoundReplies:
             for device_id in dict.fromkeys(device_id for _, device_id in self._sent)
         ]
 
+    def add_metrics(self, metrics: Mapping[str, Mapping[str, float]]) -> None:
+        """Add metrics and the agents' observations to the replies, after `results`.
+
+        Strategies aggregate metrics only if all replies have the same ones. So every reply gets those that are known
+        for all of them.
+
+        Args:
+            metrics: by device.
+        """
+        answered = [device_id for device_id, reply in self._reply_of.items() if not reply.has_error()]
+        records = [list(self._reply_of[device_id].content.metric_records.values()) for device_id in answered]
+        if not answered or any(len(each) != 1 for each in records):
+            return
+        known = [{**metrics.get(device_id, {}), **self._observed.get(device_id, {})} for device_id in answered]
+        keys = sorted(set.intersection(*(set(each) for each in known)))
+        for [record], values in zip(records, known, strict=True):
+            for key in keys:
+                record[f"{METRIC_PREFIX}{key}"] = values[key]
+
     def _result(self, device_id: str, weighted_by_key: str) -> planning_pb2.DeviceResult:
         reply = self._reply_of.get(device_id)
         if reply is None:
@@ -103,6 +133,7 @@ class RoundReplies:
         if reply.has_error():
             return planning_pb2.DeviceResult(device_id=device_id, failure=describe_error(reply.error))
         record = reply.content.pop(RECORD_KEY, {})
+        self._observed[device_id] = _observed(record)
         share = min(1.0, max(0.0, float(record[SHARE_KEY]))) if _is_number(record.get(SHARE_KEY)) else 1.0
         metrics = list(reply.content.metric_records.values())
         if share < 1 and not record.get(APP_WEIGHS_KEY, False):
@@ -121,6 +152,20 @@ class RoundReplies:
             num_examples=_first_number(metrics, (weighted_by_key,), least=0.0),
             loss=_first_number(metrics, LOSS_KEYS),
         )
+
+
+def _observed(record: Mapping[str, Any]) -> dict[str, float]:
+    """What an agent has observed of a training, as metrics; nothing if it is not plausible."""
+    epoch_s, power_w = record.get(OBSERVED_EPOCH_S_KEY), record.get(OBSERVED_POWER_W_KEY)
+    if not (isinstance(epoch_s, float) and isinstance(power_w, float)):
+        return {}
+    if not (0 < epoch_s < math.inf and 0 < power_w < math.inf):
+        return {}
+    return {
+        OBSERVED_EPOCH_S_KEY: epoch_s,
+        OBSERVED_POWER_W_KEY: power_w,
+        "observed-epoch-kj": epoch_s * power_w / 1e3,
+    }
 
 
 def _is_number(value: object) -> bool:

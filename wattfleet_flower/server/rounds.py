@@ -8,22 +8,26 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import grpc
-from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from wattfleet.modes import Workload
 from wattfleet_flower.server.active_runs import ACTIVE_RUNS
 from wattfleet_flower.server.away import AwayPolicy, Outage
 from wattfleet_flower.server.coordinator_run import CoordinatorRun
 from wattfleet_flower.server.errors import PlanningError, RefusedError
 from wattfleet_flower.server.nodes import POLL_S, Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
+from wattfleet_flower.server.predictions import NodePrediction, predicted_metrics, prediction_records
 from wattfleet_flower.server.replies import RoundReplies
+from wattfleet_flower.server.selection import Select, selected_nodes
 from wattfleet_flower.server.sent_rounds import PlannedRound, SentRound, UnplannedRound
+from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_io.clock import Clock
 from wattfleet_io.console import plain_text
 from wattfleet_io.coordinator_channel import CoordinatorUnreachableError
-from wattfleet_proto.assignment import RECORD_KEY
+from wattfleet_proto.assignment import PREDICTION_KEY, RECORD_KEY
 from wattfleet_proto.convert import assignments_from_plan
 from wattfleet_proto.v1 import planning_pb2
 
@@ -59,6 +63,8 @@ class PlannedRounds:
         planner: PlanningClient,
         strategy: str,
         local_epochs: float,
+        naming: WorkloadNaming,
+        select: Select | None,
         limits: WaitLimits,
         away: AwayPolicy,
         clock: Clock,
@@ -69,6 +75,8 @@ class PlannedRounds:
             planner: the coordinator.
             strategy: the strategy's name, for logs and reports.
             local_epochs: passes over its data that the app's training makes at each node in a round.
+            naming: names the workload of a run.
+            select: chooses the nodes that a plan may use; None to let the plan choose among all.
             limits: how long to wait.
             away: what to do while the coordinator does not answer.
             clock: measures the waiting.
@@ -77,6 +85,8 @@ class PlannedRounds:
         self._strategy = strategy
         self._local_epochs = local_epochs
         self._run = CoordinatorRun(planner, strategy, local_epochs, clock)
+        self._naming = naming
+        self._select = select
         self._limits = limits
         self._clock = clock
         self._nodes = Nodes(planner, limits.nodes_s, clock)
@@ -85,21 +95,32 @@ class PlannedRounds:
         self._unplanned: dict[int, UnplannedRound] = {}
 
     @contextmanager
-    def run(self, grid: Grid, rounds: int) -> Iterator[None]:
+    def run(self, grid: Grid, rounds: int, arrays: ArrayRecord) -> Iterator[None]:
         """Report the start and the end of a run around this context.
+
+        Args:
+            grid: Flower's grid.
+            rounds: how many rounds the run has.
+            arrays: the network that it starts from.
 
         Raises:
             TwoStrategiesError: another power-aware strategy runs.
             PlanningError: the coordinator refused the run.
+            InvalidInputError: no workload can be named after the run.
         """
         with ACTIVE_RUNS.enter(str(grid.run.run_id)) as run_id:
-            self._start(run_id, rounds)
+            self._start(run_id, rounds, self._naming.workload(grid.run, arrays))
             try:
                 yield
             except BaseException as error:
                 self._finish(f"{type(error).__name__}: {error}")
                 raise
             self._finish("")
+
+    def require_start(self, grid: Grid, arrays: ArrayRecord) -> None:
+        """Start the run, if a round is configured without `start`: directly, or by another strategy."""
+        if not self._run.is_started:
+            self._start(str(grid.run.run_id), 0, self._naming.workload(grid.run, arrays))
 
     def connected(self, grid: Grid, least: int) -> list[int]:
         """Return the connected nodes; see `Nodes.connected`."""
@@ -124,8 +145,6 @@ class PlannedRounds:
             CoordinatorUnreachableError: the coordinator does not answer, and `waits` is false.
             PlanningError: the run has to end, since the coordinator does not answer.
         """
-        if not self._run.is_started:  # called without `start`, directly or by another strategy
-            self._start(str(grid.run.run_id), 0)
         began_s = self._clock.now_s()
         while True:
             try:
@@ -156,6 +175,22 @@ class PlannedRounds:
                     plain_text(decision.reason),
                 )
             return PlannedRound(plan, number, self._clock.now_s())
+
+    def predictions(self, grid: Grid) -> list[NodePrediction]:
+        """Predict the next round of each connected node, as if it was selected; nothing is reserved.
+
+        Raises:
+            PlanningError: the run has not started, or the coordinator is too old.
+            RefusedError: the coordinator refused.
+            CoordinatorUnreachableError: the coordinator does not answer.
+        """
+        if not self._run.is_started:
+            raise PlanningError(
+                "nothing is predicted before the run has started, since its workload is unknown: ask from the"
+                " strategy's configure_train, or pass PowerAware(select=...)"
+            )
+        self._planner.send_pending()
+        return self._run.predictions(self._nodes.identified(grid, list(grid.get_node_ids())))
 
     def reply_timeout_s(self, sent: SentRound, timeout_s: float | None) -> float | None:
         """Return how long to wait for a round's replies, seconds; never longer than the app's own timeout."""
@@ -191,6 +226,7 @@ class PlannedRounds:
             sent.sent += [(message.metadata, str(message.metadata.dst_node_id)) for message in unchanged]
             return unchanged
         assignments = assignments_from_plan(sent.plan, self._local_epochs)
+        predictions = prediction_records(sent.plan, self._local_epochs)
         kept = []
         for message in messages:
             assignment = assignments.get(message.metadata.dst_node_id)
@@ -203,14 +239,24 @@ class PlannedRounds:
                 continue
             content = RecordDict(dict(message.content))  # strategies share one record among all messages
             content[RECORD_KEY] = ConfigRecord(assignment.to_record())
+            content[PREDICTION_KEY] = ConfigRecord(predictions[message.metadata.dst_node_id])
             message.content = content
             # Flower sets the message id in the metadata when it sends the message.
             sent.sent.append((message.metadata, assignment.device_id))
             kept.append(message)
         return kept
 
-    def finish(self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str) -> list[Message]:
-        """Report a round's results to the coordinator; returns the replies that the strategy aggregates."""
+    def finish(
+        self, sent: SentRound, replies: Iterable[Message], weighted_by_key: str, adds_metrics: bool = False
+    ) -> list[Message]:
+        """Report a round's results to the coordinator; returns the replies that the strategy aggregates.
+
+        Args:
+            sent: the round.
+            replies: the replies that arrived.
+            weighted_by_key: the metric that the strategy uses as weight.
+            adds_metrics: whether the replies' metrics get what was predicted and observed.
+        """
         answered = RoundReplies(sent.sent, replies, sent.timeout_s)
         results = answered.results(weighted_by_key)
         for result in results:
@@ -222,6 +268,8 @@ class PlannedRounds:
         if isinstance(sent, UnplannedRound):
             self._report_unplanned(sent, results, wall_s)
             return answered.replies
+        if adds_metrics:
+            answered.add_metrics(predicted_metrics(sent.plan, self._local_epochs))
         self._run.report_round(sent.plan.plan_id, results, wall_s)
         return answered.replies
 
@@ -250,10 +298,10 @@ class PlannedRounds:
             result.device_id = self._nodes.device_of(node_id)
         self._run.report_unplanned(unplanned, by_node, wall_s)
 
-    def _start(self, run_id: str, rounds: int) -> None:
+    def _start(self, run_id: str, rounds: int, workload: Workload) -> None:
         self._has_planned = False
         self._unplanned = {}
-        self._run.start(run_id, rounds)
+        self._run.start(run_id, rounds, workload)
         if self._planner.is_unreachable and self._outage.policy.action == "stop":
             unreachable = CoordinatorUnreachableError(f"the coordinator at {self._planner.name} cannot be reached")
             self._outage.continues(unreachable, are_exclusions_known=False)
@@ -298,7 +346,10 @@ class PlannedRounds:
         while True:
             try:
                 self._planner.send_pending()
-                return self._run.plan(number, self._nodes.identified(grid, node_ids))
+                known = self._nodes.identified(grid, node_ids)
+                if self._select is not None:
+                    known = selected_nodes(self._select, number, self._run.predictions(known))
+                return self._run.plan(number, known)
             except RefusedError as refused:
                 if refused.code is grpc.StatusCode.NOT_FOUND and is_run_known:
                     # The coordinator's store was replaced since the run began.

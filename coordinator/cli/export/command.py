@@ -37,7 +37,7 @@ def export(
 ) -> None:
     """Export the fleet and its history as tables, one file each.
 
-    Tables: devices, fronts, runs, rounds, metrics, supplies, assignments, decisions, observations, results.
+    Tables: devices, workloads, fronts, runs, rounds, metrics, supplies, assignments, decisions, observations, results.
     """
     from coordinator.cli.export.tables import Tables, require_format, write
     from wattfleet.errors import InvalidInputError

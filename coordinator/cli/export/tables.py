@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from coordinator.cli.output.view_values import Values, device_values, known, round_values, run_values
+from coordinator.cli.output.view_values import (
+    Values,
+    device_values,
+    device_workload_values,
+    known,
+    round_values,
+    run_values,
+)
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Assignment, SupplyUse
 from wattfleet_io.console import plain_text
@@ -26,6 +33,16 @@ _TEXT, _COUNT, _NODE, _NUMBER, _FLAG = "string", "Int64", "UInt64", "Float64", "
 _MODE = {"cores": _COUNT, "cpu_khz": _COUNT, "gpu_hz": _COUNT, "mem_hz": _COUNT}
 _PART = {**_MODE, "epoch_s": _NUMBER, "power_w": _NUMBER, "power_limit_w": _NUMBER, "warmup_s": _NUMBER}
 _ROUND = {"run_id": _TEXT, "round": _COUNT}
+_WORKLOAD = {
+    "workload": _TEXT,
+    "batch": _COUNT,
+    "profiled_modes": _COUNT,
+    "minibatches_per_epoch": _COUNT,
+    "fastest_epoch_s": _NUMBER,
+    "reference_digest": _TEXT,
+    "left_out": _TEXT,
+    "trust": _NUMBER,
+}
 
 COLUMNS: dict[str, dict[str, str]] = {
     "devices": {
@@ -46,6 +63,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "left_out": _TEXT,
         "trust": _NUMBER,
         "reference_digest": _TEXT,
+        "workload": _TEXT,
         "first_seen_unix_s": _NUMBER,
         "last_seen_unix_s": _NUMBER,
         "granted_plan_id": _TEXT,
@@ -55,6 +73,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "fronts": {
         "device_id": _TEXT,
+        "workload": _TEXT,
         **_MODE,
         "epoch_s": _NUMBER,
         "power_w": _NUMBER,
@@ -62,9 +81,11 @@ COLUMNS: dict[str, dict[str, str]] = {
         "power_log_sd": _NUMBER,
         "warmup_s": _NUMBER,
     },
+    "workloads": {"device_id": _TEXT, **_WORKLOAD},
     "runs": {
         "run_id": _TEXT,
         "strategy": _TEXT,
+        "workload": _TEXT,
         "rounds": _COUNT,
         "finished": _FLAG,
         "error": _TEXT,
@@ -75,6 +96,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         **_ROUND,
         "unplanned": _FLAG,
         "plan_id": _TEXT,
+        "workload": _TEXT,
         "epochs": _NUMBER,
         "devices": _COUNT,
         "failed": _COUNT,
@@ -124,6 +146,8 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 """Columns of every table, with the pandas name of their type. Tags are separated by spaces.
 
+In the tables `workloads` and `fronts`, an empty workload is that of an agent whose one front counts for all.
+
 A round that is `unplanned` trained without a plan while its Flower server could not reach the coordinator, so that no
 budget was kept; its columns of the plan are empty.
 
@@ -147,12 +171,19 @@ class Tables:
     rows: dict[str, list[_Row]] = field(default_factory=lambda: {name: [] for name in COLUMNS})
 
     def add_devices(self, views: Iterable[view_pb2.DeviceView]) -> None:
-        """Add devices with their fronts."""
+        """Add devices with their workloads and the fronts of each."""
         for view in views:
             self._add("devices", device_values(view))
+            self.rows["workloads"] += [
+                (view.device_id, *(device_workload_values(each)[name] for name in _WORKLOAD)) for each in view.workloads
+            ]
             self.rows["fronts"] += [
-                (view.device_id, *_mode(p.mode), p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s)
-                for p in view.front.points
+                (
+                    *(view.device_id, each.workload.name or None, *_mode(p.mode)),
+                    *(p.epoch_s, p.power_w, p.epoch_log_sd, p.power_log_sd, p.warmup_s),
+                )
+                for each in view.workloads
+                for p in each.front.points
             ]
 
     def add_run(self, run: view_pb2.RunView, rounds: Iterable[view_pb2.RoundView]) -> None:

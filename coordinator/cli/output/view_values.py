@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from wattfleet_proto.convert import provenance_from_message, state_from_message
-from wattfleet_proto.v1 import session_pb2, view_pb2
+from wattfleet_proto.convert import provenance_from_message, state_from_message, workload_from_message
+from wattfleet_proto.v1 import power_pb2, session_pb2, view_pb2
 
 Values = dict[str, Any]
 
@@ -40,12 +40,57 @@ def device_values(view: view_pb2.DeviceView) -> Values:
         "left_out": view.left_out or None,
         "trust": known(view, "trust"),
         "reference_digest": view.reference_digest or None,
+        "workload": view.workload or None,
         "first_seen_unix_s": known(view, "first_seen_unix_s"),
         "last_seen_unix_s": known(view, "last_seen_unix_s"),
         "granted_plan_id": view.granted_plan_id or None,
         "granted_w": known(view, "granted_w"),
         "confirmed_w": known(view, "confirmed_w"),
         "observed_w": known(view, "observed_w"),
+    }
+
+
+def workload_values(message: power_pb2.Workload) -> Values:
+    """A workload's name and what is known of it."""
+    workload = workload_from_message(message)
+    facts = workload.facts
+    return {
+        "workload": workload.name,
+        "task": facts.task.value,
+        "batch": facts.batch,
+        "loader_workers": facts.loader_workers,
+        "processor": facts.processor.value,
+        "parameters": facts.parameters,
+        "step_flops": facts.step_flops,
+        "precision": facts.precision,
+    }
+
+
+def device_workload_values(message: view_pb2.DeviceWorkload) -> Values:
+    """The values of a workload on a device; the workload is None if its front counts for all."""
+    is_known = message.HasField("workload")
+    return {
+        "workload": message.workload.name if is_known else None,
+        "batch": known(message.workload, "batch") if is_known else None,
+        "profiled_modes": message.profiled_modes,
+        "minibatches_per_epoch": known(message, "minibatches_per_epoch"),
+        "fastest_epoch_s": known(message, "fastest_epoch_s"),
+        "reference_digest": message.reference_digest or None,
+        "left_out": message.left_out or None,
+        "trust": known(message, "trust"),
+    }
+
+
+def known_workload_values(view: view_pb2.WorkloadView) -> Values:
+    """A workload's values, with the devices and runs that know it."""
+    return {
+        **workload_values(view.workload),
+        "devices": view.device_count,
+        "measured_devices": view.measured_devices,
+        "median_modes": known(view, "median_modes"),
+        "live_run_ids": list(view.live_run_ids),
+        "runs": view.run_count,
+        "last_used_unix_s": known(view, "last_used_unix_s"),
     }
 
 
@@ -56,6 +101,7 @@ def run_values(view: view_pb2.RunView) -> Values:
         "strategy": view.strategy,
         "rounds_asked_for": view.rounds,
         "initial_metrics": dict(sorted(view.initial_metrics.items())),
+        "workload": view.workload.name or None,
         "finished": view.finished,
         "error": view.error,
         "started_unix_s": known(view, "started_unix_s"),
@@ -72,6 +118,7 @@ def round_values(view: view_pb2.RoundView) -> Values:
         "round": view.round,
         "unplanned": unplanned,
         "plan_id": view.plan_id or None,
+        "workload": view.workload or None,
         "epochs": None if unplanned else view.epochs,
         "devices": view.device_count,
         "failed": list(view.failed_device_ids),

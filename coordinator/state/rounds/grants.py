@@ -87,6 +87,11 @@ class Grants:
         """Seconds for which a device may act on its grant after its last acknowledged lease."""
         return self._settings.lifetime_s
 
+    @property
+    def longest_unknown_s(self) -> float:
+        """Seconds after which a training ends whose device does not know the length of its epoch."""
+        return self._settings.longest_unknown_s
+
     def of(self, device_id: str) -> DeviceGrant | None:
         """A device's newest grant; None if no plan ever chose it."""
         return self._grants.get(device_id)
@@ -146,14 +151,16 @@ class Grants:
         """Grant the devices of a new plan what they are assigned."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in record.nodes:
-            self._issue(device_id, record.plan_id, assignments.get(device_id), self._longest_s(record.plan))
+            assignment = assignments.get(device_id)
+            self._issue(device_id, record.plan_id, assignment, self._longest_s(record.plan, assignment))
 
     def reassign(self, record: RoundRecord, device_ids: Collection[str]) -> None:
         """Grant some devices in flight what a trimmed plan assigns; those that it no longer has stop."""
         assignments = {assignment.device_id: assignment for assignment in record.plan.assignments}
         for device_id in device_ids:
-            longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan))
-            self._issue(device_id, record.plan_id, assignments.get(device_id), longest_s)
+            assignment = assignments.get(device_id)
+            longest_s = max(self._grants[device_id].grant.longest_s, self._longest_s(record.plan, assignment))
+            self._issue(device_id, record.plan_id, assignment, longest_s)
 
     def stop(self, device_id: str) -> None:
         """Stop a device's training, or call it off."""
@@ -317,9 +324,11 @@ class Grants:
         known = self._grants.get(device_id)
         return known.plan_id if known is not None and known.is_given_up and not known.is_over else ""
 
-    def _longest_s(self, plan: RoundPlan) -> float:
+    def _longest_s(self, plan: RoundPlan, assignment: Assignment | None) -> float:
         planned_s = max(plan.duration_s, plan.deadline_s or 0.0)
-        return self._settings.longest_factor * planned_s + self._settings.longest_extra_s
+        longest_s = self._settings.longest_factor * planned_s + self._settings.longest_extra_s
+        is_assumed = assignment is not None and assignment.is_length_assumed
+        return max(longest_s, self._settings.longest_unknown_s) if is_assumed else longest_s
 
     def _issue(self, device_id: str, plan_id: str, assignment: Assignment | None, longest_s: float) -> None:
         grant = Grant(self._next_id, plan_id, assignment, longest_s)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from coordinator.errors import NoDevicesError
 from coordinator.state.records import RoundRecord, plan_id_of
-from wattfleet.planning import Allowance, History, Offer, Selection, plan_round
+from wattfleet.errors import InfeasibleBudgetError
+from wattfleet.planning import Allowance, Decision, History, Offer, Selection, plan_round
 from wattfleet.planning.policies import Policy
 
 
@@ -25,6 +27,7 @@ class RoundRequest:
         history: the run's finished rounds.
         selection: the operator's rules for client selection.
         trim_count: how often rounds in flight had been trimmed before.
+        not_offered: why ready devices are not among the offers, by id.
     """
 
     run_id: str
@@ -37,6 +40,7 @@ class RoundRequest:
     history: History
     selection: Selection
     trim_count: int
+    not_offered: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def plan_id(self) -> str:
@@ -48,12 +52,22 @@ class RoundRequest:
 
         Raises:
             NoCandidatesError: none of the ready devices may be chosen.
+            NoDevicesError: no device can train with the watts that are not left to other runs.
             InfeasibleBudgetError: the site's budget is too small for any device.
             InvalidInputError: the number of epochs is not above zero.
         """
-        plan = plan_round(
-            self.offers, self.policy, self.allowance, self.epochs, self.number, self.history, self.selection
-        )
+        try:
+            plan = plan_round(
+                self.offers, self.policy, self.allowance, self.epochs, self.number, self.history, self.selection
+            )
+        except InfeasibleBudgetError:
+            if not any(self.allowance.left_w.values()):
+                raise
+            raise NoDevicesError("the watts are left to runs that have waited longer; ask again") from None
+        if self.not_offered:
+            others = (Decision(device_id, False, reason) for device_id, reason in self.not_offered.items())
+            decisions = sorted((*plan.decisions, *others), key=lambda decision: decision.device_id)
+            plan = replace(plan, decisions=tuple(decisions))
         chosen = {assignment.device_id for assignment in plan.assignments}
         idle_w = sum(self.allowance.elsewhere_w.values())
         idle_w += sum(offer.idle_w for offer in self.offers if offer.device_id not in chosen)

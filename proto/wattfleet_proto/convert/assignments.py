@@ -29,7 +29,7 @@ def assignments_from_plan(plan: planning_pb2.PlanRoundResponse, epochs: float) -
             plan_id=plan.plan_id,
             device_id=each.device_id,
             epochs=epochs,
-            deadline_s=plan.deadline_s or None,
+            deadline_s=None if each.length_assumed else plan.deadline_s or None,
         )
         for each in plan.assignments
     }

@@ -7,6 +7,46 @@ from wattfleet_proto.convert.modes import mode_from_message, mode_to_message
 from wattfleet_proto.v1 import planning_pb2
 
 
+def assignment_to_message(assignment: Assignment, node_id: int) -> planning_pb2.Assignment:
+    """Convert a device's assignment into its message.
+
+    Args:
+        assignment: the assignment.
+        node_id: Flower's id of the device's node.
+    """
+    return planning_pb2.Assignment(
+        node_id=node_id,
+        device_id=assignment.device_id,
+        mode=mode_to_message(assignment.mode),
+        epoch_s=assignment.epoch_s,
+        power_w=assignment.power_w,
+        power_limit_w=assignment.power_limit_w,
+        warmup_s=assignment.warmup_s,
+        epoch_log_sd=assignment.epoch_log_sd,
+        power_log_sd=assignment.power_log_sd,
+        batch=assignment.batch or 0,
+        profiled_modes=assignment.profiled_modes,
+        length_assumed=assignment.is_length_assumed,
+    )
+
+
+def assignment_from_message(message: planning_pb2.Assignment) -> Assignment:
+    """Read a device's assignment from its message."""
+    return Assignment(
+        device_id=message.device_id,
+        mode=mode_from_message(message.mode),
+        epoch_s=message.epoch_s,
+        power_w=message.power_w,
+        power_limit_w=message.power_limit_w,
+        warmup_s=message.warmup_s,
+        epoch_log_sd=message.epoch_log_sd,
+        power_log_sd=message.power_log_sd,
+        batch=message.batch or None,
+        profiled_modes=message.profiled_modes,
+        is_length_assumed=message.length_assumed,
+    )
+
+
 def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> planning_pb2.PlanRoundResponse:
     """Convert a round plan into its message.
 
@@ -17,18 +57,7 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
     """
     return planning_pb2.PlanRoundResponse(
         plan_id=plan_id,
-        assignments=[
-            planning_pb2.Assignment(
-                node_id=nodes[assignment.device_id],
-                device_id=assignment.device_id,
-                mode=mode_to_message(assignment.mode),
-                epoch_s=assignment.epoch_s,
-                power_w=assignment.power_w,
-                power_limit_w=assignment.power_limit_w,
-                warmup_s=assignment.warmup_s,
-            )
-            for assignment in plan.assignments
-        ],
+        assignments=[assignment_to_message(assignment, nodes[assignment.device_id]) for assignment in plan.assignments],
         decisions=[
             planning_pb2.Decision(device_id=d.device_id, selected=d.selected, reason=d.reason) for d in plan.decisions
         ],
@@ -47,10 +76,7 @@ def plan_to_message(plan_id: str, plan: RoundPlan, nodes: dict[str, int]) -> pla
 def plan_from_message(message: planning_pb2.PlanRoundResponse) -> RoundPlan:
     """Read a round plan from its message."""
     return RoundPlan(
-        assignments=tuple(
-            Assignment(a.device_id, mode_from_message(a.mode), a.epoch_s, a.power_w, a.power_limit_w, a.warmup_s)
-            for a in message.assignments
-        ),
+        assignments=tuple(assignment_from_message(each) for each in message.assignments),
         decisions=tuple(Decision(d.device_id, d.selected, d.reason) for d in message.decisions),
         duration_s=message.duration_s,
         planned_w=message.planned_w,

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from wattfleet_proto.v1 import planning_pb2 as _planning_pb2
+from wattfleet_proto.v1 import power_pb2 as _power_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -26,22 +27,26 @@ class PreviewPlanRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     ALL_DEVICES_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """empty: the newest run, or a new one if that is over"""
     epochs: _builtins.float
     """local epochs; 0: as in the run's last round, or 1 before its first"""
     all_devices: _builtins.bool
     """include devices that no Flower node is bound to"""
+    workload: _builtins.str
+    """name of what a new run trains; empty: the workload of the newest run"""
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         epochs: _builtins.float = ...,
         all_devices: _builtins.bool = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_devices", b"all_devices", "epochs", b"epochs", "run_id", b"run_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -417,6 +422,68 @@ class DrainDevicesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DrainDevicesResponse: _TypeAlias = DrainDevicesResponse  # noqa: Y015
+
+@_typing.final
+class ProfileWorkloadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    SYNTHETIC_FIELD_NUMBER: _builtins.int
+    MODES_FIELD_NUMBER: _builtins.int
+    DEVICES_FIELD_NUMBER: _builtins.int
+    synthetic: _builtins.str
+    """as in ProfileOrder"""
+    modes: _builtins.int
+    """maximum number of modes to measure"""
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload: ...
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """patterns such as id:orin-*, tag:lab or site:roof"""
+
+    def __init__(
+        self,
+        *,
+        workload: _power_pb2.Workload | None = ...,
+        synthetic: _builtins.str = ...,
+        modes: _builtins.int = ...,
+        devices: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "modes", b"modes", "synthetic", b"synthetic", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileWorkloadRequest: _TypeAlias = ProfileWorkloadRequest  # noqa: Y015
+
+@_typing.final
+class ProfileWorkloadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_IDS_FIELD_NUMBER: _builtins.int
+    NOT_TOLD_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the devices that were told"""
+
+    @_builtins.property
+    def not_told(self) -> _containers.RepeatedCompositeFieldContainer[Global___NotLookedAt]:
+        """matching devices that could not be told, with the reason"""
+
+    def __init__(
+        self,
+        *,
+        device_ids: _abc.Iterable[_builtins.str] | None = ...,
+        not_told: _abc.Iterable[Global___NotLookedAt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "not_told", b"not_told"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProfileWorkloadResponse: _TypeAlias = ProfileWorkloadResponse  # noqa: Y015
 
 @_typing.final
 class ForgetDevicesRequest(_message.Message):

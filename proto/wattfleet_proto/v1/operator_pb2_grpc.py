@@ -64,6 +64,11 @@ class OperatorServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesResponse.FromString,
                 _registered_method=True)
+        self.ProfileWorkload = channel.unary_unary(
+                '/wattfleet.v1.OperatorService/ProfileWorkload',
+                request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadResponse.FromString,
+                _registered_method=True)
         self.ForgetDevices = channel.unary_unary(
                 '/wattfleet.v1.OperatorService/ForgetDevices',
                 request_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ForgetDevicesRequest.SerializeToString,
@@ -134,6 +139,13 @@ class OperatorServiceServicer:
 
     def DrainDevices(self, request, context):
         """Excludes devices from new rounds; a training in flight continues.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ProfileWorkload(self, request, context):
+        """Orders devices to measure modes of a workload ahead of its first run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +224,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.DrainDevices,
                     request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesResponse.SerializeToString,
+            ),
+            'ProfileWorkload': grpc.unary_unary_rpc_method_handler(
+                    servicer.ProfileWorkload,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadResponse.SerializeToString,
             ),
             'ForgetDevices': grpc.unary_unary_rpc_method_handler(
                     servicer.ForgetDevices,
@@ -406,6 +423,33 @@ class OperatorService:
             '/wattfleet.v1.OperatorService/DrainDevices',
             wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_operator__pb2.DrainDevicesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ProfileWorkload(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/wattfleet.v1.OperatorService/ProfileWorkload',
+            wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_operator__pb2.ProfileWorkloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -41,6 +41,8 @@ class OperatorServiceStub:
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]
     """Excludes devices from new rounds; a training in flight continues."""
+    ProfileWorkload: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ProfileWorkloadRequest, _operator_pb2.ProfileWorkloadResponse]
+    """Orders devices to measure modes of a workload ahead of its first run."""
     ForgetDevices: _grpc.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]
     """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
     DeleteRuns: _grpc.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]
@@ -66,6 +68,8 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Adds and removes tags, in addition to those of the site file."""
     DrainDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.DrainDevicesRequest, _operator_pb2.DrainDevicesResponse]  # type: ignore[assignment]
     """Excludes devices from new rounds; a training in flight continues."""
+    ProfileWorkload: _aio.UnaryUnaryMultiCallable[_operator_pb2.ProfileWorkloadRequest, _operator_pb2.ProfileWorkloadResponse]  # type: ignore[assignment]
+    """Orders devices to measure modes of a workload ahead of its first run."""
     ForgetDevices: _aio.UnaryUnaryMultiCallable[_operator_pb2.ForgetDevicesRequest, _operator_pb2.ForgetDevicesResponse]  # type: ignore[assignment]
     """Removes disconnected devices with their overrides and node bindings; they may enrol again."""
     DeleteRuns: _aio.UnaryStreamMultiCallable[_operator_pb2.DeleteRunsRequest, _operator_pb2.DeleteRunsResponse]  # type: ignore[assignment]
@@ -124,6 +128,14 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operator_pb2.DrainDevicesResponse, _abc.Awaitable[_operator_pb2.DrainDevicesResponse]]:
         """Excludes devices from new rounds; a training in flight continues."""
+
+    @_abc_1.abstractmethod
+    def ProfileWorkload(
+        self,
+        request: _operator_pb2.ProfileWorkloadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.ProfileWorkloadResponse, _abc.Awaitable[_operator_pb2.ProfileWorkloadResponse]]:
+        """Orders devices to measure modes of a workload ahead of its first run."""
 
     @_abc_1.abstractmethod
     def ForgetDevices(

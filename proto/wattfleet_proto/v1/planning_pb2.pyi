@@ -257,6 +257,7 @@ class Assignment(_message.Message):
     POWER_LOG_SD_FIELD_NUMBER: _builtins.int
     BATCH_FIELD_NUMBER: _builtins.int
     PROFILED_MODES_FIELD_NUMBER: _builtins.int
+    LENGTH_ASSUMED_FIELD_NUMBER: _builtins.int
     node_id: _builtins.int
     device_id: _builtins.str
     epoch_s: _builtins.float
@@ -275,6 +276,10 @@ class Assignment(_message.Message):
     """samples in a batch that the prediction holds for; 0: unknown"""
     profiled_modes: _builtins.int
     """modes of the workload that the device has measured; 0: the prediction is a prior"""
+    length_assumed: _builtins.bool
+    """The number of minibatches in the device's epoch is unknown, so that the epoch may take far longer than predicted.
+    The plan's deadline does not hold for the device.
+    """
     @_builtins.property
     def mode(self) -> _power_pb2.PowerMode: ...
     def __init__(
@@ -291,10 +296,11 @@ class Assignment(_message.Message):
         power_log_sd: _builtins.float = ...,
         batch: _builtins.int = ...,
         profiled_modes: _builtins.int = ...,
+        length_assumed: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["mode", b"mode"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch", b"batch", "device_id", b"device_id", "epoch_log_sd", b"epoch_log_sd", "epoch_s", b"epoch_s", "length_assumed", b"length_assumed", "mode", b"mode", "node_id", b"node_id", "power_limit_w", b"power_limit_w", "power_log_sd", b"power_log_sd", "power_w", b"power_w", "profiled_modes", b"profiled_modes", "warmup_s", b"warmup_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -47,6 +47,8 @@ class DeviceView(_message.Message):
     CONFIRMED_W_FIELD_NUMBER: _builtins.int
     OBSERVED_W_FIELD_NUMBER: _builtins.int
     GRANTED_PLAN_ID_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    WORKLOADS_FIELD_NUMBER: _builtins.int
     LEFT_OUT_FIELD_NUMBER: _builtins.int
     TRUST_FIELD_NUMBER: _builtins.int
     device_id: _builtins.str
@@ -58,9 +60,10 @@ class DeviceView(_message.Message):
     detail: _builtins.str
     idle_w: _builtins.float
     reference_digest: _builtins.str
+    """of the reference behind this front"""
     fastest_epoch_s: _builtins.float
-    """Predicted seconds of a one-epoch training, warm-up included, in the fastest mode within the device's own limit;
-    absent if there is none.
+    """Predicted seconds of a one-epoch training of the workload below, warm-up included, in the fastest mode within the
+    device's own limit; absent if there is none.
     """
     supply: _builtins.str
     """empty: unknown"""
@@ -79,12 +82,16 @@ class DeviceView(_message.Message):
     """watts of its last observed training; absent: none was observed"""
     granted_plan_id: _builtins.str
     """the plan of its grant; empty: it may only idle"""
+    workload: _builtins.str
+    """the requested one, or the one of the latest front; empty: of an agent before protocol 2.1"""
     left_out: _builtins.str
     """why its own reports keep it out of rounds; empty: they do not"""
     trust: _builtins.float
     """1: no recent prediction was contradicted, 0: all; absent: no observed training"""
     @_builtins.property
-    def front(self) -> _power_pb2.Front: ...
+    def front(self) -> _power_pb2.Front:
+        """of the workload below, as the device reported it"""
+
     @_builtins.property
     def site_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """stated in the site file"""
@@ -92,6 +99,10 @@ class DeviceView(_message.Message):
     @_builtins.property
     def operator_tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """set by the operator's commands"""
+
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceWorkload]:
+        """all of which it reported a front, the latest last; if fronts are requested"""
 
     def __init__(
         self,
@@ -118,12 +129,14 @@ class DeviceView(_message.Message):
         confirmed_w: _builtins.float | None = ...,
         observed_w: _builtins.float | None = ...,
         granted_plan_id: _builtins.str = ...,
+        workload: _builtins.str = ...,
+        workloads: _abc.Iterable[Global___DeviceWorkload] | None = ...,
         left_out: _builtins.str = ...,
         trust: _builtins.float | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "confirmed_w", b"confirmed_w", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "limit_w", b"limit_w", "observed_w", b"observed_w", "trust", b"trust"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w", "_fastest_epoch_s", b"_fastest_epoch_s", "_first_seen_unix_s", b"_first_seen_unix_s", "_granted_w", b"_granted_w", "_idle_w", b"_idle_w", "_last_seen_unix_s", b"_last_seen_unix_s", "_limit_w", b"_limit_w", "_observed_w", b"_observed_w", "_trust", b"_trust", "board", b"board", "confirmed_w", b"confirmed_w", "detail", b"detail", "device_id", b"device_id", "drained", b"drained", "fastest_epoch_s", b"fastest_epoch_s", "first_seen_unix_s", b"first_seen_unix_s", "front", b"front", "granted_plan_id", b"granted_plan_id", "granted_w", b"granted_w", "idle_w", b"idle_w", "last_seen_unix_s", b"last_seen_unix_s", "left_out", b"left_out", "limit_w", b"limit_w", "mode_count", b"mode_count", "observed_w", b"observed_w", "operator_tags", b"operator_tags", "profiled_modes", b"profiled_modes", "provenance", b"provenance", "reference_digest", b"reference_digest", "site_tags", b"site_tags", "state", b"state", "supply", b"supply", "trust", b"trust", "workload", b"workload", "workloads", b"workloads"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__confirmed_w: _TypeAlias = _typing.Literal["confirmed_w"]  # noqa: Y015
     _WhichOneofArgType__confirmed_w: _TypeAlias = _typing.Literal["_confirmed_w", b"_confirmed_w"]  # noqa: Y015
@@ -163,6 +176,69 @@ class DeviceView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
 
 Global___DeviceView: _TypeAlias = DeviceView  # noqa: Y015
+
+@_typing.final
+class DeviceWorkload(_message.Message):
+    """One workload on one device."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    PROFILED_MODES_FIELD_NUMBER: _builtins.int
+    MINIBATCHES_PER_EPOCH_FIELD_NUMBER: _builtins.int
+    FASTEST_EPOCH_S_FIELD_NUMBER: _builtins.int
+    REFERENCE_DIGEST_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    TRUST_FIELD_NUMBER: _builtins.int
+    FRONT_FIELD_NUMBER: _builtins.int
+    profiled_modes: _builtins.int
+    minibatches_per_epoch: _builtins.int
+    """absent: unknown"""
+    fastest_epoch_s: _builtins.float
+    """as in DeviceView"""
+    reference_digest: _builtins.str
+    left_out: _builtins.str
+    """why the device is kept out of rounds of this workload; empty: it is not"""
+    trust: _builtins.float
+    """as in DeviceView, of this workload"""
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload:
+        """as far as the device knows it; absent: the front of an agent before protocol 2.1 counts for all"""
+
+    @_builtins.property
+    def front(self) -> _power_pb2.Front:
+        """as the device reported it"""
+
+    def __init__(
+        self,
+        *,
+        workload: _power_pb2.Workload | None = ...,
+        profiled_modes: _builtins.int = ...,
+        minibatches_per_epoch: _builtins.int | None = ...,
+        fastest_epoch_s: _builtins.float | None = ...,
+        reference_digest: _builtins.str = ...,
+        left_out: _builtins.str = ...,
+        trust: _builtins.float | None = ...,
+        front: _power_pb2.Front | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "minibatches_per_epoch", b"minibatches_per_epoch", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s", "_minibatches_per_epoch", b"_minibatches_per_epoch", "_trust", b"_trust", "fastest_epoch_s", b"fastest_epoch_s", "front", b"front", "left_out", b"left_out", "minibatches_per_epoch", b"minibatches_per_epoch", "profiled_modes", b"profiled_modes", "reference_digest", b"reference_digest", "trust", b"trust", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__fastest_epoch_s: _TypeAlias = _typing.Literal["fastest_epoch_s"]  # noqa: Y015
+    _WhichOneofArgType__fastest_epoch_s: _TypeAlias = _typing.Literal["_fastest_epoch_s", b"_fastest_epoch_s"]  # noqa: Y015
+    _WhichOneofReturnType__minibatches_per_epoch: _TypeAlias = _typing.Literal["minibatches_per_epoch"]  # noqa: Y015
+    _WhichOneofArgType__minibatches_per_epoch: _TypeAlias = _typing.Literal["_minibatches_per_epoch", b"_minibatches_per_epoch"]  # noqa: Y015
+    _WhichOneofReturnType__trust: _TypeAlias = _typing.Literal["trust"]  # noqa: Y015
+    _WhichOneofArgType__trust: _TypeAlias = _typing.Literal["_trust", b"_trust"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__fastest_epoch_s) -> _WhichOneofReturnType__fastest_epoch_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__minibatches_per_epoch) -> _WhichOneofReturnType__minibatches_per_epoch | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__trust) -> _WhichOneofReturnType__trust | None: ...
+
+Global___DeviceWorkload: _TypeAlias = DeviceWorkload  # noqa: Y015
 
 @_typing.final
 class GetFleetRequest(_message.Message):
@@ -208,8 +284,11 @@ class ListDevicesRequest(_message.Message):
     DEVICE_IDS_FIELD_NUMBER: _builtins.int
     WITH_FRONTS_FIELD_NUMBER: _builtins.int
     WITH_TIMES_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     with_fronts: _builtins.bool
     with_times: _builtins.bool
+    workload: _builtins.str
+    """front and fastest epoch are of this workload; empty: of each device's latest front"""
     @_builtins.property
     def device_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """empty: all"""
@@ -220,10 +299,11 @@ class ListDevicesRequest(_message.Message):
         device_ids: _abc.Iterable[_builtins.str] | None = ...,
         with_fronts: _builtins.bool = ...,
         with_times: _builtins.bool = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "with_fronts", b"with_fronts", "with_times", b"with_times"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device_ids", b"device_ids", "with_fronts", b"with_fronts", "with_times", b"with_times", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -281,6 +361,7 @@ class RunView(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     STARTED_UNIX_S_FIELD_NUMBER: _builtins.int
     FINISHED_UNIX_S_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     strategy: _builtins.str
     rounds: _builtins.int
@@ -295,6 +376,8 @@ class RunView(_message.Message):
     def initial_metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """before the first round"""
 
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload: ...
     def __init__(
         self,
         *,
@@ -306,10 +389,11 @@ class RunView(_message.Message):
         error: _builtins.str = ...,
         started_unix_s: _builtins.float | None = ...,
         finished_unix_s: _builtins.float | None = ...,
+        workload: _power_pb2.Workload | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "finished_unix_s", b"finished_unix_s", "started_unix_s", b"started_unix_s", "workload", b"workload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_started_unix_s", b"_started_unix_s", "error", b"error", "finished", b"finished", "finished_unix_s", b"finished_unix_s", "initial_metrics", b"initial_metrics", "rounds", b"rounds", "run_id", b"run_id", "started_unix_s", b"started_unix_s", "strategy", b"strategy", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015
@@ -321,6 +405,98 @@ class RunView(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__started_unix_s) -> _WhichOneofReturnType__started_unix_s | None: ...
 
 Global___RunView: _TypeAlias = RunView  # noqa: Y015
+
+@_typing.final
+class WorkloadView(_message.Message):
+    """A workload of which a run is known, or a device has a front."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOAD_FIELD_NUMBER: _builtins.int
+    DEVICE_COUNT_FIELD_NUMBER: _builtins.int
+    MEASURED_DEVICES_FIELD_NUMBER: _builtins.int
+    MEDIAN_MODES_FIELD_NUMBER: _builtins.int
+    LIVE_RUN_IDS_FIELD_NUMBER: _builtins.int
+    RUN_COUNT_FIELD_NUMBER: _builtins.int
+    LAST_USED_UNIX_S_FIELD_NUMBER: _builtins.int
+    device_count: _builtins.int
+    """devices with a front of it"""
+    measured_devices: _builtins.int
+    """of these, the devices that have measured a mode"""
+    median_modes: _builtins.float
+    """measured modes on these devices; absent: no device has measured any"""
+    run_count: _builtins.int
+    """ended ones included"""
+    last_used_unix_s: _builtins.float
+    """when its newest run began; absent: unknown, or no run used it"""
+    @_builtins.property
+    def workload(self) -> _power_pb2.Workload:
+        """as the newest run states it, or else as a device knows it"""
+
+    @_builtins.property
+    def live_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        workload: _power_pb2.Workload | None = ...,
+        device_count: _builtins.int = ...,
+        measured_devices: _builtins.int = ...,
+        median_modes: _builtins.float | None = ...,
+        live_run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        run_count: _builtins.int = ...,
+        last_used_unix_s: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s", "_median_modes", b"_median_modes", "last_used_unix_s", b"last_used_unix_s", "median_modes", b"median_modes", "workload", b"workload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s", "_median_modes", b"_median_modes", "device_count", b"device_count", "last_used_unix_s", b"last_used_unix_s", "live_run_ids", b"live_run_ids", "measured_devices", b"measured_devices", "median_modes", b"median_modes", "run_count", b"run_count", "workload", b"workload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__last_used_unix_s: _TypeAlias = _typing.Literal["last_used_unix_s"]  # noqa: Y015
+    _WhichOneofArgType__last_used_unix_s: _TypeAlias = _typing.Literal["_last_used_unix_s", b"_last_used_unix_s"]  # noqa: Y015
+    _WhichOneofReturnType__median_modes: _TypeAlias = _typing.Literal["median_modes"]  # noqa: Y015
+    _WhichOneofArgType__median_modes: _TypeAlias = _typing.Literal["_median_modes", b"_median_modes"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last_used_unix_s) -> _WhichOneofReturnType__last_used_unix_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__median_modes) -> _WhichOneofReturnType__median_modes | None: ...
+
+Global___WorkloadView: _TypeAlias = WorkloadView  # noqa: Y015
+
+@_typing.final
+class ListWorkloadsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkloadsRequest: _TypeAlias = ListWorkloadsRequest  # noqa: Y015
+
+@_typing.final
+class ListWorkloadsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKLOADS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def workloads(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkloadView]:
+        """by name"""
+
+    def __init__(
+        self,
+        *,
+        workloads: _abc.Iterable[Global___WorkloadView] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["workloads", b"workloads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListWorkloadsResponse: _TypeAlias = ListWorkloadsResponse  # noqa: Y015
 
 @_typing.final
 class ListRunsRequest(_message.Message):
@@ -406,6 +582,7 @@ class RoundView(_message.Message):
     OTHER_MODE_COUNT_FIELD_NUMBER: _builtins.int
     STOPPED_COUNT_FIELD_NUMBER: _builtins.int
     UNPLANNED_FIELD_NUMBER: _builtins.int
+    WORKLOAD_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     round: _builtins.int
     plan_id: _builtins.str
@@ -430,6 +607,8 @@ class RoundView(_message.Message):
     """The round trained without a plan while the coordinator was away, so no budget was kept. It has no plan id, plan or
     observations; its times are when it began and ended.
     """
+    workload: _builtins.str
+    """name of what the run trains"""
     @_builtins.property
     def plan(self) -> _planning_pb2.PlanRoundResponse: ...
     @_builtins.property
@@ -464,10 +643,11 @@ class RoundView(_message.Message):
         other_mode_count: _builtins.int = ...,
         stopped_count: _builtins.int = ...,
         unplanned: _builtins.bool = ...,
+        workload: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "finished_unix_s", b"finished_unix_s", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "plan", b"plan", "planned_unix_s", b"planned_unix_s", "wall_s", b"wall_s"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "unplanned", b"unplanned", "wall_s", b"wall_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s", "_observed_duration_s", b"_observed_duration_s", "_observed_site_w", b"_observed_site_w", "_planned_unix_s", b"_planned_unix_s", "_wall_s", b"_wall_s", "device_count", b"device_count", "epochs", b"epochs", "failed_device_ids", b"failed_device_ids", "finished_unix_s", b"finished_unix_s", "idle_w", b"idle_w", "metrics", b"metrics", "observations", b"observations", "observed_duration_s", b"observed_duration_s", "observed_site_w", b"observed_site_w", "other_mode_count", b"other_mode_count", "plan", b"plan", "plan_id", b"plan_id", "planned_unix_s", b"planned_unix_s", "results", b"results", "round", b"round", "run_id", b"run_id", "stopped_count", b"stopped_count", "unplanned", b"unplanned", "wall_s", b"wall_s", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__finished_unix_s: _TypeAlias = _typing.Literal["finished_unix_s"]  # noqa: Y015
     _WhichOneofArgType__finished_unix_s: _TypeAlias = _typing.Literal["_finished_unix_s", b"_finished_unix_s"]  # noqa: Y015

@@ -49,6 +49,11 @@ class ViewServiceStub:
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.ListWorkloads = channel.unary_stream(
+                '/wattfleet.v1.ViewService/ListWorkloads',
+                request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.SerializeToString,
+                response_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.FromString,
+                _registered_method=True)
         self.StreamRounds = channel.unary_stream(
                 '/wattfleet.v1.ViewService/StreamRounds',
                 request_serializer=wattfleet__proto_dot_v1_dot_view__pb2.StreamRoundsRequest.SerializeToString,
@@ -79,6 +84,13 @@ class ViewServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListWorkloads(self, request, context):
+        """The workloads of runs and of devices' fronts by name, in several messages.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def StreamRounds(self, request, context):
         """The rounds of one run, one per message.
         """
@@ -103,6 +115,11 @@ def add_ViewServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.FromString,
                     response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'ListWorkloads': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListWorkloads,
+                    request_deserializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.FromString,
+                    response_serializer=wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.SerializeToString,
             ),
             'StreamRounds': grpc.unary_stream_rpc_method_handler(
                     servicer.StreamRounds,
@@ -191,6 +208,33 @@ class ViewService:
             '/wattfleet.v1.ViewService/ListRuns',
             wattfleet__proto_dot_v1_dot_view__pb2.ListRunsRequest.SerializeToString,
             wattfleet__proto_dot_v1_dot_view__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListWorkloads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/wattfleet.v1.ViewService/ListWorkloads',
+            wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsRequest.SerializeToString,
+            wattfleet__proto_dot_v1_dot_view__pb2.ListWorkloadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,8 @@ class ViewServiceStub:
     """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
     ListRuns: _grpc.UnaryStreamMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]
     """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
+    ListWorkloads: _grpc.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]
+    """The workloads of runs and of devices' fronts by name, in several messages."""
     StreamRounds: _grpc.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]
     """The rounds of one run, one per message."""
 
@@ -47,6 +49,8 @@ class ViewServiceAsyncStub(ViewServiceStub):
     """Devices by id, in several messages: ten thousand fronts exceed the size limit of one."""
     ListRuns: _aio.UnaryStreamMultiCallable[_view_pb2.ListRunsRequest, _view_pb2.ListRunsResponse]  # type: ignore[assignment]
     """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
+    ListWorkloads: _aio.UnaryStreamMultiCallable[_view_pb2.ListWorkloadsRequest, _view_pb2.ListWorkloadsResponse]  # type: ignore[assignment]
+    """The workloads of runs and of devices' fronts by name, in several messages."""
     StreamRounds: _aio.UnaryStreamMultiCallable[_view_pb2.StreamRoundsRequest, _view_pb2.RoundView]  # type: ignore[assignment]
     """The rounds of one run, one per message."""
 
@@ -73,6 +77,14 @@ class ViewServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_view_pb2.ListRunsResponse], _abc.AsyncIterator[_view_pb2.ListRunsResponse]]:
         """Runs, oldest first, in several messages: their metrics exceed the size limit of one."""
+
+    @_abc_1.abstractmethod
+    def ListWorkloads(
+        self,
+        request: _view_pb2.ListWorkloadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_view_pb2.ListWorkloadsResponse], _abc.AsyncIterator[_view_pb2.ListWorkloadsResponse]]:
+        """The workloads of runs and of devices' fronts by name, in several messages."""
 
     @_abc_1.abstractmethod
     def StreamRounds(

@@ -67,6 +67,7 @@ async def test_what_is_exported_is_what_is_known(config: CoordinatorSettings, tm
             "run_id": RUN,
             "strategy": "FedAvg",
             "rounds": 3,
+            "workload": "unnamed",
             "finished": False,
             "error": empty,
             "finished_unix_s": None,

@@ -18,6 +18,7 @@ from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_NODE, NODES, ORIN_NODE, RUN, make_ready, small_fleet
 from wattfleet.budgets import InForce
 from wattfleet.errors import InvalidInputError
+from wattfleet.modes import Workload
 from wattfleet.planning import Allowance
 from wattfleet.planning.policies import FastestK
 from wattfleet_proto.device_state import DeviceState
@@ -41,6 +42,9 @@ DOCUMENTED = {
     "wattfleet_supply_fallback": {"supply"},
     "wattfleet_site_power_watts": {"kind"},
     "wattfleet_unplanned_rounds": set(),
+    "wattfleet_workload_runs": {"workload"},
+    "wattfleet_workload_devices": {"workload"},
+    "wattfleet_workload_measured_devices": {"workload"},
 }
 
 Samples = dict[tuple[str, ...], float]
@@ -203,6 +207,21 @@ def test_a_running_round_shows_its_plan_beside_what_the_last_one_needed() -> Non
     assert of(samples, "wattfleet_device_observed_power_watts") == {("orin",): 31, ("nano",): 14.5}
     assert of(samples, "wattfleet_round_duration_seconds") == {("predicted",): 5, ("observed",): 2 * 34}
     assert of(samples, "wattfleet_site_power_watts")[("planned",)] == 60 + 3 + 2.5
+
+
+def test_workloads_of_live_runs_have_labels_and_many_share_one() -> None:
+    fleet = small_fleet()  # whose agents know no workloads
+    fleet.flower.finish_run(RUN, "")
+    for k in range(23):
+        fleet.flower.start_run(f"run-{k}", "FedAvg", 1, workload=Workload(f"workload-{k:02}"))
+    fleet.agents.report_front("nano", front((1, 2)), 3.0, 4, "", Workload("workload-22"))
+    fleet.agents.report_front("nano", front((1, 2)), 3.0, 0, "", Workload("workload-21"))
+    fleet.agents.connect("new", "orin-nx", "simulated", 7)
+    fleet.agents.report_front("new", front((1, 2)), 3.0, 0, "", Workload("workload-21"))
+    runs = of(samples := scraped(fleet), "wattfleet_workload_runs")
+    assert len(runs) == 21 and runs[("other",)] == 3 and runs[("workload-22",)] == 1
+    devices = of(samples, "wattfleet_workload_devices")
+    assert (devices[("workload-22",)], devices[("workload-21",)], devices[("other",)]) == (2, 3, 2)
 
 
 def test_names_that_need_escaping_arrive_as_they_are() -> None:

@@ -106,7 +106,7 @@ async def test_rounds_are_shown_as_planned_and_as_observed(config: CoordinatorSe
         await nano.send(observation=session_pb2.Observation(plan_id=plan.plan_id, epoch_s=36.5, power_w=14.75))
         await client.plan(2)
         title, _, head, first, second, more = (await shell("rounds")).stdout.splitlines()
-        assert title == f"run {RUN}: FedAvg, 3 rounds requested, running"
+        assert title == f"run {RUN}: FedAvg, workload unnamed, 3 rounds requested, running"
         assert head.split()[-3:] == ["accuracy", "f1", "loss"] and more == "--json also prints recall"
         row = first.split()
         assert row[:7] == ["1", "1", "of", "2", "100.0", f"{plan.planned_w:.1f}", "46.0"]

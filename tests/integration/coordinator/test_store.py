@@ -29,7 +29,7 @@ from coordinator.state.records import (
 from coordinator.store.database import database_url
 from coordinator.store.errors import UnstorableRecordError
 from coordinator.store.store import Store
-from tests.fakes.fronts import front, fronts
+from tests.fakes.fronts import front
 from tests.fakes.records_to_store import (
     BLANK,
     assert_devices,
@@ -40,6 +40,7 @@ from tests.fakes.records_to_store import (
 )
 from tests.fakes.small_fleet import NANO_NODE, ORIN_NODE, RUN
 from tests.fakes.store_clock import StoreClock
+from tests.fakes.workload_fronts import for_all, known_fronts, of_workloads
 from wattfleet.budgets import Override
 from wattfleet_proto.device_state import DeviceState
 
@@ -111,9 +112,11 @@ def test_what_the_operator_takes_back_is_gone(store: Store, reopen: Callable[[],
             DeviceState.DEGRADED,
             2**32 - 1,
             "rail VDD_CPU: 'no' \"sample\" – 100 %",
-            front((10.1, 50.3), (20.2, 30.7), power_log_sd=0.0371, epoch_log_sd=1 / 3),
+            (
+                *for_all(front((10.1, 50.3), (20.2, 30.7), power_log_sd=0.0371, epoch_log_sd=1 / 3)),
+                *of_workloads(bert=(front((1.0, 2.0)), None, 0), resnet18=(front((3.0, 4.0)), 2**32 - 1, 50)),
+            ),
             5.123456789012345,
-            "d" * 64,
         ),
         dataclasses.replace(BLANK, idle_w=0.0),
     ],
@@ -137,9 +140,8 @@ characters = st.text(st.characters(exclude_categories=("Cs",), exclude_character
         state=st.sampled_from(DeviceState),
         profiled_modes=st.integers(0, 2**32 - 1),
         detail=characters,
-        front=st.none() | fronts(power_log_sd=0.1),
+        fronts=known_fronts(power_log_sd=0.1),
         idle_w=st.none() | st.floats(0, 1e3),
-        reference_digest=characters,
     ),
     node_id=st.integers(0, 2**64 - 1),
 )
@@ -161,7 +163,7 @@ def test_a_character_that_databases_have_no_room_for_is_replaced(store: Store) -
 def test_a_front_keeps_every_bit(store: Store, reopen: Callable[[], Store]) -> None:
     values = np.random.default_rng(5).random(64)
     kept = front(*zip(np.sort(values).tolist(), np.sort(values)[::-1].tolist(), strict=True), epoch_log_sd=0.1)
-    record = dataclasses.replace(BLANK, front=kept)
+    record = dataclasses.replace(BLANK, fronts=for_all(kept))
     store.save(record)
     assert_devices(reopen().load(), record)
 
@@ -234,7 +236,9 @@ def test_an_observation_alone_is_part_of_its_round(store: Store, reopen: Callabl
 
 def test_a_device_is_kept_once_in_its_newest_state(store: Store, reopen: Callable[[], Store]) -> None:
     store.save(BLANK)
-    ready = dataclasses.replace(BLANK, state=DeviceState.READY, profiled_modes=50, front=front((1, 2)), idle_w=1.0)
+    ready = dataclasses.replace(
+        BLANK, state=DeviceState.READY, profiled_modes=50, fronts=for_all(front((1, 2))), idle_w=1.0
+    )
     store.save(ready)
     newest = dataclasses.replace(ready, state=DeviceState.TRAINING)
     store.save(newest)
@@ -243,13 +247,13 @@ def test_a_device_is_kept_once_in_its_newest_state(store: Store, reopen: Callabl
 
 def test_a_front_is_replaced_and_removed_with_what_the_device_reports(store: Store) -> None:
     for each in (front((1, 2)), front((1, 3), (2, 2)), None, front((5, 2))):
-        record = dataclasses.replace(BLANK, front=each)
+        record = dataclasses.replace(BLANK, fronts=for_all(each))
         store.save(record)
         assert_devices(store.load(), record)
 
 
 def test_of_several_states_saved_at_once_the_last_one_stays(store: Store) -> None:
-    states = [dataclasses.replace(BLANK, detail=str(k), front=front((1, k + 1))) for k in range(3)]
+    states = [dataclasses.replace(BLANK, detail=str(k), fronts=for_all(front((1, k + 1)))) for k in range(3)]
     store.save(*states)
     assert_devices(store.load(), states[-1])
 
@@ -271,7 +275,7 @@ def test_runs_and_rounds_keep_the_order_in_which_they_began(store: Store, reopen
 
 def test_records_are_saved_all_or_none(store: Store, reopen: Callable[[], Store]) -> None:
     store.save(BLANK)
-    newer = dataclasses.replace(BLANK, detail="newer", front=front((1, 2)))
+    newer = dataclasses.replace(BLANK, detail="newer", fronts=for_all(front((1, 2))))
     no_number = dataclasses.replace(planned_round(), epochs=None)  # type: ignore[arg-type]
     with pytest.raises(UnstorableRecordError, match="cannot store a value"):
         store.save(newer, RunRecord(RUN, "FedAvg", 1), NodeRecord(1, "nano"), no_number)
@@ -281,7 +285,7 @@ def test_records_are_saved_all_or_none(store: Store, reopen: Callable[[], Store]
 
 
 def test_a_front_that_could_not_be_saved_is_saved_with_the_device_the_next_time(store: Store) -> None:
-    newer = dataclasses.replace(BLANK, front=front((1, 2)))
+    newer = dataclasses.replace(BLANK, fronts=for_all(front((1, 2))))
     with pytest.raises(UnstorableRecordError):
         store.save(newer, dataclasses.replace(planned_round(), epochs=None))  # type: ignore[arg-type]
     store.save(newer)

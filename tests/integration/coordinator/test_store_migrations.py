@@ -25,6 +25,7 @@ from coordinator.store.tables import Base
 from coordinator.store.upgrade import migration_config, upgrade
 from tests.fakes.fronts import columns_of
 from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, ORIN_FRONT, ORIN_NODE, RUN
+from tests.fakes.workload_fronts import only_front
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 
@@ -63,9 +64,9 @@ def assert_all_is_there(kept: StoredState) -> None:
     """What `BEFORE_VERSIONS` was made from."""
     devices = {record.device_id: record for record in kept.devices}
     assert set(devices) == {"orin", "nano", "new"}
-    assert columns(devices["orin"].front) == columns(ORIN_FRONT)
-    assert columns(devices["nano"].front) == columns(NANO_FRONT)
-    assert (devices["new"].front, devices["new"].idle_w, devices["new"].mode_count) == (None, None, 5_824)
+    assert columns(only_front(devices["orin"])) == columns(ORIN_FRONT)
+    assert columns(only_front(devices["nano"])) == columns(NANO_FRONT)
+    assert (only_front(devices["new"]), devices["new"].idle_w, devices["new"].mode_count) == (None, None, 5_824)
     assert (devices["orin"].idle_w, devices["orin"].detail) == (5.0, "parked")
     assert kept.nodes == {ORIN_NODE: "orin", NANO_NODE: "nano"}
     assert kept.runs == [

@@ -20,10 +20,10 @@ from coordinator.state.records import (
     RoundRecord,
     RunRecord,
 )
+from coordinator.state.workload_fronts import WorkloadFront
 from coordinator.store.store import Store
-from tests.fakes.fronts import fronts
 from tests.fakes.records_to_store import comparable, comparable_devices, planned_round, rounds_of
-from wattfleet.choosing import Front
+from tests.fakes.workload_fronts import known_fronts
 from wattfleet_proto.device_state import DeviceState
 
 PLANNED = dataclasses.replace(planned_round(), plan=dataclasses.replace(planned_round().plan, assignments=()))
@@ -60,14 +60,16 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         device=devices,
         state=st.sampled_from(DeviceState),
-        front=st.none() | fronts(),
+        fronts=known_fronts(2),
         keeps_front=st.booleans(),
     )
-    def save_device(self, device: str, state: DeviceState, front: Front | None, keeps_front: bool) -> None:
+    def save_device(
+        self, device: str, state: DeviceState, fronts: tuple[WorkloadFront, ...], keeps_front: bool
+    ) -> None:
         known = self.devices.get(device)
         if known is not None and keeps_front:
-            front = known.front
-        self.devices[device] = DeviceRecord(device, "orin-nx", "simulated", 7, state, front=front)
+            fronts = known.fronts
+        self.devices[device] = DeviceRecord(device, "orin-nx", "simulated", 7, state, fronts=fronts)
         self.store.save(self.devices[device])
 
     @rule(node=st.integers(2**64 - 2, 2**64 - 1), device=devices)

@@ -29,6 +29,7 @@ from tests.fakes.fronts import front
 from tests.fakes.postgresql import PostgresServer
 from tests.fakes.records_to_store import BLANK, assert_devices, finished_round, rounds_of
 from tests.fakes.small_fleet import RUN
+from tests.fakes.workload_fronts import for_all
 from wattfleet_proto.error_boundary import status_of
 
 _WITHIN_S = 60.0
@@ -44,7 +45,7 @@ async def soon(_: float) -> None:
 
 def device(number: int, points: int = 1) -> DeviceRecord:
     widest = front(*((1.0 + k, 100.0 - k) for k in range(points)))
-    return dataclasses.replace(BLANK, device_id=f"device-{number}", front=widest)
+    return dataclasses.replace(BLANK, device_id=f"device-{number}", fronts=for_all(widest))
 
 
 def through_trouble(

@@ -43,6 +43,9 @@ SERVED = {
     "wattfleet_supply_power_watts": {"supply", "kind"},
     "wattfleet_supply_fallback": {"supply"},
     "wattfleet_unplanned_rounds": set(),
+    "wattfleet_workload_runs": {"workload"},
+    "wattfleet_workload_devices": {"workload"},
+    "wattfleet_workload_measured_devices": {"workload"},
 }
 
 

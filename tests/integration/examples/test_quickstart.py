@@ -1,4 +1,4 @@
-"""The quickstart: two lines are the difference, and without a coordinator there is none in what is learnt."""
+"""The quickstarts: two lines are the difference, and without a coordinator there is none in what is learnt."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-QUICKSTART = Path(__file__).resolve().parents[3] / "examples" / "quickstart-pytorch"
-PLAIN, POWER_AWARE = QUICKSTART / "plain", QUICKSTART / "power_aware"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+QUICKSTARTS = [EXAMPLES / "quickstart-pytorch", EXAMPLES / "quickstart-sklearn"]
+
+each_quickstart = pytest.mark.parametrize("quickstart", QUICKSTARTS, ids=lambda folder: folder.name)
 
 
 def files(app: Path) -> dict[str, str]:
@@ -33,8 +35,9 @@ def files(app: Path) -> dict[str, str]:
     return {str(path.relative_to(app)): path.read_text() for path in sorted(kept)}
 
 
-def test_two_lines_are_the_difference_with_what_they_import() -> None:
-    plain, power_aware = files(PLAIN), files(POWER_AWARE)
+@each_quickstart
+def test_two_lines_are_the_difference_with_what_they_import(quickstart: Path) -> None:
+    plain, power_aware = files(quickstart / "plain"), files(quickstart / "power_aware")
     assert list(plain) == list(power_aware)
     changed = [
         line
@@ -54,18 +57,19 @@ def test_two_lines_are_the_difference_with_what_they_import() -> None:
         "+ from wattfleet_flower import PowerAware",
         "+ from wattfleet_flower import power_mode_mod",
     ]
-    readme = (QUICKSTART / "README.md").read_text()
+    readme = (quickstart / "README.md").read_text()
     assert all(line[0] + line[2:] in readme for line in lines), "the README shows them"
 
 
 def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The accuracy on the server after every round, of an app whose nodes run in this process."""
+    package = app.parent.name.replace("-", "_")
     with monkeypatch.context() as patch:
         patch.syspath_prepend(str(app))
-        for name in [name for name in sys.modules if name.split(".")[0] == "quickstart_pytorch"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
             patch.delitem(sys.modules, name)
-        client = importlib.import_module("quickstart_pytorch.client_app")
-        server = importlib.import_module("quickstart_pytorch.server_app")
+        client = importlib.import_module(f"{package}.client_app")
+        server = importlib.import_module(f"{package}.server_app")
         config = tomllib.loads((app / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
         nodes = {2**63 + k: {"device-id": f"device-{k}", "partition-id": k, "num-partitions": 3} for k in range(3)}
         grid = InProcessGrid(client.app, nodes, config)
@@ -84,13 +88,14 @@ def accuracies(app: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
         torch.manual_seed(0)
         context = Context(run_id=RUN_ID, node_id=1, node_config={}, state=RecordDict(), run_config=dict(config))
         server.main(grid, context)
-        for name in [name for name in sys.modules if name.split(".")[0] == "quickstart_pytorch"]:
+        for name in [name for name in sys.modules if name.split(".")[0] == package]:
             del sys.modules[name]
         return seen
 
 
+@each_quickstart
 def test_without_a_coordinator_both_learn_the_same(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    quickstart: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Wherever this runs, nobody is to be found at the address that is the default.
     nobody = grpc.insecure_channel("127.0.0.1:1")
@@ -99,9 +104,9 @@ def test_without_a_coordinator_both_learn_the_same(
     monkeypatch.setattr(planning_client, "_CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(planning_client, "_RECONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    plain = accuracies(PLAIN, monkeypatch)
+    plain = accuracies(quickstart / "plain", monkeypatch)
     assert "NO BUDGET IS KEPT" not in caplog.text
-    power_aware = accuracies(POWER_AWARE, monkeypatch)
+    power_aware = accuracies(quickstart / "power_aware", monkeypatch)
     assert "NO BUDGET IS KEPT" in caplog.text
     assert plain == power_aware
     assert len(plain) == 4 and plain[-1] > 0.8 > plain[0]

@@ -22,6 +22,8 @@ from wattfleet_flower.client.agent_training import CURRENT_TRAINING
 from wattfleet_proto.assignment import (
     APP_WEIGHS_KEY,
     CUT_KEY,
+    OBSERVED_EPOCH_S_KEY,
+    OBSERVED_POWER_W_KEY,
     RECORD_KEY,
     SHARE_KEY,
     RoundAssignment,
@@ -31,6 +33,11 @@ from wattfleet_proto.assignment import (
 def assigned_until(deadline_s: float | None, epochs: float = 1.0, plan_id: str = "7/1") -> Message:
     record = RoundAssignment(plan_id, "orin-nano-0", epochs, deadline_s=deadline_s).to_record()
     return message(RecordDict({RECORD_KEY: ConfigRecord(record)}))
+
+
+def work_in(reply: Message) -> dict[str, object]:
+    """What a reply says of the work that was done."""
+    return {key: value for key, value in reply.content[RECORD_KEY].items() if not key.startswith("observed-")}
 
 
 def test_a_training_cut_by_its_deadline_is_reported_for_the_work_done(agent: Agent) -> None:
@@ -43,17 +50,19 @@ def test_a_training_cut_by_its_deadline_is_reported_for_the_work_done(agent: Age
 
     where = context(**{"agent-socket": str(agent.socket)})
     whole = power_mode_mod(assigned_until(None, epochs=2.0), where, train)
-    assert dict(whole.content[RECORD_KEY]) == {CUT_KEY: False, APP_WEIGHS_KEY: False, SHARE_KEY: 1.0}
+    assert work_in(whole) == {CUT_KEY: False, APP_WEIGHS_KEY: False, SHARE_KEY: 1.0}
     assert seen == [*range(10), *range(10)]
 
     seen.clear()
     agent.grant(granted(plan_id="7/2", grant_id=2))
     cut = power_mode_mod(assigned_until(1e-9, 2.0, "7/2"), where, train)
     assert not cut.has_error()
-    assert dict(cut.content[RECORD_KEY]) == {CUT_KEY: True, APP_WEIGHS_KEY: False, SHARE_KEY: 0.05}
+    assert work_in(cut) == {CUT_KEY: True, APP_WEIGHS_KEY: False, SHARE_KEY: 0.05}
     assert seen == [0]
     # The simulated board trained a tenth of an epoch: its seconds are told per epoch all the same.
     first, second = agent.reports.observations
+    assert whole.content[RECORD_KEY][OBSERVED_EPOCH_S_KEY] == first.epoch_s
+    assert whole.content[RECORD_KEY][OBSERVED_POWER_W_KEY] == first.power_w
     assert second.epoch_s == pytest.approx(first.epoch_s, rel=0.3)
 
 

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy, dp_adaptive_clippi
 
 from tests.fakes.flower_in_process import GridOfNodes, Node, PlannerStub, trained
 from wattfleet_flower import PowerAware
+from wattfleet_flower.server.replies import METRIC_PREFIX
 from wattfleet_proto.assignment import RECORD_KEY, RoundAssignment
 
 ROUNDS = 2
@@ -127,7 +128,12 @@ def test_only_the_chosen_train_and_what_is_aggregated_is_the_strategys_own(name:
     assert list(result.arrays) == list(bare.arrays)
     for key in bare.arrays:
         np.testing.assert_array_equal(result.arrays[key].numpy(), bare.arrays[key].numpy())
-    assert result.train_metrics_clientapp == bare.train_metrics_clientapp
+    added = {f"{METRIC_PREFIX}predicted-{quantity}" for quantity in ("epoch-s", "power-w", "epoch-kj")}
+    for server_round, metrics in result.train_metrics_clientapp.items():
+        assert {key for key in metrics if key.startswith(METRIC_PREFIX)} == added
+        own = {key: value for key, value in metrics.items() if key not in added}
+        assert own == dict(bare.train_metrics_clientapp[server_round])
+    assert list(result.train_metrics_clientapp) == list(bare.train_metrics_clientapp)
     for told in planner.results():
         assert all(not one.failure and one.share == 1 for one in told.values())
 

@@ -19,6 +19,7 @@ from wattfleet_flower.server.nodes import Nodes
 from wattfleet_flower.server.planning_client import PlanningClient
 from wattfleet_flower.server.rounds import PlannedRounds, WaitLimits
 from wattfleet_flower.server.sent_rounds import PlannedRound
+from wattfleet_flower.server.workload_naming import WorkloadNaming
 from wattfleet_proto.v1 import planning_pb2, planning_pb2_grpc
 
 DEVICES = 10_000
@@ -90,7 +91,8 @@ def finish(planner: PlanningClient, failed: int) -> None:
         for k in range(failed)
     ]
     plan = planning_pb2.PlanRoundResponse(plan_id="run/1")
-    rounds = PlannedRounds(planner, "FedAvg", 1.0, WaitLimits(None, 60.0, 60.0), AwayPolicy(), RecordingClock())
+    limits = WaitLimits(None, 60.0, 60.0)
+    rounds = PlannedRounds(planner, "FedAvg", 1.0, WorkloadNaming(), None, limits, AwayPolicy(), RecordingClock())
     rounds.finish(PlannedRound(plan, 1, 1000.0, 90.0, sent), replies, "num-examples")
 
 

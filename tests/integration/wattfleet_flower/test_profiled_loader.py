@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Context, Message
+from torch.utils.data import DataLoader
 
 from edge_agent.runtime.readiness import parked_mode
 from tests.fakes.agent_socket import (
@@ -52,6 +54,30 @@ def test_modes_are_measured_during_training_and_no_batch_is_lost(agent: Agent, m
     # What the round needed says nothing of the assigned mode, so it is no observation; the front is newer.
     assert agent.reports.observations == []
     assert len(agent.reports.fronts) == 1
+
+
+def test_modes_are_measured_while_torch_trains_without_a_change_of_the_app(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wattfleet_flower.client.loaders._REPORT_INTERVAL_S", 0.0)
+    before = len(agent.journal.records)
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    modes: list[PowerMode] = []
+
+    def train(request: Message, _: Context) -> Message:
+        for batch in DataLoader(torch.zeros(800, 1), batch_size=1):
+            net(batch).sum().backward()
+            optimizer.step()
+            modes.append(agent.board.current_mode())
+        modes.append(agent.board.current_mode())
+        return answered(request, _)
+
+    reply = power_mode_mod(assigned(), context(**{"agent-socket": str(agent.socket)}), train)
+    assert not reply.has_error()
+    measured = {record.mode for record in agent.journal.records[before:]}
+    assert measured and measured < set(modes)
+    assert modes[0] == modes[-1] == MODE
 
 
 def test_no_mode_that_may_exceed_the_rounds_power_limit_is_measured(

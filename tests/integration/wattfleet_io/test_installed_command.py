@@ -26,8 +26,8 @@ def test_the_installed_command_ends_with_2_and_one_line(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (2, "")
     assert (
         ended.stderr
-        == "wattfleet: --policy must be 'fastest-k', 'all', 'random', 'deadline', 'tiers', 'oort', 'fair' or"
-        " 'progress', not 'luck'\n"
+        == "wattfleet: unknown policy 'luck': choose one of fastest-k, all, random, deadline, tiers, oort, fair,"
+        " progress\n"
     )
     assert not list(tmp_path.iterdir()), "nothing was started"
 

@@ -10,6 +10,7 @@ from coordinator.errors import UnknownRecordError
 from coordinator.state.fleet import Fleet
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_FRONT, NODES, ORIN_FRONT, RUN, small_fleet
+from tests.fakes.workload_fronts import only_front
 from wattfleet.choosing import Front
 from wattfleet.errors import InvalidInputError
 from wattfleet.planning import Allowance
@@ -21,7 +22,7 @@ def test_a_device_that_connects_is_enrolled() -> None:
     fleet = Fleet(Allowance.of_site(100.0), AllDevices())
     record = fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
     assert (record.device_id, record.board, record.provenance) == ("orin", "agx-orin", "simulated")
-    assert (record.state, record.mode_count, record.front) == (DeviceState.ENROLLED, 18_096, None)
+    assert (record.state, record.mode_count, only_front(record)) == (DeviceState.ENROLLED, 18_096, None)
     assert fleet.agents.get("orin") == record
 
 
@@ -52,23 +53,23 @@ def test_a_device_that_is_gone_is_offline_and_not_forgotten() -> None:
     fleet = small_fleet()
     record = fleet.agents.disconnect("orin")
     assert (record.state, record.detail) == (DeviceState.OFFLINE, "")
-    assert (record.front, record.idle_w, record.profiled_modes) == (ORIN_FRONT, 5.0, 50)
+    assert (only_front(record), record.idle_w, record.profiled_modes) == (ORIN_FRONT, 5.0, 50)
     back = fleet.agents.connect("orin", "agx-orin", "simulated", 18_096)
-    assert (back.front, back.idle_w, back.state) == (ORIN_FRONT, 5.0, DeviceState.ENROLLED)
+    assert (only_front(back), back.idle_w, back.state) == (ORIN_FRONT, 5.0, DeviceState.ENROLLED)
 
 
 def test_a_device_says_what_it_is_doing() -> None:
     fleet = small_fleet()
     record = fleet.agents.report_state("orin", DeviceState.PROFILING, 7, "12c 2.20/1.30/3.20")
     assert (record.state, record.profiled_modes, record.detail) == (DeviceState.PROFILING, 7, "12c 2.20/1.30/3.20")
-    assert record.front is ORIN_FRONT
+    assert only_front(record) is ORIN_FRONT
 
 
 def test_a_front_comes_with_what_it_was_made_from() -> None:
     fleet = small_fleet()
     record = fleet.agents.report_front("orin", NANO_FRONT, 4.5, 20, "a" * 64)
-    assert (record.front, record.idle_w, record.profiled_modes) == (NANO_FRONT, 4.5, 20)
-    assert (record.reference_digest, record.state) == ("a" * 64, DeviceState.READY)
+    assert (only_front(record), record.idle_w, record.profiled_modes) == (NANO_FRONT, 4.5, 20)
+    assert (record.fronts[0].reference_digest, record.state) == ("a" * 64, DeviceState.READY)
 
 
 @pytest.mark.parametrize(("device_front", "idle_w"), [(NANO_FRONT, 5_000.0), (front((10, 50_000), (20, 30_000)), 5.0)])
@@ -89,7 +90,7 @@ def test_a_digest_that_is_none_is_refused(digest: str) -> None:
     with pytest.raises(InvalidInputError, match="64 hexadecimal digits") as refused:
         fleet.agents.report_front("orin", NANO_FRONT, 5.0, 50, digest)
     assert len(str(refused.value)) < 500
-    assert fleet.agents.get("orin").reference_digest == "d" * 64
+    assert fleet.agents.get("orin").fronts[0].reference_digest == "d" * 64
 
 
 @pytest.mark.parametrize("idle_w", [-1.0, math.nan, math.inf])
@@ -97,7 +98,7 @@ def test_a_front_with_impossible_idle_watts_changes_nothing(idle_w: float) -> No
     fleet = small_fleet()
     with pytest.raises(InvalidInputError, match="^orin: idle watts"):
         fleet.agents.report_front("orin", NANO_FRONT, idle_w, 50, "")
-    assert (fleet.agents.get("orin").front, fleet.agents.get("orin").idle_w) == (ORIN_FRONT, 5.0)
+    assert (only_front(fleet.agents.get("orin")), fleet.agents.get("orin").idle_w) == (ORIN_FRONT, 5.0)
 
 
 def test_a_device_that_never_connected_has_nothing_to_report() -> None:

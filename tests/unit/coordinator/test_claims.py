@@ -10,6 +10,7 @@ from coordinator.state.fleet import Fleet
 from coordinator.state.records import DeviceResult, RoundRecord, RunRecord
 from tests.fakes.fronts import front
 from tests.fakes.small_fleet import NANO_FRONT, NODES, ORIN_FRONT, RUN, make_ready, small_fleet
+from tests.fakes.workload_fronts import for_all
 from wattfleet.budgets import InForce
 from wattfleet.errors import ImplausibleError, InvalidInputError, NoCandidatesError
 from wattfleet.planning import Allowance
@@ -114,7 +115,7 @@ def test_a_stored_front_that_is_not_plausible_leaves_its_device_out() -> None:
     devices = [
         each
         if each.device_id == "orin"
-        else type(each)("nano", "orin-nano", "simulated", 7, front=NANO_FRONT, idle_w=999)
+        else type(each)("nano", "orin-nano", "simulated", 7, fronts=for_all(NANO_FRONT), idle_w=999)
         for each in before.agents.devices.values()
     ]
     after = Fleet(Allowance.of_site(100.0), AllDevices(), devices, before.flower.nodes)

@@ -67,7 +67,9 @@ def test_a_device_without_a_node_or_a_front_is_not_offered() -> None:
     fleet.agents.report_state("blank", DeviceState.READY, 50, "")
     fleet.flower.bind_node(77, "blank")
     record = fleet.flower.plan(RUN, 1, [*NODES, 77, 12345], 1.0)  # 99 is not connected to Flower, 12345 is no device's
-    assert offered(record) == {"orin", "nano"}
+    assert chosen(record) == {"orin", "nano"}
+    reasons = {each.device_id: each.reason for each in record.plan.decisions if not each.selected}
+    assert reasons == {"blank": "has no prediction for the workload 'unnamed' yet"}
 
 
 def test_a_device_that_comes_back_as_another_node_is_reached_there() -> None:

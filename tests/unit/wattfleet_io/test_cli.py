@@ -104,7 +104,7 @@ def test_an_error_that_quotes_a_whole_file_is_cut(
     [
         pytest.param(["coordinator", "serve", "--site-budget-w", *arguments], named, marks=needs_coordinator)
         for arguments, named in (
-            (["50", "--policy", "luck"], "--policy must be 'fastest-k', 'all', "),
+            (["50", "--policy", "luck"], "unknown policy 'luck': choose one of fastest-k, all, "),
             (["50", "--reference", "/nowhere"], "/nowhere: no such directory"),
             (["-1"], "a budget must be finite and above 0 W"),
             (["50", "--address", "7070"], "'7070' is not an address"),

@@ -6,8 +6,11 @@ from .oort import Oort as Oort
 from .policy import PlanningContext as PlanningContext
 from .policy import Policy as Policy
 from .policy import SelectionRequest as SelectionRequest
+from .policy import any_devices as any_devices
+from .policy import only_devices as only_devices
 from .progress import Progress as Progress
 from .random_k import RandomK as RandomK
 from .registry import POLICIES as POLICIES
 from .registry import policy_named as policy_named
+from .registry import policy_names as policy_names
 from .tiers import Tiers as Tiers

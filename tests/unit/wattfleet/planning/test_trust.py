@@ -16,8 +16,8 @@ FRONT = front((10, 40), (20, 20))
 
 def contradiction(epoch_s: float, power_w: float, epoch_log_sd: float = 0.0) -> Contradiction | None:
     """What an observation means for a device that predicted 10 s and 40 W."""
-    claimed = front((10, 40), (20, 20), epoch_log_sd=epoch_log_sd)
-    return contradiction_of(Assignment("a", claimed.mode(0), 10.0, 40.0, 40.0, 0.0), claimed, epoch_s, power_w)
+    assignment = Assignment("a", FRONT.mode(0), 10.0, 40.0, 40.0, 0.0, epoch_log_sd)
+    return contradiction_of(assignment, epoch_s, power_w)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,100 @@
+"""`wattfleet coordinator workloads` and `profile`: what devices train, and measuring it ahead of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coordinator.cli.options import (
+    DEFAULT_ADDRESS,
+    CoordinatorOption,
+    JsonOption,
+    WatchOption,
+    connected,
+    show,
+)
+from coordinator.cli.output.wording import moment, number
+from wattfleet_io.console import count_of, print_json, print_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+_PROFILE_MODES = 30
+_KINDS = ("id:", "tag:", "site:")
+
+
+def workloads(
+    watch: WatchOption = False, coordinator: CoordinatorOption = DEFAULT_ADDRESS, json_: JsonOption = False
+) -> None:
+    """List the workloads of runs and devices: who has a prediction, what was measured, and when it was used."""
+    from coordinator.cli.output.view_values import known_workload_values
+
+    with connected(coordinator) as client:
+        show(lambda: [known_workload_values(view) for view in client.workloads()], _table, json_, watch)
+
+
+def profile(
+    workload: Annotated[str, typer.Option(help="Measure for the workload of this name.")],
+    devices: Annotated[
+        list[str],
+        typer.Option(help="Order these devices: a device's id, id:NAME, tag:NAME or site:NAME, separated by commas."),
+    ],
+    synthetic: Annotated[
+        str | None,
+        typer.Option(help="Train this workload that agents ship, such as resnet18. Default: the one named --workload."),
+    ] = None,
+    modes: Annotated[
+        int, typer.Option(help=f"Measure at most this many modes on each device. Default: {_PROFILE_MODES}.")
+    ] = _PROFILE_MODES,
+    coordinator: CoordinatorOption = DEFAULT_ADDRESS,
+    json_: JsonOption = False,
+) -> None:
+    """Order devices to measure a workload now, ahead of its first run. They use their full power meanwhile."""
+    from coordinator.cli.output.layout import grouped
+    from wattfleet.modes import require_workload_name
+    from wattfleet_io.console import terminal
+    from wattfleet_proto.v1 import operator_pb2, power_pb2
+
+    require_workload_name(workload)
+    request = operator_pb2.ProfileWorkloadRequest(
+        workload=power_pb2.Workload(name=workload),
+        synthetic=synthetic or "",
+        modes=modes,
+        devices=[each if each.startswith(_KINDS) else f"id:{each}" for some in devices for each in some.split(",")],
+    )
+    with connected(coordinator) as client:
+        answer = client.operate("ProfileWorkload", request)
+    not_told = {each.device_id: each.reason for each in answer.not_told}
+    if json_:
+        print_json({"device_ids": list(answer.device_ids), "not_told": not_told})
+        return
+    print_line(f"{count_of(len(answer.device_ids), 'device')} told to measure {workload}")
+    if not_told:
+        terminal().print(grouped(((each, f"not told: {reason}") for each, reason in not_told.items()), "yellow"))
+
+
+def _table(found: Sequence[dict[str, Any]]) -> RenderableType:
+    from datetime import datetime, timezone
+
+    from rich.text import Text
+
+    from coordinator.cli.output.layout import columns
+
+    if not found:
+        return Text("no workloads yet: a run states its workload when it starts")
+    table = columns(("task",), ("devices", "measured", "modes", "live runs"), ("last run",))
+    table.add_column("workload", overflow="fold")
+    for each in found:
+        used = each["last_used_unix_s"]
+        table.add_row(
+            each["task"],
+            f"{each['devices']:,}",
+            f"{each['measured_devices']:,}",
+            number(each["median_modes"], 0),
+            f"{len(each['live_run_ids']):,}",
+            "-" if used is None else moment(datetime.fromtimestamp(used, timezone.utc)),
+            Text(each["workload"]),
+        )
+    return table

@@ -1,0 +1,114 @@
+"""Runs that wait for devices or watts which other runs hold, and what each run leaves to those ahead of it.
+
+A run that is refused a plan waits until it is given one. Every other run leaves a share of the devices and of the watts
+to the runs that have waited longer than itself, in proportion to weights. The run that has waited longest leaves
+nothing, so that a plan is always possible. A run thus waits for the trainings in flight, and for no later round.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from dataclasses import dataclass
+from math import ceil
+
+_LAPSES_S = 30.0
+"""A run that has not asked for so long does not wait any more; Flower's servers ask every second, or every ten."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a run may take, beside runs that have waited longer.
+
+    Attributes:
+        of_all: share of the watts that the devices' trainings may draw, and of the devices that others wait for.
+        ahead: the runs that have waited longer, longest first; empty if the run may take everything.
+        wanted: devices that these runs wait for.
+    """
+
+    of_all: float = 1.0
+    ahead: tuple[str, ...] = ()
+    wanted: Set[str] = frozenset()
+
+    def leaves(self, device_ids: Iterable[str]) -> dict[str, str]:
+        """The devices to leave to other runs, each with the reason.
+
+        Of the devices that others wait for, they are left evenly spread ones, the first among them.
+
+        Args:
+            device_ids: the run's devices, fastest first.
+        """
+        contended = [each for each in device_ids if each in self.wanted]
+        left = 1.0 - self.of_all
+        reason = f"left to run {', '.join(self.ahead)}, which has waited longer"
+        return {
+            each: reason
+            for k, each in enumerate(contended)
+            if ceil(round((k + 1) * left, 9)) > ceil(round(k * left, 9))
+        }
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A run that waits: the devices that it could use, and when it has asked last."""
+
+    device_ids: frozenset[str]
+    asked_s: float
+
+
+class WaitingRuns:
+    """The runs that wait, in the order in which they began to."""
+
+    def __init__(self, now_s: Callable[[], float], weights: Mapping[str, float] | None = None) -> None:
+        """Start with none.
+
+        Args:
+            now_s: the time now.
+            weights: weights by workload; 1 for others.
+        """
+        self._now_s = now_s
+        self._weights = weights or {}
+        self._waits: dict[str, _Wait] = {}
+
+    def copy(self) -> WaitingRuns:
+        """An independent copy."""
+        copied = copy.copy(self)
+        copied._waits = self._waits.copy()  # noqa: SLF001 - of this class
+        return copied
+
+    def refused(self, run_id: str, device_ids: Collection[str]) -> None:
+        """Note that a run got no plan, although it could use some devices.
+
+        Args:
+            run_id: the run.
+            device_ids: devices that it could use, if others did not hold them or the watts.
+        """
+        if device_ids:
+            self._waits[run_id] = _Wait(frozenset(device_ids), self._now_s())
+        else:
+            self.served([run_id])
+
+    def served(self, run_ids: Iterable[str]) -> None:
+        """Note that some runs got a plan, or have ended."""
+        for run_id in run_ids:
+            self._waits.pop(run_id, None)
+
+    def share_of(self, run_id: str, workloads: Mapping[str, str]) -> Share:
+        """What a run may take now.
+
+        Args:
+            run_id: the run.
+            workloads: the name of the workload of each live run.
+        """
+        ahead: list[str] = []
+        for other, wait in self._waits.items():
+            if other == run_id:
+                break
+            if other in workloads and self._now_s() - wait.asked_s <= _LAPSES_S:
+                ahead.append(other)
+        if not ahead:
+            return Share()
+        weight = self._weights.get(workloads.get(run_id, ""), 1.0)
+        total = weight + sum(self._weights.get(workloads[other], 1.0) for other in ahead)
+        wanted = frozenset().union(*(self._waits[other].device_ids for other in ahead))
+        return Share(weight / total, tuple(ahead), wanted)

@@ -1,0 +1,105 @@
+"""What a device has predicted for each workload, and the lengths of epochs that devices do not know yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+
+from wattfleet.choosing import Front
+from wattfleet.errors import ImplausibleError
+from wattfleet.modes import ASSUMED_MINIBATCHES_PER_EPOCH, Workload
+
+EVERY_WORKLOAD = ""
+"""In place of a workload's name: the one front of an agent before protocol 2.1 counts for every workload."""
+
+UNNAMED = Workload("unnamed")
+"""The workload of an app before protocol 2.1, which states none."""
+
+
+@lru_cache(maxsize=1024)
+def _shared(workload: Workload) -> Workload:
+    """The same object for equal workloads: ten thousand devices train few of them."""
+    return workload
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadFront:
+    """A device's front for one workload.
+
+    Attributes:
+        front: as the device reported it.
+        workload: as far as the device knows it; None if the front counts for every workload.
+        minibatches_per_epoch: in one pass over the device's data; None if it is unknown. The front then counts
+            `ASSUMED_MINIBATCHES_PER_EPOCH`, unless it counts for every workload.
+        profiled_modes: modes measured; 0 for a front from the reference alone.
+        reference_digest: digest of the reference predictor behind the front.
+    """
+
+    front: Front
+    workload: Workload | None = None
+    minibatches_per_epoch: int | None = None
+    profiled_modes: int = 0
+    reference_digest: str = ""
+
+    def __post_init__(self) -> None:
+        if self.workload is not None:
+            object.__setattr__(self, "workload", _shared(self.workload))
+
+    @property
+    def name(self) -> str:
+        """The workload's name, or `EVERY_WORKLOAD`."""
+        return EVERY_WORKLOAD if self.workload is None else self.workload.name
+
+    @property
+    def is_length_assumed(self) -> bool:
+        """Whether the front counts an assumed number of minibatches."""
+        return self.workload is not None and self.minibatches_per_epoch is None
+
+
+def front_for(fronts: Iterable[WorkloadFront], workload: str) -> WorkloadFront | None:
+    """The front for a workload: its own, or else the one that counts for every workload; None without either."""
+    found = None
+    for each in fronts:
+        name = each.name
+        if name == workload:
+            return each
+        if name == EVERY_WORKLOAD:
+            found = each
+    return found
+
+
+class UsualLengths:
+    """The minibatches in an epoch of devices that do not know theirs yet: the median of those that are known."""
+
+    def __init__(self, fronts: Iterable[Sequence[WorkloadFront]]) -> None:
+        """Derive them from fronts as they are now.
+
+        Args:
+            fronts: of each device.
+        """
+        self._fronts = list(fronts)
+        self._known: dict[str, float] = {}
+
+    def of(self, workload: str) -> float:
+        """Minibatches in an epoch of a workload; `ASSUMED_MINIBATCHES_PER_EPOCH` if no device knows them."""
+        if workload not in self._known:
+            known = [
+                each.minibatches_per_epoch
+                for fronts in self._fronts
+                for each in fronts
+                if each.minibatches_per_epoch is not None and each.name == workload
+            ]
+            self._known[workload] = float(median(known)) if known else float(ASSUMED_MINIBATCHES_PER_EPOCH)
+        return self._known[workload]
+
+    def planned(self, known: WorkloadFront) -> Front:
+        """The front to plan a device with: one of an assumed length is scaled to the usual length."""
+        factor = self.of(known.name) / ASSUMED_MINIBATCHES_PER_EPOCH if known.is_length_assumed else 1.0
+        if factor == 1.0:
+            return known.front
+        try:
+            return known.front.scaled(factor)
+        except ImplausibleError:  # other devices state lengths that cannot be this one's
+            return known.front

@@ -1,0 +1,241 @@
+"""Workloads over real gRPC: what is announced, who is planned with what, and what the views tell."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from coordinator.settings import CoordinatorSettings
+from tests.fakes.fronts import front
+from tests.fakes.served import READY, Agent, Client, serving_client, status
+from tests.fakes.small_fleet import NANO_FRONT, NANO_NODE, NODES, ORIN_FRONT, ORIN_NODE, RUN
+from wattfleet.choosing import Front
+from wattfleet_proto.convert import front_to_message
+from wattfleet_proto.device_state import GrantPhase
+from wattfleet_proto.v1 import operator_pb2, planning_pb2, power_pb2, session_pb2, view_pb2
+
+BERT = power_pb2.Workload(name="bert", parameters=1e8)
+
+
+def hello(device_id: str, minor: int = 1) -> session_pb2.Hello:
+    return session_pb2.Hello(
+        device_id=device_id,
+        board="agx-orin",
+        provenance=power_pb2.PROVENANCE_SIMULATED,
+        mode_count=7,
+        protocol=session_pb2.ProtocolVersion(major=2, minor=minor),
+    )
+
+
+async def started(client: Client, run_id: str, workload: power_pb2.Workload | None = None) -> None:
+    request = planning_pb2.StartRunRequest(run_id=run_id, strategy="FedAvg", rounds=3, workload=workload)
+    await client.planning.StartRun(request)
+
+
+async def bound(client: Client) -> None:
+    bindings = [
+        planning_pb2.NodeBinding(node_id=ORIN_NODE, device_id="orin"),
+        planning_pb2.NodeBinding(node_id=NANO_NODE, device_id="nano"),
+    ]
+    await client.planning.BindNodes(planning_pb2.BindNodesRequest(bindings=bindings))
+
+
+async def ready(client: Client, device_id: str, minor: int = 1) -> Agent:
+    agent = client.agent()
+    await agent.greet(hello(device_id, minor))
+    await agent.lease()
+    await agent.send(state=READY)
+    return agent
+
+
+def report(device_front: Front, idle_w: float, workload: str = "", **more: Any) -> session_pb2.FrontReport:
+    of = power_pb2.Workload(name=workload, batch=32) if workload else None
+    return session_pb2.FrontReport(front=front_to_message(device_front), idle_w=idle_w, workload=of, **more)
+
+
+async def test_a_run_is_announced_and_planned_with_the_fronts_that_follow(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await bound(client)
+        orin, nano = await ready(client, "orin"), await ready(client, "nano")
+        await started(client, RUN, BERT)
+        for agent in (orin, nano):
+            announced = await agent.hear(agent.announced)
+            assert [(each.name, each.parameters) for each in announced.workloads] == [("bert", 1e8)]
+        planned = asyncio.create_task(client.plan())
+        await asyncio.sleep(0.1)
+        assert not planned.done(), "the devices were told of the workload just now"
+        await orin.send(front=report(ORIN_FRONT, 5.0, "bert"))
+        await nano.send(front=report(NANO_FRONT, 3.0, "bert", minibatches_per_epoch=100, profiled_modes=4))
+        parts = {each.device_id: each for each in (await planned).assignments}
+        assert set(parts) == {"orin", "nano"}
+        assert (parts["orin"].length_assumed, parts["nano"].length_assumed) == (True, False)
+        assert (parts["nano"].batch, parts["nano"].profiled_modes) == (32, 4)
+        grant = await orin.grant()
+        assert grant.workload == "bert"
+        await orin.lease(GrantPhase.OVER, grant)
+
+
+async def test_a_device_that_connects_later_is_told_of_the_live_runs(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await started(client, "1", BERT)
+        await started(client, "2", power_pb2.Workload(name="resnet18"))
+        await started(client, "3", power_pb2.Workload(name="over"))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="3"))
+        agent = await ready(client, "orin")
+        announced = await agent.hear(agent.announced)
+        assert [each.name for each in announced.workloads] == ["resnet18", "bert"]
+
+
+async def test_sides_of_protocol_2_0_go_on_with_one_front(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        await bound(client)
+        old, new = await ready(client, "orin", minor=0), await ready(client, "nano")
+        await old.send(front=report(ORIN_FRONT, 5.0))
+        await started(client, RUN)  # an app that states no workload
+        assert [each.name for each in (await new.hear(new.announced)).workloads] == ["unnamed"]
+        await new.send(front=report(NANO_FRONT, 3.0, "unnamed"))
+        assert {each.device_id for each in (await client.plan()).assignments} == {"orin", "nano"}
+        grant = await old.grant()
+        assert grant.HasField("mode")
+        await old.lease(GrantPhase.OVER, grant)
+        assert old.announced == []
+        await client.end_trainings()
+        await started(client, "bert", BERT)
+        await new.send(front=report(NANO_FRONT, 3.0, "bert"))
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id=RUN))
+        assert {each.device_id for each in (await client.plan(run_id="bert")).assignments} == {"orin", "nano"}
+        assert old.announced == []
+
+
+async def test_a_silent_device_holds_a_plan_up_for_a_short_time_only(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.2})) as client:
+        await bound(client)
+        orin, _ = await ready(client, "orin"), await ready(client, "nano")
+        await started(client, RUN, BERT)
+        await orin.send(front=report(ORIN_FRONT, 5.0, "bert"))
+        plan = await client.plan()
+        assert {each.device_id: each.reason for each in plan.decisions if not each.selected} == {
+            "nano": "has no prediction for the workload 'bert' yet"
+        }
+
+
+async def test_nodes_are_predicted_for_the_app_that_started_the_run(config: CoordinatorSettings) -> None:
+    async with serving_client(config.with_values(rounds={"fronts_wait_s": 0.0})) as client:
+        await bound(client)
+        orin = await ready(client, "orin")
+        request = planning_pb2.StartRunRequest(run_id=RUN, strategy="own", rounds=1, run_token="s", workload=BERT)
+        await client.planning.StartRun(request)
+        await orin.send(front=report(ORIN_FRONT, 5.0, "bert"))
+        asked = planning_pb2.PredictNodesRequest(run_id=RUN, node_ids=NODES, epochs=2.0, run_token="s")
+        known = {each.device_id: each for each in (await client.planning.PredictNodes(asked)).predictions}
+        assert known["orin"].assignment.epoch_s == 10 and known["orin"].reason == ""
+        assert not known["nano"].HasField("assignment")
+        asked.run_token = "another"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.planning.PredictNodes(asked)
+        assert status(refused)[0] is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_fronts_of_all_workloads_survive_a_restart(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        agent = await ready(client, "orin")
+        await agent.send(front=report(ORIN_FRONT, 5.0, "bert", minibatches_per_epoch=7, profiled_modes=9))
+        await agent.send(front=report(NANO_FRONT, 5.0, "gpt"))
+        await agent.send(front=report(front((1, 2)), 5.0, "resnet18"))
+        await agent.send(removed=session_pb2.WorkloadRemoved(workload="gpt"))
+        await started(client, RUN, BERT)
+    async with serving_client(config) as client:
+        device = (await client.devices())["orin"]
+        assert [each.workload.name for each in device.workloads] == ["bert", "resnet18"]
+        [bert, resnet18] = device.workloads
+        assert (bert.minibatches_per_epoch, bert.profiled_modes, bert.workload.batch) == (7, 9, 32)
+        assert not resnet18.HasField("minibatches_per_epoch")
+        assert (device.workload, device.front) == ("resnet18", resnet18.front)
+        [run] = await client.runs()
+        assert (run.workload.name, run.workload.parameters) == ("bert", 1e8)
+        agent = await ready(client, "nano")
+        assert [each.name for each in (await agent.hear(agent.announced)).workloads] == ["bert"]
+
+
+async def test_workloads_are_listed_with_who_knows_them(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        orin, nano = await ready(client, "orin"), await ready(client, "nano")
+        await orin.send(front=report(ORIN_FRONT, 5.0, "bert", profiled_modes=9))
+        await nano.send(front=report(NANO_FRONT, 3.0, "bert", profiled_modes=4))
+        await nano.send(front=report(NANO_FRONT, 3.0, "gpt"))
+        await started(client, RUN, BERT)
+        await started(client, "over", BERT)
+        await client.planning.FinishRun(planning_pb2.FinishRunRequest(run_id="over"))
+        answers = client.view.ListWorkloads(view_pb2.ListWorkloadsRequest())
+        bert, gpt = [each async for answer in answers for each in answer.workloads]
+        assert (bert.workload.name, bert.device_count, bert.measured_devices, bert.median_modes) == ("bert", 2, 2, 6.5)
+        assert (list(bert.live_run_ids), bert.run_count, bert.workload.parameters) == ([RUN], 2, 1e8)
+        assert bert.last_used_unix_s > 0
+        assert (gpt.workload.name, gpt.device_count, gpt.measured_devices, gpt.run_count) == ("gpt", 1, 0, 0)
+        assert not gpt.HasField("median_modes") and not gpt.HasField("last_used_unix_s")
+
+
+# --- orders to measure ----------------------------------------------------------------------------------------------
+
+
+async def test_devices_are_ordered_to_measure_a_workload(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        orin, _ = await ready(client, "orin"), await ready(client, "nano", minor=0)
+        away = await ready(client, "away")
+        await away.goodbye()
+        request = operator_pb2.ProfileWorkloadRequest(
+            workload=power_pb2.Workload(name="vision"), synthetic="resnet18", modes=12, devices=["id:*"]
+        )
+        answer = await client.operator.ProfileWorkload(request)
+        assert list(answer.device_ids) == ["orin"]
+        assert {each.device_id: each.reason for each in answer.not_told} == {
+            "away": "it is offline",
+            "nano": "its agent is older than this command: update it",
+        }
+        order = await orin.hear(orin.profile_orders)
+        assert (order.workload.name, order.synthetic, order.modes) == ("vision", "resnet18", 12)
+
+
+@pytest.mark.parametrize(
+    ("values", "code", "error"),
+    [
+        ({"devices": ["id:nobody"]}, grpc.StatusCode.NOT_FOUND, "no device matches id:nobody"),
+        ({"devices": []}, grpc.StatusCode.INVALID_ARGUMENT, "name the devices"),
+        ({"devices": ["orin"]}, grpc.StatusCode.INVALID_ARGUMENT, "write id:NAME, tag:NAME or site:NAME"),
+        ({"modes": 4}, grpc.StatusCode.INVALID_ARGUMENT, "a device measures 5 to 10,000 modes, not 4"),
+        ({"workload": power_pb2.Workload()}, grpc.StatusCode.INVALID_ARGUMENT, "a workload's name must have 1 to 200"),
+    ],
+)
+async def test_an_order_that_cannot_be_given_is_refused(
+    config: CoordinatorSettings, values: dict[str, Any], code: grpc.StatusCode, error: str
+) -> None:
+    async with serving_client(config) as client:
+        usual = {"workload": BERT, "modes": 12, "devices": ["id:*"]}
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await client.operator.ProfileWorkload(operator_pb2.ProfileWorkloadRequest(**{**usual, **values}))
+        assert status(refused)[0] is code and error in status(refused)[1]
+
+
+# --- bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x" * 10_000, "bell\x07", " "])
+async def test_a_run_with_a_bad_workload_is_refused_without_harm(config: CoordinatorSettings, name: str) -> None:
+    async with serving_client(config) as client:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await started(client, RUN, power_pb2.Workload(name=name))
+        code, text = status(refused)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "a workload's name must have 1 to 200 printable characters" in text and len(text) < 300
+        assert await client.runs() == []
+
+
+async def test_a_front_of_a_workload_that_was_never_announced_is_kept(config: CoordinatorSettings) -> None:
+    async with serving_client(config) as client:
+        agent = await ready(client, "orin")
+        await agent.send(front=report(ORIN_FRONT, 5.0, "measured ahead", profiled_modes=30))
+        [known] = (await client.devices())["orin"].workloads
+        assert (known.workload.name, known.profiled_modes) == ("measured ahead", 30)

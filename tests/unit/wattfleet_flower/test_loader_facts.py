@@ -1,0 +1,65 @@
+"""What the agent is told of an app's loader."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from wattfleet.modes import LARGEST_COUNT
+from wattfleet_flower.client import loader_facts
+from wattfleet_flower.client.loader_facts import facts_of
+from wattfleet_proto.v1 import local_pb2
+
+DATA = TensorDataset(torch.zeros(100, 1))
+
+
+class Batches(list[int]):
+    """A loader of one's own."""
+
+    def __init__(self, length: int, **attributes: Any) -> None:
+        super().__init__(range(length))
+        vars(self).update(attributes)
+
+
+@pytest.mark.parametrize(
+    ("loader", "told"),
+    [
+        (
+            DataLoader(DATA, batch_size=16, num_workers=2),
+            {"batch": 16, "loader_workers": 2, "minibatches_per_epoch": 7},
+        ),
+        (
+            DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 8, drop_last=True)),
+            {"batch": 8, "loader_workers": 0, "minibatches_per_epoch": 12},
+        ),
+        (range(521), {"minibatches_per_epoch": 521}),
+        (Batches(3, batch_size=np.int64(32)), {"batch": 32, "minibatches_per_epoch": 3}),
+        (Batches(0, batch_size=0, num_workers=-1), {}),
+        (Batches(2, batch_size=LARGEST_COUNT + 1, num_workers=True), {"minibatches_per_epoch": 2}),
+        (Batches(2, batch_size="16", num_workers=1.5), {"minibatches_per_epoch": 2}),
+        (iter(range(3)), {}),
+        (SimpleNamespace(batch_size=4), {"batch": 4}),
+    ],
+)
+def test_a_loader_tells_what_it_knows_and_nothing_else(loader: Any, told: dict[str, int]) -> None:
+    assert facts_of(loader) == local_pb2.LoaderSeen(**told)
+
+
+def test_a_length_that_is_not_implemented_is_unknown() -> None:
+    class Endless:
+        def __len__(self) -> int:
+            raise NotImplementedError
+
+        def __iter__(self) -> Any:
+            return iter(())
+
+    assert facts_of(Endless()) == local_pb2.LoaderSeen()
+
+
+def test_what_is_told_is_no_more_than_the_core_accepts() -> None:
+    assert loader_facts.LARGEST_COUNT == LARGEST_COUNT

@@ -1,0 +1,114 @@
+"""Profiles a planned training with torch, without a change of the app.
+
+While the app trains, iterating a DataLoader is wrapped as by `profiled(loader)`. A pass counts as training from the
+first step of an optimizer in it, so that passes over data for evaluation or for statistics are never measured.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from wattfleet_flower.client.agent_training import CURRENT_TRAINING, AgentTraining
+from wattfleet_flower.client.loader_facts import length_of
+from wattfleet_flower.client.loaders import measured
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+# The agent measures a mode by 41 minibatches in a row, and the first of a pass is not reported. A shorter pass would
+# only change modes, and the round would be no observation.
+_LEAST_MINIBATCHES = 42
+
+# Several trainings of one process may overlap, in Flower's simulation for example: the last one to end undoes it.
+_lock = threading.Lock()
+_trainings = 0
+_undo = ExitStack()
+
+
+@contextmanager
+def automatic_profiling() -> Iterator[None]:
+    """Wrap the iteration of torch's DataLoaders in this context, if torch was imported before."""
+    global _trainings
+    if not _is_possible():
+        yield
+        return
+    with _lock:
+        _trainings += 1
+        if _trainings == 1:
+            _undo.enter_context(_wrapped_loaders())
+            _undo.enter_context(_counted_steps())
+    try:
+        yield
+    finally:
+        with _lock:
+            _trainings -= 1
+            if not _trainings:
+                _undo.close()
+
+
+def _is_possible() -> bool:
+    """Whether the app has imported torch, in a version that tells of optimizers' steps."""
+    if sys.modules.get("torch") is None:
+        return False
+    # Torch has it since version 2.0.
+    return hasattr(importlib.import_module("torch.optim.optimizer"), "register_optimizer_step_post_hook")
+
+
+@contextmanager
+def _wrapped_loaders() -> Iterator[None]:
+    import torch
+    from torch.utils.data import DataLoader
+
+    iterate = DataLoader.__iter__
+
+    def iterate_profiled(loader: DataLoader[Any]) -> Iterator[Any]:
+        batches = iterate(loader)
+        training = CURRENT_TRAINING.get()
+        if training is None or training.is_profiled or not torch.is_grad_enabled():
+            return batches
+        return _measured_from_first_step(loader, batches, training)
+
+    DataLoader.__iter__ = iterate_profiled  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+
+
+@contextmanager
+def _counted_steps() -> Iterator[None]:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def count(*_: object) -> None:
+        training = CURRENT_TRAINING.get()
+        if training is not None:
+            training.optimizer_steps += 1
+
+    handle = register_optimizer_step_post_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _measured_from_first_step(
+    loader: DataLoader[Any], batches: Iterator[Any], training: AgentTraining
+) -> Iterator[Any]:
+    steps_before = training.optimizer_steps
+    for batch in batches:
+        yield batch
+        if training.optimizer_steps > steps_before:
+            break
+    else:
+        return
+    training.loader_begins(loader)
+    length = length_of(loader)
+    if length is not None and length < _LEAST_MINIBATCHES:
+        yield from batches
+    else:
+        yield from measured(batches, training)

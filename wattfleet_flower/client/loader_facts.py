@@ -1,0 +1,44 @@
+"""What a data loader says of itself: the batch size, its workers and its length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from numbers import Integral
+
+from wattfleet_proto.v1 import local_pb2
+
+LARGEST_COUNT = 1_000_000
+"""As `wattfleet.modes.LARGEST_COUNT`, which a ClientApp does not load: no batch or number of processes is larger."""
+
+_LARGEST_LENGTH = 2**32 - 1
+
+
+def length_of(loader: Iterable[object]) -> int | None:
+    """Return how many minibatches a loader has; None if it has no length."""
+    try:
+        return len(loader)  # type: ignore[arg-type]  # the question is whether it has a length
+    except (TypeError, NotImplementedError):  # torch's iterable datasets may raise the latter
+        return None
+
+
+def facts_of(loader: Iterable[object]) -> local_pb2.LoaderSeen:
+    """Return what a loader says of itself; absent where it says nothing.
+
+    Args:
+        loader: torch's DataLoader, or any iterable; one with the same attributes is understood as well.
+    """
+    batch = getattr(loader, "batch_size", None)
+    if batch is None:  # of a DataLoader with a sampler of whole batches
+        batch = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return local_pb2.LoaderSeen(
+        batch=_count(batch, 1, LARGEST_COUNT),
+        loader_workers=_count(getattr(loader, "num_workers", None), 0, LARGEST_COUNT),
+        minibatches_per_epoch=_count(length_of(loader), 1, _LARGEST_LENGTH),
+    )
+
+
+def _count(value: object, least: int, most: int) -> int | None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        return None
+    count = int(value)
+    return count if least <= count <= most else None
